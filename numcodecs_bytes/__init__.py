@@ -1,0 +1,11 @@
+"""The Zarr ``bytes`` codec, for numcodecs (:class:`Bytes`) and for zarr-python.
+
+The zarr-python codec is :class:`numcodecs_bytes.zarr.BytesCodec`. It is not imported here:
+``import numcodecs`` must stay as cheap as it is without zarr.
+"""
+
+from numcodecs_bytes.codec import Bytes
+
+__all__ = ["Bytes", "__version__"]
+
+__version__ = "0.1.0"

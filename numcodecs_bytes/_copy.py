@@ -1,0 +1,73 @@
+"""The kernels: array -> stored bytes and back. The only code that moves bytes.
+
+Each works in one pass of NumPy and returns a view where nothing has to move. Callers have checked
+that sizes fit and that the dtypes differ in byte order, padding and titles only.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from numcodecs_bytes._data_type import AnyDType, fields_of, has_bool
+
+Array = np.ndarray[Any, AnyDType]
+
+
+def encode_array(array: Array, stored: AnyDType) -> Array:
+    """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
+    # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
+    return _with_valid_bools(array.astype(stored, order="C", copy=False))
+
+
+def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
+    """Return flat uint8 bytes as a flat array of dtype; shares memory where nothing moves."""
+    if stored == dtype:
+        return _with_valid_bools(raw.view(dtype))
+    source = raw.view(stored)
+    # Zeros for structures, because their padding must not hand out old memory.
+    array = (np.empty if dtype.names is None else np.zeros)(source.shape, dtype)
+    array[...] = source
+    return _with_valid_bools(array)
+
+
+def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
+    """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
+    if is_column_major(out):
+        out = out.T
+    np.copyto(out, raw.view(stored).reshape(out.shape), casting="unsafe")
+    for values in _bool_bytes(out):
+        np.minimum(values, 1, out=values)
+
+
+def is_column_major(array: Array) -> bool:
+    """Whether the elements lie in column-major order and in no other."""
+    return array.flags.f_contiguous and not array.flags.c_contiguous
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the memory of a contiguous array (C or column-major) as flat uint8; never copies."""
+    flat = array.reshape(-1, order="A")
+    return flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
+
+
+def _bool_bytes(array: Array) -> Iterator[Array]:
+    """Yield a uint8 view of every bool in the array, also of those in structures."""
+    if array.dtype.names is not None:
+        for name, field in fields_of(array.dtype):
+            if has_bool(field):
+                yield from _bool_bytes(array[name])
+    elif array.dtype.kind == "b":
+        yield array.view(np.uint8)
+
+
+def _with_valid_bools(array: Array) -> Array:
+    """Return the array with 0x01 for every bool that is true; copies where one is neither 0 nor 1.
+
+    NumPy computes wrong values from other bytes (0xFF is what Fortran writes for true).
+    """
+    if has_bool(array.dtype) and any(b.max(initial=0) > 1 for b in _bool_bytes(array)):
+        array = array.copy()
+        for values in _bool_bytes(array):
+            np.minimum(values, 1, out=values)
+    return array
