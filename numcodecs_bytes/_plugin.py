@@ -20,23 +20,25 @@ _OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "_decod
 
 
 def _make_default() -> None:
-    """Make BytesCodec the default for "bytes", and for "endian" where "bytes" is left to us."""
+    """Make BytesCodec the default for "bytes", and for "endian" wherever "bytes" is ours."""
     config = zarr.config
     defaults = config.defaults[0]["codecs"]
     zarrs_own = dict(defaults)
     # In place: zarr.config.reset() lets the oldest of its defaults win.
-    defaults["bytes"] = defaults["endian"] = _CODEC_PATH
+    defaults["bytes"] = _CODEC_PATH
+    if config.collect().get("codecs", {}).get("bytes", _CODEC_PATH) == _CODEC_PATH:
+        defaults["endian"] = _CODEC_PATH
 
     def replace_zarrs_own() -> None:
         # What a user chose is another object than the default, even where it is the same text.
         chosen = config.get("codecs", {})
         if chosen.get("bytes") is zarrs_own["bytes"]:
             chosen["bytes"] = _CODEC_PATH
-            if chosen.get("endian") is zarrs_own["endian"]:
-                chosen["endian"] = _CODEC_PATH
+        if chosen.get("bytes") == _CODEC_PATH and chosen.get("endian") is zarrs_own["endian"]:
+            chosen["endian"] = _CODEC_PATH
 
     replace_zarrs_own()
-    # A `with config.set(...)` that is open now puts back zarr's own default when it ends.
+    # A `with config.set(...)` that is open now puts zarr's own default back when it ends.
     config_set = type(config.set({}))
     for scope in gc.get_referrers(config_set):
         if type(scope) is config_set:

@@ -1,0 +1,15 @@
+"""Fixtures: both codec pipelines, and zarr's config as it was."""
+
+import pytest
+import zarr
+
+PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
+if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
+    PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
+
+
+@pytest.fixture(params=PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
+def pipeline(request):
+    """Run a test in the default and in the fused pipeline."""
+    with zarr.config.set({"codec_pipeline.path": request.param}):
+        yield request.param

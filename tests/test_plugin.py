@@ -1,0 +1,319 @@
+"""How zarr and numcodecs pick the package up, in fresh processes that never import it."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from importlib.metadata import entry_points
+
+import pytest
+import zarr
+
+OURS = "numcodecs_bytes.zarr.BytesCodec"
+ZARRS = "zarr.codecs.bytes.BytesCodec"
+
+# What every program below begins with: two arrays, and who answers when they are opened.
+SETUP = """
+import json, sys, zarr
+import numpy as np
+
+def answers(name="bytes"):
+    cls = zarr.registry.get_codec_class(name)
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+def opened(path):
+    cls = type(zarr.open_array(path).metadata.codecs[0])
+    return f"{cls.__module__}.{cls.__qualname__}"
+"""
+
+
+def run(program, *options, status=0, **environment):
+    """Run a program in a fresh interpreter; return what it printed to stdout and stderr."""
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
+    done = subprocess.run(  # what the tests start is their own text
+        [sys.executable, *options, "-c", textwrap.dedent(SETUP + textwrap.dedent(program))],
+        env=outside | {k: str(v) for k, v in environment.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return the path of a stored big-endian array, written by zarr's own codec."""
+    array = zarr.create_array(
+        tmp_path / "array.zarr",
+        shape=(4,),
+        dtype="int16",
+        compressors=None,
+        serializer=zarr.codecs.BytesCodec(endian="big"),
+    )
+    array[:] = [1, 2, 3, 4]
+    return tmp_path / "array.zarr"
+
+
+class TestPickedUp:
+    def test_entry_points(self):
+        (numcodecs_entry,) = entry_points(group="numcodecs.codecs", name="bytes")
+        assert numcodecs_entry.load().codec_id == "bytes"
+        for name in ("bytes", "endian"):
+            (entry,) = entry_points(group="zarr.codecs", name=name)
+            assert f"{entry.load().__module__}.{entry.load().__qualname__}" == OURS
+
+    def test_numcodecs_finds_it(self):
+        out, err = run("""
+            import numcodecs
+            print(repr(numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f8"})))
+        """)
+        assert " ".join(out) == "Bytes(endian='big', dtype='<f8')"
+        assert err == ""
+
+    def test_an_array_that_is_opened_uses_it_without_a_warning(self, path):
+        out, err = run(
+            f"""
+            print(opened({str(path)!r}), answers("endian"))
+            print(*zarr.open_array({str(path)!r})[:].tolist())
+            """,
+            "-W",
+            "error",
+        )
+        assert out == [OURS, OURS, "1", "2", "3", "4"]
+        assert err == ""
+
+    def test_the_package_does_not_import_zarr(self):
+        program = "import sys, numcodecs_bytes; print('zarr' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+        assert done.stdout.strip() == b"False"
+
+    def test_a_reset_of_the_config_keeps_it(self, path):
+        for before in (f"opened({str(path)!r})", "0"):
+            out, _ = run(f"""
+                {before}
+                zarr.config.reset()
+                print(opened({str(path)!r}), answers("endian"))
+                zarr.config.refresh()
+                print(opened({str(path)!r}), answers("endian"))
+            """)
+            assert out == [OURS] * 4
+
+
+class TestOptingOut:
+    def test_environment(self, path):
+        out, _ = run(
+            f"""
+            print(opened({str(path)!r}), answers("endian"))
+            zarr.config.reset()
+            print(opened({str(path)!r}), answers("endian"))
+            """,
+            ZARR_CODECS__BYTES=ZARRS,
+        )
+        assert out == [ZARRS] * 4
+
+    def test_environment_may_name_the_package(self, path):
+        out, _ = run(f"print(opened({str(path)!r}), answers('endian'))", ZARR_CODECS__BYTES=OURS)
+        assert out == [OURS] * 2
+
+    def test_yaml_file(self, path, tmp_path):
+        file = tmp_path / "zarr.yaml"
+        file.write_text(f"codecs:\n  bytes: {ZARRS}\n")
+        program = f"""
+            print(opened({str(path)!r}), answers("endian"))
+            zarr.config.reset()
+            print(opened({str(path)!r}))
+        """
+        assert run(program, ZARR_CONFIG=file)[0] == [ZARRS] * 3
+
+    @pytest.mark.parametrize("value", [repr(ZARRS), "zarr.codecs.bytes.__name__ + '.BytesCodec'"])
+    def test_config_set_before_the_first_use(self, path, value):
+        """A value that is equal to zarr's default is a choice all the same."""
+        out, _ = run(f"""
+            zarr.config.set({{"codecs.bytes": {value}}})
+            print(opened({str(path)!r}), answers("endian"))
+            zarr.config.reset()
+            print(opened({str(path)!r}), answers("endian"))
+        """)
+        assert out == [ZARRS, ZARRS, OURS, OURS]
+
+    def test_config_set_after_the_first_use(self, path):
+        out, _ = run(f"""
+            print(opened({str(path)!r}))
+            zarr.config.set({{"codecs.bytes": {ZARRS!r}}})
+            print(opened({str(path)!r}))
+            zarr.config.set({{"codecs.bytes": {OURS!r}}})
+            print(opened({str(path)!r}))
+        """)
+        assert out == [OURS, ZARRS, OURS]
+
+    @pytest.mark.parametrize(
+        ("settings", "inside"),
+        [
+            ({"codecs.bytes": ZARRS}, ZARRS),
+            ({"codecs.bytes": OURS}, OURS),
+            ({"codecs.endian": ZARRS}, OURS),
+            ({"codecs.gzip": "other"}, OURS),
+            ({"codecs": {"bytes": ZARRS}}, ZARRS),
+            ({"codecs": {"bytes": OURS}}, OURS),
+            ({"async.concurrency": 3}, OURS),
+        ],
+        ids=str,
+    )
+    def test_a_first_use_inside_of_with_config_set(self, path, settings, inside):
+        """What a `with` puts back when it ends is the default from before the first use."""
+        out, _ = run(f"""
+            with zarr.config.set({settings!r}):
+                print(opened({str(path)!r}))
+            print(opened({str(path)!r}), answers("endian"))
+        """)
+        assert out == [inside, OURS, OURS]
+
+    def test_nested_with_and_a_copy_of_all_codecs(self, path):
+        out, _ = run(f"""
+            with zarr.config.set({{"codecs": dict(zarr.config.get("codecs"))}}):
+                with zarr.config.set({{"codecs.bytes": {ZARRS!r}}}):
+                    print(opened({str(path)!r}))
+                print(opened({str(path)!r}))
+            print(opened({str(path)!r}))
+        """)
+        assert out == [ZARRS, OURS, OURS]
+
+    def test_a_choice_from_before_a_with_stays(self, path):
+        out, _ = run(f"""
+            zarr.config.set({{"codecs.bytes": "".join({list(ZARRS)!r})}})
+            with zarr.config.set({{"codecs.bytes": {OURS!r}}}):
+                print(opened({str(path)!r}))
+            print(opened({str(path)!r}))
+        """)
+        assert out == [OURS, ZARRS]
+
+
+class TestUnknownZarr:
+    """On a zarr whose API changed, zarr goes on as if the package were not there."""
+
+    BREAKS = (
+        "del zarr.codecs.BytesCodec._decode_sync",
+        "del zarr.codecs.BytesCodec.is_fixed_size",
+        "zarr.config.defaults = []",
+        "zarr.__version__ = 'unknown'",
+        "import zarr.dtype; sys.modules['zarr.dtype'] = None",
+    )
+
+    @pytest.mark.parametrize("change", BREAKS)
+    def test_one_warning_and_zarrs_own_codec(self, change):
+        """Looked up only: with parts of it missing, this zarr reads nothing."""
+        program = f"{change}\nprint(answers(), answers('endian'))"
+        out, err = run(program)
+        assert out == [ZARRS] * 2
+        assert err.count("numcodecs_bytes does not know zarr") == 1
+        out, err = run(program, "-W", "error")
+        assert out == [ZARRS] * 2
+        assert err == ""
+
+    def test_arrays_are_still_read(self, path):
+        program = f"""
+            zarr.config.defaults = []
+            print(opened({str(path)!r}), *zarr.open_array({str(path)!r})[:].tolist())
+        """
+        out, err = run(program)
+        assert out == [ZARRS, "1", "2", "3", "4"]
+        assert err.count("numcodecs_bytes does not know zarr") == 1
+
+
+class TestProcesses:
+    def test_spawned_processes_read_with_it(self, path, tmp_path):
+        """Neither the program nor its workers import the package; arrays travel by pickle."""
+        program = tmp_path / "program.py"
+        program.write_text(
+            textwrap.dedent(f"""
+            import multiprocessing
+            import sys
+            from concurrent.futures import ProcessPoolExecutor
+
+            import zarr
+
+            def read(array, i):
+                return array[i].item(), type(array.metadata.codecs[0]).__module__
+
+            def read_path(path, i):
+                return read(zarr.open_array(path), i)
+
+            if __name__ == "__main__":
+                spawn = multiprocessing.get_context("spawn")
+                path = {str(path)!r}
+                with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+                    array = zarr.open_array(path)
+                    print(sorted(pool.map(read, [array] * 4, range(4))))
+                    print(sorted(pool.map(read_path, [path] * 4, range(4))))
+            """)
+        )
+        done = subprocess.run(
+            [sys.executable, program], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        expected = [(i, "numcodecs_bytes.zarr") for i in range(1, 5)]
+        assert done.stdout.splitlines() == [str(expected)] * 2
+
+
+class TestReport:
+    """python -m numcodecs_bytes"""
+
+    def report(self, *arguments, status=0, **environment):
+        outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
+        done = subprocess.run(
+            [sys.executable, "-m", "numcodecs_bytes", *arguments],
+            env=outside | {k: str(v) for k, v in environment.items()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout
+
+    def test_picked_up_in_one_line(self):
+        lines = self.report().splitlines()
+        assert lines[0].startswith('"bytes" is picked up: numcodecs ')
+        assert f"zarr {zarr.__version__} use numcodecs_bytes" in lines[0]
+        assert any("numcodecs_bytes.codec.Bytes from" in line for line in lines)
+        assert any(f"{OURS} from" in line for line in lines)
+
+    def test_json(self):
+        found = json.loads(self.report("--json"))
+        assert found["picked_up"]
+        assert found["overrides"] == []
+        assert [a["class"] for a in found["answers"]] == ["numcodecs_bytes.codec.Bytes", OURS, OURS]
+        assert all(os.path.exists(a["file"]) for a in found["answers"])  # noqa: PTH110
+
+    def test_environment(self):
+        out = self.report(status=1, ZARR_CODECS__BYTES=ZARRS)
+        assert out.startswith(f'"bytes" is not picked up by zarr {zarr.__version__}')
+        assert f"codecs.bytes is '{ZARRS}' by environment variable ZARR_CODECS__BYTES" in out
+
+    def test_yaml_file(self, tmp_path):
+        file = tmp_path / "zarr.yaml"
+        file.write_text(f"codecs:\n  bytes: {ZARRS}\n")
+        for config in (file, tmp_path):
+            found = json.loads(self.report("--json", status=1, ZARR_CONFIG=config))
+            assert found["overrides"] == [
+                {"key": "codecs.bytes", "value": ZARRS, "source": f"file {file}"}
+            ]
+
+    def test_config_set(self):
+        out, _ = run(
+            f"""
+            from numcodecs_bytes.__main__ import main
+            zarr.config.set({{"codecs.bytes": {ZARRS!r}}})
+            sys.exit(main(["--json"]))
+            """,
+            status=1,
+        )
+        assert json.loads(" ".join(out))["overrides"] == [
+            {"key": "codecs.bytes", "value": ZARRS, "source": "zarr.config.set"}
+        ]
+
+    def test_a_class_that_is_nowhere(self):
+        out = self.report(status=1, ZARR_CODECS__BYTES="no.Such")
+        assert "zarr, bytes: " in out
+        assert "no.Such" in out
