@@ -462,7 +462,7 @@ class TestBadInput:
             with pytest.raises(TypeError, match="cannot store data type"):
                 codec.encode(elements)
 
-    @pytest.mark.parametrize("buffer", [[1, 2], "text", 3, None, array.array("u", "text")])
+    @pytest.mark.parametrize("buffer", [[1, 2], "text", 3, None])
     def test_what_has_no_buffer(self, buffer):
         for act in (Bytes("big").encode, Bytes("big", dtype="<f8").decode):
             with pytest.raises(TypeError, match="expected an array or an object with a buffer"):
