@@ -17,17 +17,19 @@ Array = np.ndarray[Any, AnyDType]
 def encode_array(array: Array, stored: AnyDType) -> Array:
     """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
     # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
-    return _with_valid_bools(array.astype(stored, order="C", copy=False))
+    numbers = array.view(_copied_as(array.dtype))
+    encoded = numbers.astype(_copied_as(stored), order="C", copy=False).view(stored)
+    return _with_valid_bools(encoded)
 
 
 def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     """Return flat uint8 bytes as a flat array of dtype; shares memory where nothing moves."""
     if stored == dtype:
         return _with_valid_bools(raw.view(dtype))
-    source = raw.view(stored)
+    source = raw.view(_copied_as(stored))
     # Zeros for structures, because their padding must not hand out old memory.
     array = (np.empty if dtype.names is None else np.zeros)(source.shape, dtype)
-    array[...] = source
+    array.view(_copied_as(dtype))[...] = source
     return _with_valid_bools(array)
 
 
@@ -35,7 +37,8 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
     if is_column_major(out):
         out = out.T
-    np.copyto(out, raw.view(stored).reshape(out.shape), casting="unsafe")
+    source = raw.view(_copied_as(stored)).reshape(out.shape)
+    np.copyto(out.view(_copied_as(out.dtype)), source, casting="unsafe")
     for values in _bool_bytes(out):
         np.minimum(values, 1, out=values)
 
@@ -49,6 +52,14 @@ def as_bytes(array: Array) -> Array:
     """Return the memory of a contiguous array (C or column-major) as flat uint8; never copies."""
     flat = array.reshape(-1, order="A")
     return flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
+
+
+def _copied_as(dtype: AnyDType) -> AnyDType:
+    """Return the dtype as which elements are copied: int64 for datetimes.
+
+    NumPy does not swap datetimes without a unit when it casts them to the other byte order.
+    """
+    return np.dtype("i8").newbyteorder(dtype.byteorder) if dtype.kind in "mM" else dtype
 
 
 def _bool_bytes(array: Array) -> Iterator[Array]:

@@ -156,6 +156,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
             return super()._encode_sync(chunk_array, chunk_spec)
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
+        if isinstance(array.base, np.ndarray) and has_same_elements(array.base.dtype, dtype):
+            # numcodecs' BitRound hands on floats viewed as integers.
+            array = array.view(array.base.dtype)
         if not has_same_elements(array.dtype, dtype):
             raise TypeError(
                 f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "

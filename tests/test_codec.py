@@ -93,6 +93,27 @@ class TestStoredBytes:
             assert codec.decode(stored).tobytes() == memory
 
     @BY_ENDIAN
+    @pytest.mark.parametrize("order", ["<", ">"])
+    @pytest.mark.parametrize("kind", ["M8", "m8"])
+    def test_datetimes_without_a_unit_are_swapped(self, kind, order, endian):
+        """NumPy 2.5 casts them to the other byte order without swapping them."""
+        values = [0, 1, -2, 100, -(2**63)]
+        memory = struct.pack(f"{order}5q", *values)
+        stored = struct.pack({"little": "<5q", "big": ">5q"}[endian], *values)
+        dtype = np.dtype(order + kind)
+        elements = np.frombuffer(memory, np.uint8).view(dtype)
+        codec = Bytes(endian, dtype=dtype)
+        assert bytes(codec.encode(elements)) == stored
+        assert codec.decode(stored).tobytes() == memory
+        out = np.zeros(5, "i8").view(dtype)
+        assert codec.decode(stored, out=out).tobytes() == memory
+        structure = np.dtype([("a", dtype), ("b", "u1")])
+        codec = Bytes(endian, dtype=structure)
+        memory, stored = memory[8:16] + b"x", stored[8:16] + b"x"
+        assert bytes(codec.encode(np.frombuffer(memory, structure))) == stored
+        assert codec.decode(stored).tobytes() == memory
+
+    @BY_ENDIAN
     def test_an_invalid_bool_is_true_in_memory_and_on_disk(self, endian):
         """0xFF is what Fortran writes; NumPy sums and compares it wrongly, others refuse it."""
         invalid = np.array([0, 1, 2, 255], np.uint8)

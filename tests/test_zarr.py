@@ -151,6 +151,25 @@ class TestStoredBytes:
         array[0, 1:] = array[2, 1:]
         assert zarr.open_array(tmp_path)[:].tolist() == array.tolist()
 
+    @BY_ENDIAN
+    @pytest.mark.parametrize("data_type", ["datetime64", "timedelta64"])
+    @pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning")
+    @pytest.mark.usefixtures("pipeline")
+    def test_datetimes_without_a_unit_are_swapped(self, tmp_path, data_type, endian):
+        """NumPy 2.5 casts them to the other byte order without swapping them."""
+        values = [0, 1, -2, 100]
+        stored = struct.pack({"little": "<4q", "big": ">4q"}[endian], *values)
+        unit = {"unit": "generic", "scale_factor": 1}
+        data_type = {"name": f"numpy.{data_type}", "configuration": unit}
+        path = write_array(tmp_path, stored, data_type, [bytes_codec(endian)], fill_value="NaT")
+        opened = zarr.open_array(path, mode="r+")
+        assert opened[:].view("i8").tolist() == values
+        assert opened[1:3].view("i8").tolist() == values[1:3]
+        opened[:] = opened[:][::-1]
+        assert (path / "c/0").read_bytes() == (
+            struct.pack({"little": "<4q", "big": ">4q"}[endian], *values[::-1])
+        )
+
 
 @pytest.mark.usefixtures("pipeline")
 class TestCodecChains:
@@ -197,6 +216,11 @@ class TestCodecChains:
         """zarr 3.1.6 hands numcodecs' Delta a lazily swapped view, which it reads wrongly."""
         delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}
         self.round_trip(tmp_path, [delta, bytes_codec(endians[0])])
+
+    def test_a_filter_that_hands_on_floats_viewed_as_integers(self, tmp_path, endians):
+        bit_round = {"name": "numcodecs.bitround", "configuration": {"keepbits": 5}}
+        codecs = [bit_round, bytes_codec(endians[0])]
+        self.round_trip(tmp_path, codecs, data_type="float32", dtype="<f4")
 
     def test_compressed(self, tmp_path, endians):
         zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
