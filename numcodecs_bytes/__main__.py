@@ -51,23 +51,33 @@ def _overrides(name: str) -> Iterator[dict[str, str]]:
     config = zarr.config
 
     def setting(collected: dict[str, Any]) -> Any:
-        codecs = collected.get("codecs")
-        return codecs.get(name) if isinstance(codecs, dict) else None
+        codecs = collected.get("codecs", {})
+        return codecs.get(name) if isinstance(codecs, dict) else codecs
 
+    files = [
+        file
+        for path in map(Path, config.paths)
+        for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+        if file == path or file.suffix.lower() in (".yaml", ".yml", ".json")
+    ]
+    sources = [(f"file {file}", config.collect(paths=[str(file)], env={})) for file in files]
+    variables = [
+        variable
+        for variable in os.environ
+        if variable.removeprefix(config.env_prefix).lower() in ("codecs", f"codecs__{name}")
+    ]
+    sources.append(
+        (
+            f"environment variable {' and '.join(variables)}",
+            config.collect(paths=[], env=os.environ),
+        )
+    )
     value = setting(config.defaults[0])
-    for path in map(Path, config.paths):
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            if path == file or file.suffix.lower() in (".yaml", ".yml", ".json"):
-                found = setting(config.collect(paths=[str(file)], env={}))
-                if found is not None:
-                    value = found
-                    yield _override(name, value, f"file {file}")
-    for variable in (f"ZARR_CODECS__{name.upper()}", "ZARR_CODECS"):
-        if variable in os.environ:
-            found = setting(config.collect(paths=[], env={variable: os.environ[variable]}))
-            if found is not None:
-                value = found
-                yield _override(name, value, f"environment variable {variable}")
+    for source, collected in sources:
+        found = setting(collected)
+        if found is not None:
+            value = found
+            yield _override(name, value, source)
     current = setting(config.config)
     if name == "bytes" and current != value:
         yield _override(name, current, "zarr.config.set")

@@ -27,10 +27,11 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     if stored == dtype:
         return _with_valid_bools(raw.view(dtype))
     source = raw.view(_copied_as(stored))
-    # Zeros for structures, because their padding must not hand out old memory.
-    array = (np.empty if dtype.names is None else np.zeros)(source.shape, dtype)
-    array.view(_copied_as(dtype))[...] = source
-    return _with_valid_bools(array)
+    # Zeros, because padding must not hand out old memory.
+    new = np.empty if stored.itemsize == dtype.itemsize else np.zeros
+    array: Array = new(source.shape, _copied_as(dtype))
+    array[...] = source
+    return _with_valid_bools(array.view(dtype))
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:

@@ -30,17 +30,15 @@ def parse_endian(endian: object) -> Endian | None:
     )
 
 
-def parse_configuration(configuration: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+def parse_configuration(configuration: object, known: tuple[str, ...]) -> dict[str, Any]:
     """Return the configuration, with an `endian` of None where it has none."""
+    if not isinstance(configuration, Mapping):
+        raise TypeError(f"the configuration must be a JSON object, got {configuration!r}")
     unknown = sorted(map(repr, set(configuration) - set(known)))
     if unknown:
         raise ValueError(
             f"the bytes codec has no configuration key {', '.join(unknown)}; "
             f"expected only {', '.join(map(repr, known))}"
-        )
-    if "endian" in configuration and configuration["endian"] is None:
-        raise TypeError(
-            "endian must be one of ['little', 'big'], got null; leave the key out instead"
         )
     return {"endian": None, **configuration}
 
@@ -119,14 +117,19 @@ def check_storable(dtype: AnyDType) -> None:
     """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
     for leaf in leaf_dtypes(dtype):
         # `isbuiltin` is 2 for types that another package defines: their byte order is not NumPy's
-        # to change (bfloat16 ignores `newbyteorder`).
-        if leaf.hasobject or leaf.kind not in "biufcmMSUV" or leaf.isbuiltin == 2:  # noqa: PLR2004
+        # to change (bfloat16 ignores `newbyteorder`). Of a longdouble, some bytes are no value.
+        if (
+            leaf.hasobject
+            or leaf.kind not in "biufcmMSUV"
+            or leaf.isbuiltin == 2  # noqa: PLR2004
+            or leaf.itemsize > {"f": 8, "c": 16}.get(leaf.kind, leaf.itemsize)
+        ):
             raise TypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
-                "NumPy's own (bool, integer, float, complex, datetime, fixed-length string, raw "
-                "bytes or a structure of them), got one of Python objects, of variable size or of "
-                "another package; variable-length strings have codecs of their own, vlen-utf8 and "
-                "vlen-bytes"
+                "NumPy's own (bool, integer, float of up to 64 bits, complex, datetime, "
+                "fixed-length string, raw bytes or a structure of them), got one of Python "
+                "objects, of variable size, of this platform alone or of another package; "
+                "variable-length strings have codecs of their own, vlen-utf8 and vlen-bytes"
             )
 
 
@@ -160,8 +163,11 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
     if not isinstance(field, (list, tuple)) or len(field) not in (2, 3):
         raise TypeError(f"expected [name, type] or [name, type, shape], got {field!r}")
     name, data, *shape = field
+    name = name[-1] if isinstance(name, (list, tuple)) and name else name  # without its title
+    if not isinstance(name, str) or not name or data is None:
+        raise TypeError(f"expected a name and a type, got {field!r}")
     return (
-        tuple(name) if isinstance(name, list) else name,
+        name,
         _from_descr(data),
         *(tuple(s) if isinstance(s, list) else s for s in shape),
     )

@@ -16,7 +16,7 @@ import zarr.codecs
 __all__ = ["BytesCodec"]
 
 _CODEC_PATH = "numcodecs_bytes.zarr.BytesCodec"
-_OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "_decode_single")
+_OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync")
 
 
 def _make_default() -> None:
@@ -24,10 +24,10 @@ def _make_default() -> None:
     config = zarr.config
     defaults = config.defaults[0]["codecs"]
     zarrs_own = dict(defaults)
-    # In place: zarr.config.reset() lets the oldest of its defaults win.
-    defaults["bytes"] = _CODEC_PATH
-    if config.collect().get("codecs", {}).get("bytes", _CODEC_PATH) == _CODEC_PATH:
-        defaults["endian"] = _CODEC_PATH
+    # What may fail comes first: a default that zarr does not find would break all arrays.
+    from_outside = config.collect().get("codecs", {}).get("bytes", _CODEC_PATH)
+    config_set = type(config.set({}))
+    open_scopes = [s for s in gc.get_referrers(config_set) if type(s) is config_set]
 
     def replace_zarrs_own() -> None:
         # What a user chose is another object than the default, even where it is the same text.
@@ -38,11 +38,13 @@ def _make_default() -> None:
             chosen["endian"] = _CODEC_PATH
 
     replace_zarrs_own()
+    # In place: zarr.config.reset() lets the oldest of its defaults win.
+    defaults["bytes"] = _CODEC_PATH
+    if from_outside == _CODEC_PATH:
+        defaults["endian"] = _CODEC_PATH
     # A `with config.set(...)` that is open now puts zarr's own default back when it ends.
-    config_set = type(config.set({}))
-    for scope in gc.get_referrers(config_set):
-        if type(scope) is config_set:
-            weakref.finalize(scope, replace_zarrs_own).atexit = False
+    for scope in open_scopes:
+        weakref.finalize(scope, replace_zarrs_own).atexit = False
 
 
 def _check_zarr() -> None:
@@ -61,8 +63,9 @@ except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on wit
     BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
     with contextlib.suppress(Warning):
         warnings.warn(
-            f"numcodecs_bytes does not know zarr {zarr.__version__} and leaves its codec in "
-            f"charge ({type(error).__name__}: {error}); look for a newer numcodecs_bytes",
+            f"numcodecs_bytes leaves zarr's own bytes codec in charge, not knowing this zarr "
+            f"({zarr.__version__}) or its config ({type(error).__name__}: {error}); look for a "
+            "newer numcodecs_bytes, or mend the config",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -35,6 +35,7 @@ from numcodecs_bytes._data_type import (
     Endian,
     check_storable,
     dtype_to_json,
+    has_byte_order,
     has_same_elements,
     leaf_dtypes,
     pack_dtype,
@@ -155,8 +156,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             if self.dtype is None:
                 self._check_untyped()
                 return raw
-            self._check_whole(raw, self.dtype)
-            return decode_array(raw, stored_dtype(self.dtype, self.endian), self.dtype)
+            stored = stored_dtype(self.dtype, self.endian)
+            self._check_whole(raw, stored.itemsize)
+            return decode_array(raw, stored, self.dtype)
         target = self._target(out)
         stored = stored_dtype(target.dtype if self.dtype is None else self.dtype, self.endian)
         expected = target.size * stored.itemsize
@@ -181,8 +183,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the codec of a configuration; without `endian` it is not given, not 'little'."""
-        configuration = {key: value for key, value in config.items() if key != "id"}
-        return cls(**parse_configuration(configuration, known=("endian", "dtype")))
+        configuration = parse_configuration(config, known=("id", "endian", "dtype"))
+        return cls(configuration["endian"], configuration.get("dtype"))
 
     def __repr__(self) -> str:
         dtype = "" if self.dtype is None else f", dtype={dtype_to_json(self.dtype)!r}"
@@ -210,9 +212,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 "of the bytes codec to the array's"
             )
         raw = _stored_bytes(elements)
-        packed = pack_dtype(self.dtype)
-        self._check_whole(raw, packed)
-        return raw.view(packed)
+        self._check_whole(raw, self.dtype.itemsize)
+        return raw.view(self.dtype)
 
     def _check_can_be_decoded(self, buf: Any, elements: Array) -> None:
         """Raise where a codec without dtype would store what it can't give back."""
@@ -239,19 +240,17 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 "decoding, an out of that dtype"
             )
 
-    @staticmethod
-    def _check_whole(raw: Array, dtype: AnyDType) -> None:
-        item_size = pack_dtype(dtype).itemsize
+    def _check_whole(self, raw: Array, item_size: int) -> None:
         if raw.size % item_size:
             raise ValueError(
                 f"the bytes are no whole number of elements: got {raw.size} bytes, expected a "
-                f"multiple of {item_size} for {dtype}; they may be truncated"
+                f"multiple of {item_size} for {self.dtype}; they may be truncated"
             )
 
     def _target(self, out: Any) -> Array:
         """Return out as an array of the elements that it is to hold."""
         target = _as_array(out)
-        if not target.flags.writeable:
+        if isinstance(out, np.generic) or not target.flags.writeable:
             raise ValueError(
                 f"out must be writable, got a read-only {type(out).__name__}; pass a copy"
             )
@@ -263,7 +262,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 return target
             return self._untyped_target(target, self.dtype)
         if self.dtype is None:
-            if dtype.itemsize == 1:
+            if not has_byte_order(dtype):
                 self._check_untyped()
         elif not has_same_elements(dtype, self.dtype):
             raise TypeError(

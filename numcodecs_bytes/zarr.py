@@ -28,6 +28,7 @@ import zarr.dtype
 from numcodecs_bytes._copy import as_bytes, decode_array, encode_array
 from numcodecs_bytes._data_type import (
     AnyDType,
+    check_storable,
     has_bool,
     has_byte_order,
     has_same_elements,
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 # Before 3.3, zarr's MemoryStore keeps the very buffer that it is given, and so the caller's array
 # where nothing had to be copied on the way (zarr-python#4156).
 _STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
+
+# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, and writes
+# what they evolved to.
+_DROPS_ENDIAN_BEFORE_FILTERS = not hasattr(zarr.dtype, "Struct")
 
 # zarr warns of a structured type without `endian` since it has the data type `struct`; zarr 3.1.6
 # wrote such arrays itself.
@@ -81,9 +86,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # What the declared byte order was where `evolve_from_array_spec` dropped it, because the
-    # array's data type has none. zarr 3.1.6 evolves codecs for the array's data type even where a
-    # filter hands them another one.
+    # The declared byte order where `evolve_from_array_spec` dropped it, because the array's data
+    # type has none: zarr 3.1.6 does that even where a filter hands the codec another data type.
     _dropped_endian: Any = None
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
@@ -93,13 +97,18 @@ class BytesCodec(zarr.codecs.BytesCodec):
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
         """Return the codec that an entry of `codecs` in Zarr v3 metadata describes."""
-        configuration = data.get("configuration", {})
-        if data.get("name") not in ("bytes", "endian") or not isinstance(configuration, Mapping):
+        if not isinstance(data, Mapping) or data.get("name") not in ("bytes", "endian"):
             raise ValueError(
                 f"no metadata of the bytes codec: got {data!r}, expected "
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
-        return cls(**parse_configuration(configuration, known=("endian",)))
+        return cls(**parse_configuration(data.get("configuration", {}), known=("endian",)))
+
+    def to_dict(self) -> "dict[str, JSON]":
+        """Return the codec's entry of `codecs` in Zarr v3 metadata."""
+        if self.endian is None and self._dropped_endian and _DROPS_ENDIAN_BEFORE_FILTERS:
+            return {"name": "bytes", "configuration": {"endian": self._dropped_endian}}
+        return super().to_dict()
 
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
         """Return the codec for chunks of a data type: `endian` where it counts, else without.
@@ -108,14 +117,17 @@ class BytesCodec(zarr.codecs.BytesCodec):
         ------
         ValueError
             If `endian` is missing and the data type has a byte order.
+        TypeError
+            If the data type holds Python objects.
         """
         dtype = array_spec.dtype.to_native_dtype()
+        if dtype.kind == "T":
+            return self  # zarr itself names the codec that variable-length strings need
+        check_storable(dtype)
         evolved = self
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            object.__setattr__(
-                evolved, "_dropped_endian", self._endian or self._dropped_endian or "little"
-            )
+            object.__setattr__(evolved, "_dropped_endian", self._endian or self._dropped_endian)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
@@ -169,12 +181,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
                 f"{chunk_spec.shape}; transpose or reshape it"
-            )
-        if self.endian is None and has_byte_order(dtype) and self._dropped_endian == "big":
-            raise ValueError(
-                f"zarr {zarr.__version__} has dropped the endian of an array whose filters change "
-                f"its data type: got big, expected little, as {dtype} is read without endian; set "
-                "endian to little, or write with zarr 3.4 or newer"
             )
         raw: Any = as_bytes(encode_array(array, stored))
         if _STORES_KEEP_BUFFERS and np.may_share_memory(raw, array):

@@ -104,6 +104,7 @@ class TestStoredBytes:
         elements = np.frombuffer(memory, np.uint8).view(dtype)
         codec = Bytes(endian, dtype=dtype)
         assert bytes(codec.encode(elements)) == stored
+        assert codec.decode(stored).dtype == dtype
         assert codec.decode(stored).tobytes() == memory
         out = np.zeros(5, "i8").view(dtype)
         assert codec.decode(stored, out=out).tobytes() == memory
@@ -258,6 +259,16 @@ class TestBuffers:
         assert Bytes("big", dtype="<i4").decode(struct.pack(">6i", *range(6)), out=out) is out
         assert bytes(memoryview(out)) == struct.pack("<6i", *range(6))
 
+    def test_the_memory_of_padded_elements_is_padded_both_ways(self):
+        dtype = np.dtype([("a", "u1"), ("b", "<i4")], align=True)
+        elements = np.array([(i, -i) for i in range(5)], dtype)
+        codec = Bytes("big", dtype)
+        stored = codec.encode(elements.view(np.uint8))
+        assert bytes(stored) == b"".join(struct.pack(">Bi", i, -i) for i in range(5))
+        assert codec.decode(stored).tolist() == elements.tolist()
+        out = bytearray(40)
+        assert np.frombuffer(codec.decode(stored, out=out), dtype).tolist() == elements.tolist()
+
     def test_out_may_be_the_input(self):
         stored = bytearray(struct.pack(">6i", *range(6)))
         Bytes("big", dtype="<i4").decode(stored, out=stored)
@@ -285,11 +296,21 @@ class TestWithoutDtype:
         assert codec.decode(codec.encode(b"abc")).tobytes() == b"abc"
         assert Bytes(None).decode(Bytes(None).encode(b"abc")).tobytes() == b"abc"
 
-    @pytest.mark.parametrize("out", [None, np.zeros(4, np.uint8), bytearray(4), np.zeros(2, "V2")])
+    @pytest.mark.parametrize(
+        "out",
+        [
+            None,
+            np.zeros(4, np.uint8),
+            bytearray(4),
+            np.zeros(2, "V2"),
+            np.zeros(2, "S2"),
+            np.zeros(2, [("a", "V2")]),
+        ],
+    )
     def test_foreign_bytes_of_unknown_elements_are_refused(self, out):
         with pytest.raises(ValueError, match=f"got {FOREIGN_ENDIAN} endian without dtype"):
             Bytes(FOREIGN_ENDIAN).decode(b"\0\1\0\2", out=out)
-        assert out is None or bytes(out) == bytes(4)
+        assert out is None or bytes(memoryview(out)) == bytes(4)
 
     def test_a_typed_out_tells_the_elements(self):
         elements = np.arange(3, dtype="=u2")
@@ -380,12 +401,19 @@ class TestConfiguration:
             ({"endian": 1}, TypeError, "endian must be one of .* got 1"),
             ({"endian": True}, TypeError, "got True"),
             ({"endian": ["big"]}, TypeError, r"got \['big'\]"),
-            ({"endian": None}, TypeError, "got null"),
-            ({"edian": "big"}, ValueError, "no configuration key 'edian'; expected only 'endian'"),
+            (
+                {"edian": "big"},
+                ValueError,
+                "no configuration key 'edian'; expected only 'id', 'endian', 'dtype'",
+            ),
             ({"dtype": "f9"}, TypeError, "dtype must be a data type .* got 'f9'"),
             ({"dtype": {}}, ValueError, "at least one byte long"),
             ({"dtype": 8}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a"]]}, TypeError, r"expected \[name, type\]"),
+            ({"dtype": [["a", None]]}, TypeError, "expected a name and a type"),
+            ({"dtype": [["", "<i4"]]}, TypeError, "expected a name and a type"),
+            ({"dtype": [[3, "<i4"]]}, TypeError, "expected a name and a type"),
+            ({"dtype": "longdouble"}, TypeError, "cannot store data type"),
             ({"dtype": [["a", "<i4", "x"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a", "<i4"], ["a", "<i4"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": []}, ValueError, "at least one byte long"),
@@ -429,7 +457,7 @@ class TestBadInput:
         assert out.tolist() == [1, 1]
 
     def test_read_only_out(self):
-        for out in (bytes(8), np.broadcast_to(np.float64(1), 1)):
+        for out in (bytes(8), np.broadcast_to(np.float64(1), 1), np.float64(1)):
             with pytest.raises(ValueError, match="out must be writable"):
                 Bytes("big", dtype="f8").decode(bytes(8), out=out)
 
@@ -475,6 +503,7 @@ class TestBadInput:
         [
             np.array(["a", None], object),
             np.zeros(2, [("a", "O")]),
+            np.zeros(2, "longdouble"),
             np.array(["a"], np.dtypes.StringDType()),
         ],
     )
