@@ -4,12 +4,16 @@ Each works in one pass of NumPy and returns a view where nothing has to move. Ca
 that sizes fit and that the dtypes differ in byte order, padding and titles only.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numcodecs_bytes._data_type import AnyDType, fields_of, has_bool
+
+if TYPE_CHECKING:
+    from numcodecs_bytes._byte_ranges import PartialReadPlan
 
 Array = np.ndarray[Any, AnyDType]
 
@@ -42,6 +46,29 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     np.copyto(out.view(_copied_as(out.dtype)), source, casting="unsafe")
     for values in _bool_bytes(out):
         np.minimum(values, 1, out=values)
+
+
+def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
+    """Return the selected elements of the fetched ranges, in the stored dtype; a view if it can."""
+    if math.prod(plan.shape) == 0:
+        return np.empty(plan.shape, stored)
+    strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
+    # Unlike as_strided, this raises where a window would reach beyond the memory.
+    selected: Array = np.ndarray(plan.window_shape, stored, fetched, strides=strides)
+    for axis, index in enumerate(plan.index):
+        if index is not None:
+            selected = selected.take(index, axis=axis)
+    return selected.reshape(plan.shape)
+
+
+def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
+    """Return stored elements so that NumPy copies them right into an array of dtype.
+
+    In that copy it swaps them, all but datetimes without a unit.
+    """
+    if dtype.kind in "mM" and selected.dtype != dtype:
+        return selected.view(_copied_as(selected.dtype)).astype(_copied_as(dtype)).view(dtype)
+    return _with_valid_bools(selected)
 
 
 def is_column_major(array: Array) -> bool:

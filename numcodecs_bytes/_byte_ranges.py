@@ -1,0 +1,285 @@
+"""Selection -> byte ranges: which bytes of an uncompressed chunk a selection needs.
+
+Integers only: no array data, no I/O. The elements of a chunk lie in C order, so what a selection
+needs are runs of bytes. Two neighbouring runs are read with one request where the gap between them
+is no larger than what a request costs, in bytes: that makes ``requests * cost + bytes`` least.
+
+A selection is points (``vindex``, masks), or a product of one set of indices per axis (basic
+selections, ``oindex``). The runs of a product are found axis by axis, from the last one: as long as
+the indices of an axis merge into a single range, the axis before it sees a single run. The first
+axis that does not is the *split axis*. Its ranges are the same for every combination of indices of
+the axes before it, and are requested for each. (Only between two such combinations a gap may remain
+that is cheaper to read: a few steps of a long axis, or its both ends.)
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Indices = np.ndarray[Any, np.dtype[np.intp]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartialReadPlan:
+    """Byte ranges to fetch, and where the selected elements lie in them.
+
+    Laid end to end, the fetched ranges are a flat array of items. The selected elements are those
+    of the strided window on these items, of which `index` takes some along each axis.
+
+    Attributes
+    ----------
+    starts, ends : numpy.ndarray
+        First byte and end (exclusive) of each range in the chunk, shape ``(num_requests,)``.
+    window_shape, window_strides : tuple of int
+        Shape, and strides in items.
+    index : tuple of (numpy.ndarray or None)
+        Per axis of the window, the positions that are selected; None: all.
+    shape : tuple of int
+        Shape of the selection.
+    """
+
+    starts: Indices
+    ends: Indices
+    window_shape: tuple[int, ...]
+    window_strides: tuple[int, ...]
+    index: tuple[Indices | None, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def num_requests(self) -> int:
+        """Number of ranges."""
+        return len(self.starts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes in all ranges."""
+        return int((self.ends - self.starts).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Axis:
+    """What is selected along one axis.
+
+    `indices` are the distinct indices, ascending; a range where their step is constant. `order`
+    are the positions in it of the selected ones, None where these are all, each once and in turn.
+    """
+
+    indices: range | Indices
+    order: Indices | None
+    is_dropped: bool
+
+    def positions(self, table: Indices | None) -> Indices | None:
+        """Return where the selected ones are, given where the distinct ones are (None: in turn)."""
+        if self.order is None or table is None:
+            return self.order if table is None else table
+        return table[self.order]
+
+
+def plan_partial_read(
+    selection: Any,
+    chunk_shape: tuple[int, ...],
+    item_size: int,
+    request_cost_bytes: int,
+) -> PartialReadPlan | None:
+    """Return the cheapest byte ranges for a selection of a chunk, or None to read all of it.
+
+    Parameters
+    ----------
+    selection : tuple
+        As zarr hands it to codecs: integers, and slices with positive steps; or arrays of integers
+        or bools, one per axis, shaped as by ``numpy.ix_``, or a single one beside slices; or
+        arrays of integers that broadcast against each other, for points.
+    chunk_shape : tuple of int
+        Shape of the chunk in elements.
+    item_size : int
+        Stored size of an element in bytes, at least 1.
+    request_cost_bytes : int
+        How many bytes could be read instead of one more request, at least 0.
+
+    Returns
+    -------
+    PartialReadPlan or None
+        None where all bytes of the chunk are needed, or the selection is of another kind.
+
+    Raises
+    ------
+    IndexError
+        If an index is out of bounds.
+    """
+    selectors = selection if isinstance(selection, tuple) else (selection,)
+    selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
+    arrays = [s for s in selectors if isinstance(s, np.ndarray)]
+    others = [s for s in selectors if not isinstance(s, np.ndarray)]
+    if not selectors or len(selectors) != len(chunk_shape):
+        return None
+    if not others and not _is_open_mesh(arrays):
+        if any(a.dtype == bool for a in arrays):
+            return None
+        plan = _plan_points(arrays, chunk_shape, item_size, request_cost_bytes)
+    elif (
+        (others and any(len(arrays) > 1 or a.ndim != 1 for a in arrays))
+        or any(isinstance(s, slice) and (s.step or 1) < 1 for s in others)
+        or not all(isinstance(s, slice) or (_is_int(s) and not arrays) for s in others)
+    ):
+        return None
+    else:
+        axes = [_parse_axis(s, size) for s, size in zip(selectors, chunk_shape, strict=True)]
+        plan = _plan_product(axes, chunk_shape, item_size, request_cost_bytes)
+    chunk_bytes = math.prod(chunk_shape) * item_size
+    return None if plan.num_requests == 1 and plan.num_bytes == chunk_bytes else plan
+
+
+def _is_int(selector: object) -> bool:
+    return isinstance(selector, (int, np.integer)) and not isinstance(selector, bool)
+
+
+def _is_open_mesh(arrays: list[Any]) -> bool:
+    """Whether arrays, one per axis, are shaped as by `numpy.ix_`; one alone is flat."""
+    return all(a.ndim == len(arrays) and a.size == a.shape[k] for k, a in enumerate(arrays))
+
+
+def _parse_axis(selector: Any, size: int) -> _Axis:
+    if isinstance(selector, slice):
+        return _Axis(range(*selector.indices(size)), None, is_dropped=False)
+    if _is_int(selector):
+        _check_bounds(np.array([selector]), size)
+        return _Axis(range(int(selector), int(selector) + 1), None, is_dropped=True)
+    selected = selector.ravel()
+    selected = np.flatnonzero(selected) if selected.dtype == bool else selected.astype(np.intp)
+    _check_bounds(selected, size)
+    order = None
+    steps = np.diff(selected)
+    if not (steps > 0).all():
+        selected, order = np.unique(selected, return_inverse=True)
+        steps = np.diff(selected)
+    if len(selected) and (steps == (step := steps[0] if len(steps) else 1)).all():
+        return _Axis(range(selected[0], selected[-1] + 1, step), order, is_dropped=False)
+    return _Axis(selected, order, is_dropped=False)
+
+
+def _check_bounds(indices: Indices, size: int) -> None:
+    if indices.size and not (indices.min() >= 0 and indices.max() < size):
+        raise IndexError(
+            f"selection is out of the chunk: got indices from {indices.min()} to {indices.max()} "
+            f"for an axis of {size}, expected 0 to {size - 1}"
+        )
+
+
+def _plan_product(
+    axes: list[_Axis], chunk_shape: tuple[int, ...], item_size: int, request_cost_bytes: int
+) -> PartialReadPlan:
+    if any(len(axis.indices) == 0 for axis in axes):
+        return _plan_nothing(
+            tuple(len(a.indices if a.order is None else a.order) for a in axes if not a.is_dropped)
+        )
+    strides = [math.prod(chunk_shape[k + 1 :]) for k in range(len(axes))]
+    window: list[tuple[int, int, Indices | None]] = []  # length, stride, index; from the last axis
+    # In items: what the axes after the one at hand need for one index of it, as one range.
+    first, span = 0, 1
+    starts: Indices = np.zeros(1, np.intp)
+    lengths: Indices = np.zeros(1, np.intp)
+    row = 0  # items fetched for each index of the axis at hand, once split
+    for axis, stride in zip(reversed(axes), reversed(strides), strict=True):
+        indices = axis.indices
+        num, low, extent = len(indices), int(indices[0]), int(indices[-1]) - int(indices[0])
+        if row:
+            starts = np.add.outer(np.asarray(indices) * stride, starts).ravel()
+            lengths = np.tile(lengths, num)
+            window.append((num, row, axis.order))
+            row *= num
+        elif (groups := _split(indices, stride, span, item_size, request_cost_bytes)) is None:
+            if isinstance(indices, range):
+                window.append((num, indices.step * stride, axis.order))
+            else:
+                window.append((extent + 1, stride, axis.positions(indices - low)))
+            first += low * stride
+            span += extent * stride
+        else:
+            all_indices = np.asarray(indices)
+            ends = np.append(groups[1:], num) - 1
+            starts = all_indices[groups] * stride + first
+            lengths = (all_indices[ends] - all_indices[groups]) * stride + span
+            row = int(lengths.sum())
+            if isinstance(indices, range):
+                window.append((num, span, axis.order))
+            else:
+                # Where each index lies in a row: its group's place, and its place in the group.
+                group = np.repeat(np.arange(len(groups)), ends - groups + 1)
+                table = (np.cumsum(lengths) - lengths)[group]
+                table += (all_indices - all_indices[groups][group]) * stride
+                window.append((row - span + 1, 1, axis.positions(table)))
+        if axis.is_dropped:
+            window.pop()
+    if not row:
+        starts, lengths = np.array([first]), np.array([span])
+    window.reverse()
+    return PartialReadPlan(
+        starts=starts * item_size,
+        ends=(starts + lengths) * item_size,
+        window_shape=tuple(length for length, _, _ in window),
+        window_strides=tuple(stride for _, stride, _ in window),
+        index=tuple(index for _, _, index in window),
+        shape=tuple(length if index is None else len(index) for length, _, index in window),
+    )
+
+
+def _split(
+    indices: range | Indices, stride: int, span: int, item_size: int, request_cost_bytes: int
+) -> Indices | None:
+    """Return the positions at which a new range begins, or None for a single range."""
+    # Runs of `span` items, `stride` items apart for consecutive indices.
+    if isinstance(indices, range):
+        gap = (indices.step * stride - span) * item_size
+        return np.arange(len(indices)) if len(indices) > 1 and gap > request_cost_bytes else None
+    gaps = (np.diff(indices) * stride - span) * item_size
+    groups = np.flatnonzero(gaps > request_cost_bytes) + 1
+    return np.concatenate([[0], groups]) if len(groups) else None
+
+
+def _plan_points(
+    arrays: list[Any], chunk_shape: tuple[int, ...], item_size: int, request_cost_bytes: int
+) -> PartialReadPlan:
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    if math.prod(shape) == 0:
+        return _plan_nothing(shape)
+    arrays = [a.astype(np.intp, copy=False) for a in arrays]
+    for array, size in zip(arrays, chunk_shape, strict=True):
+        _check_bounds(array, size)
+    # Horner's rule, in items.
+    items: Indices = functools.reduce(
+        lambda items, axis: items * axis[1] + axis[0],
+        zip(arrays, chunk_shape, strict=True),
+        np.zeros((), np.intp),
+    )
+    items = np.broadcast_to(items, shape).ravel()
+    ordered = items if (np.diff(items) >= 0).all() else np.sort(items)
+    gaps = (np.diff(ordered) - 1) * item_size
+    splits = np.flatnonzero(gaps > request_cost_bytes)
+    starts = ordered[np.concatenate([[0], splits + 1])]
+    ends = ordered[np.append(splits, -1)] + 1
+    lengths = ends - starts
+    place = np.cumsum(lengths) - lengths - starts  # in the fetched items, less that in the chunk
+    positions = items + place[np.searchsorted(starts, items, side="right") - 1]
+    return PartialReadPlan(
+        starts=starts * item_size,
+        ends=ends * item_size,
+        window_shape=(int(lengths.sum()),),
+        window_strides=(1,),
+        index=(positions,),
+        shape=shape,
+    )
+
+
+def _plan_nothing(shape: tuple[int, ...]) -> PartialReadPlan:
+    nothing = np.zeros(0, np.intp)
+    return PartialReadPlan(
+        starts=nothing,
+        ends=nothing,
+        window_shape=shape,
+        window_strides=(0,) * len(shape),
+        index=(None,) * len(shape),
+        shape=shape,
+    )
