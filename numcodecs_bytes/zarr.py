@@ -375,7 +375,8 @@ class _Ranges:
                     raise
                 self._take(answer, request, place)
 
-        num_tasks = min(zarr.config.get("async.concurrency"), self.plan.num_requests)
+        num_requests = self.plan.num_requests
+        num_tasks = min(zarr.config.get("async.concurrency") or num_requests, num_requests)
         if num_tasks == 1:
             return await fetch_in_turn()
         try:

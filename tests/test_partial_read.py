@@ -1,0 +1,492 @@
+"""Partial reads through zarr: right for every selection, frugal with requests, loud when wrong."""
+
+import asyncio
+import os
+import random
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+import zarr.storage
+from data_types import CASES, ENDIANS
+from test_zarr import bytes_codec, spec_of, write_array
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from numcodecs_bytes.zarr import (
+    LOCAL_REQUEST_COST_BYTES,
+    REMOTE_REQUEST_COST_BYTES,
+    BytesCodec,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The data type:FutureWarning",
+    "ignore:.*does not have a Zarr V3 specification",
+)
+MIB = 1 << 20
+
+
+class CountingStore(zarr.storage.WrapperStore):
+    """Count what is asked of a store for chunks, and answer as told."""
+
+    _supports_sync_io = False  # what the fused pipeline asks
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.requests = []
+        self.answer = lambda _, buffer: buffer
+
+    async def get(self, key, prototype, byte_range=None):
+        buffer = await super().get(key, prototype, byte_range)
+        return self._count(key, byte_range, buffer)
+
+    def _count(self, key, byte_range, buffer):
+        if not key.startswith("c"):  # metadata
+            return buffer
+        self.requests.append((key, byte_range, 0 if buffer is None else len(buffer)))
+        return self.answer(len(self.requests), buffer)
+
+    @property
+    def num_bytes(self):
+        return sum(num_bytes for _, _, num_bytes in self.requests)
+
+
+class CountingSyncStore(zarr.storage.LocalStore):
+    """The same for a store that is read synchronously."""
+
+    requests = ()
+    answer = staticmethod(lambda _, buffer: buffer)
+    _count = CountingStore._count
+    num_bytes = CountingStore.num_bytes
+
+    def get_sync(self, key, *, prototype=None, byte_range=None):
+        buffer = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        return self._count(key, byte_range, buffer)
+
+    async def get(self, key, prototype=None, byte_range=None):
+        buffer = await super().get(key, prototype, byte_range)
+        return self._count(key, byte_range, buffer)
+
+
+@pytest.fixture(params=["asynchronous", "synchronous"])
+def counting(request, tmp_path):
+    """Return a counting store on tmp_path, read through the event loop or not."""
+    if request.param == "asynchronous":
+        return CountingStore(zarr.storage.LocalStore(tmp_path))
+    store = CountingSyncStore(tmp_path)
+    store.requests = []
+    return store
+
+
+def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
+    return zarr.create_array(
+        store,
+        shape=shape,
+        chunks=chunks or shape,
+        dtype=dtype,
+        compressors=None,
+        serializer=BytesCodec(endian=endian),
+        **kwargs,
+    )
+
+
+def random_selections(rng, shape, num):
+    """Yield ways to select, each with what NumPy selects likewise."""
+
+    def slices(n):
+        start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
+        return slice(start, stop, rng.choice([None, 1, 2, 3]))
+
+    def integers(n):
+        return np.array([rng.randrange(n) for _ in range(rng.randint(1, 6))])
+
+    for _ in range(num):
+        basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
+        yield "basic", basic, lambda a, s=basic: a[s]
+        mesh = tuple(integers(n) if rng.random() < 0.7 else slices(n) for n in shape)
+        indices = [np.arange(n)[s] for n, s in zip(shape, mesh, strict=True)]
+        yield "oindex", mesh, lambda a, i=indices: a[np.ix_(*i)]
+        num_points = rng.randint(1, 8)
+        points = tuple(np.array([rng.randrange(n) for _ in range(num_points)]) for n in shape)
+        yield "vindex", points, lambda a, s=points: a[s]
+        mask = np.array([rng.random() < 0.2 for _ in range(np.prod(shape))]).reshape(shape)
+        yield "vindex", mask, lambda a, s=mask: a[s]
+
+
+def select(array, way, selection):
+    return array[selection] if way == "basic" else getattr(array, way)[selection]
+
+
+@pytest.mark.usefixtures("pipeline")
+class TestRight:
+    @pytest.mark.parametrize("cost", [0, 100, None])
+    @pytest.mark.parametrize("endian", ENDIANS)
+    @pytest.mark.parametrize("case", [c for c in CASES if c.zarr_v3], ids=lambda c: c.name)
+    def test_every_data_type_and_selection(self, tmp_path, counting, case, endian, cost):
+        shape, chunks = (7, 5, 6), (4, 5, 3)
+        rng = random.Random(str((case.name, endian, cost)))  # noqa: S311
+        data = case.array(case.dtype.newbyteorder("="))[
+            np.array([rng.randrange(12) for _ in range(np.prod(shape))]).reshape(shape)
+        ]
+        create(tmp_path, shape, chunks, case.dtype, endian)[:] = data
+        array = zarr.open_array(counting)
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
+            for way, selection, expected in random_selections(rng, shape, 4):
+                selected = select(array, way, selection)
+                assert np.asarray(selected).tolist() == expected(data).tolist()
+
+    @pytest.mark.parametrize("shape", [(), (1,), (17,), (3, 1, 4), (2, 3, 2, 3, 2)], ids=str)
+    def test_every_number_of_axes(self, tmp_path, counting, shape):
+        data = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("i4")
+        create(tmp_path, shape, dtype="i4")[...] = data
+        array = zarr.open_array(counting)
+        assert np.array_equal(array[...], data)
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 8}):
+            rng = random.Random(0)  # noqa: S311
+            for way, selection, expected in random_selections(rng, shape, 10 if shape else 0):
+                assert np.array_equal(select(array, way, selection), expected(data))
+
+    def test_blocks_and_the_order_of_the_result(self, tmp_path, counting):
+        data = np.arange(35).reshape(7, 5).astype("i2")
+        create(tmp_path, (7, 5), (3, 5), "i2")[:] = data
+        for order in ("C", "F"):
+            array = zarr.open_array(counting, config={"order": order})
+            assert np.array_equal(array.blocks[1], data[3:6])
+            assert np.array_equal(array.blocks[2, 0], data[6:])
+            assert np.array_equal(array[1:6, 2:4], data[1:6, 2:4])
+
+    def test_sharded_arrays(self, tmp_path, counting):
+        data = np.arange(64).reshape(8, 8).astype("i4")
+        create(tmp_path, (8, 8), (2, 4), "i4", shards=(4, 8))[:] = data
+        array = zarr.open_array(counting)
+        assert type(array.metadata.codecs[0].codecs[0]) is BytesCodec
+        assert np.array_equal(array[3, 2:7], data[3, 2:7])
+        assert np.array_equal(array.vindex[[0, 7, 3], [1, 6, 3]], data[[0, 7, 3], [1, 6, 3]])
+
+    def test_big_endian_complex_numbers(self, tmp_path, counting):
+        """zarrs swaps real and imaginary parts in partial reads."""
+        data = np.arange(20).reshape(4, 5) * (1 - 2j)
+        create(tmp_path, (4, 5), dtype="c16")[:] = data
+        assert np.array_equal(zarr.open_array(counting)[1:3, 1:3], data[1:3, 1:3])
+
+    def test_invalid_bools_are_true(self, tmp_path, counting):
+        write_array(tmp_path, bytes([0, 255, 2, 1, 0, 9]), "bool", [bytes_codec()], (2, 3))
+        array = zarr.open_array(counting)
+        assert array[0, :2].tobytes() == b"\0\1"
+        assert array[:, 2].tobytes() == b"\1\1"
+        assert array.vindex[[1, 0], [2, 1]].tobytes() == b"\1\1"
+
+    def test_missing_chunks_are_the_fill_value(self, tmp_path, counting):
+        array = create(tmp_path, (100, 100), (50, 50), fill_value=7)
+        array[:50, :50] = 1
+        array = zarr.open_array(counting)
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 0}):
+            selected = array[40:60, ::9]
+            assert (selected[:10, :6] == 1).all()
+            assert (selected[10:] == 7).all()
+            assert array.vindex[[60, 99, 0], [60, 3, 0]].tolist() == [7, 7, 1]
+        # Nobody asks on for a chunk that is not there.
+        missing = [request for request in counting.requests if request[2] == 0]
+        assert len(missing) <= 5 * zarr.config.get("async.concurrency")
+
+
+@pytest.mark.usefixtures("pipeline")
+class TestFrugal:
+    @pytest.fixture
+    def array(self, tmp_path, counting):
+        """Return a chunk of 8 MiB: 1024 rows of 8 KiB."""
+        data = np.arange(MIB).reshape(1024, 1024).astype("f8")
+        create(tmp_path, data.shape)[:] = data
+        return zarr.open_array(counting)
+
+    def test_a_contiguous_selection_is_one_request_for_its_bytes(self, array, counting):
+        for selection, num_bytes in [
+            ((5, slice(None)), 8192),
+            ((slice(100, 300), slice(None)), 200 * 8192),
+            ((0, slice(3, 5)), 16),
+            ((1023, 1023), 8),
+        ]:
+            counting.requests.clear()
+            array[selection]
+            assert len(counting.requests) == 1
+            assert counting.num_bytes == num_bytes
+
+    def test_a_box_reads_over_gaps_that_are_cheaper_than_requests(self, array, counting):
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 4096}):
+            array[100:200, 10:1020]
+        assert len(counting.requests) == 1
+        assert counting.num_bytes == 99 * 8192 + 1010 * 8
+        assert counting.num_bytes <= 1.05 * 100 * 1010 * 8
+        counting.requests.clear()
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 4096}):
+            array[100:200, 10:20]
+        assert len(counting.requests) == 100
+        assert counting.num_bytes == 100 * 80
+
+    def test_a_point_is_one_item(self, array, counting):
+        array.vindex[[500], [500]]
+        assert [num_bytes for _, _, num_bytes in counting.requests] == [8]
+
+    def test_points_never_fetch_more_than_the_chunk(self, array, counting):
+        rng = np.random.default_rng(0)
+        points = tuple(rng.integers(0, 1024, 50_000) for _ in "xy")
+        for cost in (0, 64, 4096, 10**9):
+            counting.requests.clear()
+            with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
+                selected = array.vindex[points]
+            assert np.array_equal(selected, points[0] * 1024.0 + points[1])
+            assert counting.num_bytes <= 8 * MIB
+            assert not cost or len(counting.requests) <= 8 * MIB // cost + 1
+
+    def test_an_empty_selection_asks_for_nothing(self, array, counting):
+        assert array[5:5].shape == (0, 1024)
+        assert array[5:5, 3].shape == (0,)
+        assert counting.requests == []
+
+    def test_the_whole_chunk_is_one_plain_request(self, array, counting):
+        array[:]
+        assert [byte_range for _, byte_range, _ in counting.requests] == [None]
+
+    def test_the_memory_of_a_small_selection_follows_the_selection(self, tmp_path):
+        array = create(tmp_path / "sparse", (1 << 15, 1 << 12))
+        chunk = tmp_path / "sparse/c/0/0"
+        chunk.parent.mkdir(parents=True)
+        with chunk.open("wb") as file:
+            file.truncate(1 << 30)
+        rng = np.random.default_rng(0)
+        points = rng.integers(0, 1 << 15, 1000), rng.integers(0, 1 << 12, 1000)
+        for act, num_bytes in (
+            (lambda: array[77], 8 << 12),
+            (lambda: array[1000:1064, 2000:2064], 64 * 64 * 8),
+            (lambda: array.vindex[points], 8 * 1000),
+            (lambda: array[40:4040:40, :], 100 * (8 << 12)),
+        ):
+            with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 0}):
+                act()
+                tracemalloc.start()
+                act()
+                _, peak = tracemalloc.get_traced_memory()
+                tracemalloc.stop()
+            assert peak < 2 * num_bytes + MIB
+
+
+class TestRequestCost:
+    def requests_of_a_column(self, array, counting):
+        counting.requests.clear()
+        array[:, 0]
+        return len(counting.requests)
+
+    @pytest.mark.usefixtures("pipeline")
+    def test_defaults(self, tmp_path, counting):
+        row = (LOCAL_REQUEST_COST_BYTES + REMOTE_REQUEST_COST_BYTES) // 2
+        create(tmp_path, (4, row // 8 + 2))
+        (tmp_path / "c/0").mkdir(parents=True)
+        (tmp_path / "c/0/0").write_bytes(bytes(4 * (row // 8 + 2) * 8))
+        array = zarr.open_array(counting)
+        is_local = isinstance(counting, CountingSyncStore)
+        assert self.requests_of_a_column(array, counting) == (4 if is_local else 1)
+
+    def test_config_and_environment(self, tmp_path, counting):
+        create(tmp_path, (4, 1000))[:] = 1
+        array = zarr.open_array(counting)
+        for cost, num_requests in ((0, 4), (7991, 4), (7992, 1), (10**12, 1)):
+            with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
+                assert self.requests_of_a_column(array, counting) == num_requests
+        program = "import zarr; print(zarr.config.get('numcodecs_bytes.request_cost_bytes') + 1)"
+        environment = os.environ | {"ZARR_NUMCODECS_BYTES__REQUEST_COST_BYTES": "41"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, check=True
+        )
+        assert done.stdout.strip() == b"42"
+
+    @pytest.mark.parametrize("cost", [-1, 1.5, "1 MiB", True])
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_bad_cost_is_refused(self, tmp_path, counting, cost):
+        create(tmp_path, (4, 4))[:] = 1
+        array = zarr.open_array(counting)
+        with (
+            zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}),
+            pytest.raises(ValueError, match="must be a number of bytes, 0 or more, got"),
+        ):
+            array[0]
+
+    def test_a_store_that_overrides_get_alone_is_asked_that_way(self, tmp_path):
+        """A subclass of LocalStore that decrypts in `get` would be read past by `get_sync`."""
+
+        class Decrypting(zarr.storage.LocalStore):
+            async def get(self, key, prototype=None, byte_range=None):
+                buffer = await super().get(key, prototype, byte_range)
+                if not key.startswith("c"):
+                    return buffer
+                prototype = prototype or default_buffer_prototype()
+                return prototype.buffer.from_bytes(bytes(b ^ 255 for b in buffer.to_bytes()))
+
+        write_array(tmp_path, bytes(255 - i for i in range(12)), "uint8", [bytes_codec()], (3, 4))
+        assert zarr.open_array(Decrypting(tmp_path))[1].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.usefixtures("pipeline")
+class TestBadAnswers:
+    @pytest.fixture
+    def array(self, tmp_path, counting):
+        create(tmp_path, (4, 6), dtype="i2")[:] = 1
+        return zarr.open_array(counting)
+
+    @pytest.fixture(autouse=True)
+    def _every_run_is_a_request(self):
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 0}):
+            yield
+
+    @staticmethod
+    def resized(num_bytes):
+        def answer(_, buffer):
+            stored = buffer.to_bytes().ljust(num_bytes, b"\0")[:num_bytes]
+            return default_buffer_prototype().buffer.from_bytes(stored)
+
+        return answer
+
+    @pytest.mark.parametrize(
+        ("num_bytes", "why"), [(0, "truncated"), (11, "truncated"), (13, "ignore byte ranges")]
+    )
+    def test_an_answer_of_another_length(self, array, counting, num_bytes, why):
+        """zarrs skips the length check on partial reads."""
+        counting.answer = self.resized(num_bytes)
+        with pytest.raises(ValueError, match=f"got {num_bytes} bytes for bytes 12 to 24 .* {why}"):
+            array[1]
+        with pytest.raises(ValueError, match=r"shape \(4, 6\) of int16, expected 2; "):
+            array[:, 3]
+
+    def test_a_truncated_chunk_is_noticed_where_the_selection_reaches_it(self, tmp_path, counting):
+        create(tmp_path, (4, 6), dtype="i2")[:] = 1
+        chunk = tmp_path / "c/0/0"
+        chunk.write_bytes(chunk.read_bytes()[:30])
+        array = zarr.open_array(counting)
+        assert array[1].tolist() == [1] * 6
+        with pytest.raises(ValueError, match="got 6 bytes for bytes 24 to 36 .* truncated"):
+            array[2]
+        with pytest.raises(ValueError, match="bytes 36 to 48 of a chunk of shape .* truncated"):
+            array[3]
+        with pytest.raises(ValueError, match="chunk holds 30 bytes, expected 48"):
+            array[:]
+
+    def test_a_store_that_says_that_there_is_no_such_range(self, array, counting):
+        def answer(*_):
+            raise RuntimeError("Requested range was invalid")
+
+        counting.answer = answer
+        with pytest.raises(ValueError, match="bytes 12 to 24 .* are not there") as raised:
+            array[1]
+        assert isinstance(raised.value.__cause__, RuntimeError)
+
+    @pytest.mark.parametrize("selection", [(1,), (slice(None), 3)], ids=str)
+    def test_a_store_that_fails(self, array, counting, selection):
+        def answer(num_requests, buffer):
+            if num_requests == len(selection):
+                raise PermissionError("not yours")
+            return buffer
+
+        counting.answer = answer
+        with pytest.raises(PermissionError, match="not yours") as raised:
+            array[selection]
+        (note,) = raised.value.__notes__
+        assert note.startswith("while reading bytes ")
+
+    def test_a_chunk_that_vanishes(self, array, counting):
+        counting.answer = lambda num_requests, buffer: buffer if num_requests < 3 else None
+        with pytest.raises(ValueError, match="vanished while it was read"):
+            array[:, 3]
+
+
+class TestCancellation:
+    SPEC = spec_of((100, 100), "f8")
+
+    async def read_cancelled(self, byte_getter):
+        codec = BytesCodec(endian="big")
+        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": 0}):
+            reading = asyncio.ensure_future(
+                codec.decode_partial([(byte_getter, (slice(None), 0), self.SPEC)])
+            )
+            await asyncio.sleep(0.05)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    def test_no_task_goes_on_reading(self):
+        asked = []
+
+        class Slow:
+            store = None
+
+            async def get(self, _prototype, byte_range=None):
+                asked.append(byte_range)
+                await asyncio.sleep(10)
+
+        assert asyncio.run(self.read_cancelled(Slow())) == []
+        assert 1 < len(asked) <= zarr.config.get("async.concurrency")
+
+    def test_no_thread_goes_on_reading(self):
+        asked = []
+
+        class Slow:
+            def get(self):
+                raise NotImplementedError
+
+            def get_sync(self, *_args, **_kwargs):
+                asked.append(1)
+                time.sleep(0.01)
+                return default_buffer_prototype().buffer.from_bytes(bytes(8))
+
+        class Getter:
+            store = Slow()
+            get_sync = store.get_sync
+
+        # asyncio.run waits for its threads.
+        assert asyncio.run(self.read_cancelled(Getter())) == []
+        assert 1 < len(asked) < 50
+
+    def test_a_failure_ends_the_other_requests(self):
+        ended = []
+
+        class Failing:
+            store = None
+
+            async def get(self, _prototype, byte_range=None):
+                if byte_range.start == 0:
+                    raise OSError("gone")
+                try:
+                    await asyncio.sleep(10)
+                finally:
+                    ended.append(byte_range)
+
+        async def read():
+            codec = BytesCodec(endian="big")
+            with (
+                zarr.config.set({"numcodecs_bytes.request_cost_bytes": 0}),
+                pytest.raises(OSError, match="gone"),
+            ):
+                await codec.decode_partial([(Failing(), (slice(None), 0), self.SPEC)])
+            return len(asyncio.all_tasks())
+
+        assert asyncio.run(read()) == 1
+        assert len(ended) == zarr.config.get("async.concurrency") - 1
+
+    def test_literal_bytes(self, tmp_path):
+        """The same answer from the synchronous and the asynchronous way, for hand-made bytes."""
+        stored = struct.pack(">6h", *range(6))
+        path = write_array(tmp_path, stored, "int16", [bytes_codec("big")], (2, 3))
+        spec = spec_of((2, 3), "i2")
+        getter = zarr.storage.StorePath(zarr.storage.LocalStore(path), "c/0/0")
+        sync(getter.store._open())
+        codec = BytesCodec(endian="big")
+        for selection, expected in [((1, slice(1, 3)), [4, 5]), ((slice(None), 2), [2, 5])]:
+            first = codec._decode_partial_sync(getter, selection, spec)
+            second = sync(codec._decode_partial_single(getter, selection, spec))
+            assert first.as_ndarray_like().tolist() == expected
+            assert second.as_ndarray_like().tolist() == expected
