@@ -111,10 +111,13 @@ def plan_partial_read(
     """
     selectors = selection if isinstance(selection, tuple) else (selection,)
     selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
+    if len(selectors) != len(chunk_shape) or all(
+        isinstance(s, slice) and s.indices(size) == (0, size, 1)
+        for s, size in zip(selectors, chunk_shape, strict=True)
+    ):
+        return None
     arrays = [s for s in selectors if isinstance(s, np.ndarray)]
     others = [s for s in selectors if not isinstance(s, np.ndarray)]
-    if not selectors or len(selectors) != len(chunk_shape):
-        return None
     if not others and not _is_open_mesh(arrays):
         if any(a.dtype == bool for a in arrays):
             return None
