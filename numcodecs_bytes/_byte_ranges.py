@@ -148,26 +148,34 @@ def _parse_axis(selector: Any, size: int) -> _Axis:
     if isinstance(selector, slice):
         return _Axis(range(*selector.indices(size)), None, is_dropped=False)
     if _is_int(selector):
-        _check_bounds(np.array([selector]), size)
+        _check_bounds(selector, selector, size)
         return _Axis(range(int(selector), int(selector) + 1), None, is_dropped=True)
     selected = selector.ravel()
     selected = np.flatnonzero(selected) if selected.dtype == bool else selected.astype(np.intp)
-    _check_bounds(selected, size)
+    if not len(selected):
+        return _Axis(selected, None, is_dropped=False)
+    _check_bounds(int(selected.min()), int(selected.max()), size)
     order = None
     steps = np.diff(selected)
     if not (steps > 0).all():
         selected, order = np.unique(selected, return_inverse=True)
         steps = np.diff(selected)
-    if len(selected) and (steps == (step := steps[0] if len(steps) else 1)).all():
+    if (steps == (step := steps[0] if len(steps) else 1)).all():
         return _Axis(range(selected[0], selected[-1] + 1, step), order, is_dropped=False)
     return _Axis(selected, order, is_dropped=False)
 
 
-def _check_bounds(indices: Indices, size: int) -> None:
-    if indices.size and not (indices.min() >= 0 and indices.max() < size):
+def _as_array(indices: range | Indices) -> Indices:
+    if isinstance(indices, range):  # many times faster than asarray
+        return np.arange(indices.start, indices.stop, indices.step)
+    return indices
+
+
+def _check_bounds(first: int, last: int, size: int) -> None:
+    if first < 0 or last >= size:
         raise IndexError(
-            f"selection is out of the chunk: got indices from {indices.min()} to {indices.max()} "
-            f"for an axis of {size}, expected 0 to {size - 1}"
+            f"selection is out of the chunk: got indices from {first} to {last} for an axis of "
+            f"{size}, expected 0 to {size - 1}"
         )
 
 
@@ -182,14 +190,14 @@ def _plan_product(
     window: list[tuple[int, int, Indices | None]] = []  # length, stride, index; from the last axis
     # In items: what the axes after the one at hand need for one index of it, as one range.
     first, span = 0, 1
-    starts: Indices = np.zeros(1, np.intp)
-    lengths: Indices = np.zeros(1, np.intp)
+    starts: Indices = np.empty(0, np.intp)
+    lengths: Indices = starts
     row = 0  # items fetched for each index of the axis at hand, once split
     for axis, stride in zip(reversed(axes), reversed(strides), strict=True):
         indices = axis.indices
         num, low, extent = len(indices), int(indices[0]), int(indices[-1]) - int(indices[0])
         if row:
-            starts = np.add.outer(np.asarray(indices) * stride, starts).ravel()
+            starts = np.add.outer(_as_array(indices) * stride, starts).ravel()
             lengths = np.tile(lengths, num)
             window.append((num, row, axis.order))
             row *= num
@@ -201,7 +209,7 @@ def _plan_product(
             first += low * stride
             span += extent * stride
         else:
-            all_indices = np.asarray(indices)
+            all_indices = _as_array(indices)
             ends = np.append(groups[1:], num) - 1
             starts = all_indices[groups] * stride + first
             lengths = (all_indices[ends] - all_indices[groups]) * stride + span
@@ -250,7 +258,7 @@ def _plan_points(
         return _plan_nothing(shape)
     arrays = [a.astype(np.intp, copy=False) for a in arrays]
     for array, size in zip(arrays, chunk_shape, strict=True):
-        _check_bounds(array, size)
+        _check_bounds(int(array.min()), int(array.max()), size)
     # Horner's rule, in items.
     items: Indices = functools.reduce(
         lambda items, axis: items * axis[1] + axis[0],
