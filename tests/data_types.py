@@ -138,6 +138,12 @@ CASES = [
         zarr_v3=False,
     ),
     Case(
+        "struct in a struct",
+        np.dtype([("id", "u4"), ("where", [("x", "f4"), ("y", ">i2")]), ("ok", "?")]),
+        [(i, (i / 2, -i), i % 2 == 0) for i in range(12)],
+        lambda v, o: struct.pack(o + "Ifh?", v[0], *v[1], v[2]),
+    ),
+    Case(
         "padded nested struct",
         PADDED_NESTED,
         [(i, (i, i / 2)) for i in range(12)],
