@@ -8,8 +8,8 @@ A selection is points (``vindex``, masks), or a product of one set of indices pe
 selections, ``oindex``). The runs of a product are found axis by axis, from the last one: as long as
 the indices of an axis merge into a single range, the axis before it sees a single run. The first
 axis that does not is the *split axis*. Its ranges are the same for every combination of indices of
-the axes before it, and are requested for each. (Only between two such combinations a gap may remain
-that is cheaper to read: a few steps of a long axis, or its both ends.)
+the axes before it: they are the pieces that are kept, end to end. Where the gap between the last
+piece of one combination and the first of the next is cheap, both come with one request.
 """
 
 import functools
@@ -26,13 +26,16 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 class PartialReadPlan:
     """Byte ranges to fetch, and where the selected elements lie in them.
 
-    Laid end to end, the fetched ranges are a flat array of items. The selected elements are those
-    of the strided window on these items, of which `index` takes some along each axis.
+    Laid end to end, the pieces of the fetched ranges are a flat array of items. The selected
+    elements are those of the strided window on these items, of which `index` takes some along each
+    axis.
 
     Attributes
     ----------
     starts, ends : numpy.ndarray
         First byte and end (exclusive) of each range in the chunk, shape ``(num_requests,)``.
+    piece_starts, piece_ends : numpy.ndarray
+        The same of the pieces to keep, each within a range, shape ``(num_pieces,)``.
     window_shape, window_strides : tuple of int
         Shape, and strides in items.
     index : tuple of (numpy.ndarray or None)
@@ -43,6 +46,8 @@ class PartialReadPlan:
 
     starts: Indices
     ends: Indices
+    piece_starts: Indices
+    piece_ends: Indices
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     index: tuple[Indices | None, ...]
@@ -57,6 +62,11 @@ class PartialReadPlan:
     def num_bytes(self) -> int:
         """Number of bytes in all ranges."""
         return int((self.ends - self.starts).sum())
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Number of bytes in all pieces."""
+        return int((self.piece_ends - self.piece_starts).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,15 +220,15 @@ def _plan_product(
             span += extent * stride
         else:
             all_indices = _as_array(indices)
-            ends = np.append(groups[1:], num) - 1
+            last = np.append(groups[1:], num) - 1
             starts = all_indices[groups] * stride + first
-            lengths = (all_indices[ends] - all_indices[groups]) * stride + span
+            lengths = (all_indices[last] - all_indices[groups]) * stride + span
             row = int(lengths.sum())
             if isinstance(indices, range):
                 window.append((num, span, axis.order))
             else:
                 # Where each index lies in a row: its group's place, and its place in the group.
-                group = np.repeat(np.arange(len(groups)), ends - groups + 1)
+                group = np.repeat(np.arange(len(groups)), last - groups + 1)
                 table = (np.cumsum(lengths) - lengths)[group]
                 table += (all_indices - all_indices[groups][group]) * stride
                 window.append((row - span + 1, 1, axis.positions(table)))
@@ -227,13 +237,29 @@ def _plan_product(
     if not row:
         starts, lengths = np.array([first]), np.array([span])
     window.reverse()
+    starts *= item_size
+    ends = starts + lengths * item_size
+    range_starts, range_ends = _merge(starts, ends, request_cost_bytes)
     return PartialReadPlan(
-        starts=starts * item_size,
-        ends=(starts + lengths) * item_size,
+        starts=range_starts,
+        ends=range_ends,
+        piece_starts=starts,
+        piece_ends=ends,
         window_shape=tuple(length for length, _, _ in window),
         window_strides=tuple(stride for _, stride, _ in window),
         index=tuple(index for _, _, index in window),
         shape=tuple(length if index is None else len(index) for length, _, index in window),
+    )
+
+
+def _merge(starts: Indices, ends: Indices, request_cost_bytes: int) -> tuple[Indices, Indices]:
+    """Return ascending ranges, those merged whose gap is no larger than the cost of a request."""
+    if len(starts) == 1:
+        return starts, ends
+    is_apart = starts[1:] - ends[:-1] > request_cost_bytes
+    return (
+        starts[np.concatenate([[True], is_apart])],
+        ends[np.concatenate([is_apart, [True]])],
     )
 
 
@@ -267,17 +293,16 @@ def _plan_points(
     )
     items = np.broadcast_to(items, shape).ravel()
     ordered = items if (np.diff(items) >= 0).all() else np.sort(items)
-    gaps = (np.diff(ordered) - 1) * item_size
-    splits = np.flatnonzero(gaps > request_cost_bytes)
-    starts = ordered[np.concatenate([[0], splits + 1])]
-    ends = ordered[np.append(splits, -1)] + 1
-    lengths = ends - starts
-    place = np.cumsum(lengths) - lengths - starts  # in the fetched items, less that in the chunk
-    positions = items + place[np.searchsorted(starts, items, side="right") - 1]
+    starts, ends = _merge(ordered * item_size, (ordered + 1) * item_size, request_cost_bytes)
+    # Where each range lies in the fetched items, less where it lies in the chunk.
+    place = (np.cumsum(ends - starts) - ends) // item_size
+    positions = items + place[np.searchsorted(starts, items * item_size, side="right") - 1]
     return PartialReadPlan(
-        starts=starts * item_size,
-        ends=ends * item_size,
-        window_shape=(int(lengths.sum()),),
+        starts=starts,
+        ends=ends,
+        piece_starts=starts,
+        piece_ends=ends,
+        window_shape=(int((ends - starts).sum()) // item_size,),
         window_strides=(1,),
         index=(positions,),
         shape=shape,
@@ -289,6 +314,8 @@ def _plan_nothing(shape: tuple[int, ...]) -> PartialReadPlan:
     return PartialReadPlan(
         starts=nothing,
         ends=nothing,
+        piece_starts=nothing,
+        piece_ends=nothing,
         window_shape=shape,
         window_strides=(0,) * len(shape),
         index=(None,) * len(shape),

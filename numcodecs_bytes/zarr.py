@@ -345,38 +345,44 @@ class _Ranges:
         self.is_cancelled = False
         self._num_present = self._num_missing = 0
 
-    def _requests(self) -> Iterator[tuple[RangeByteRequest, int]]:
-        """Yield each range and its place in the fetched bytes; end where the chunk is missing."""
+    def _requests(self) -> Iterator[tuple[RangeByteRequest, list[tuple[int, int, int]]]]:
+        """Yield each range with what to keep of it: start, end, and place in what is fetched."""
+        pieces = zip(self.plan.piece_starts.tolist(), self.plan.piece_ends.tolist(), strict=True)
+        piece = next(pieces, None)
         place = 0
         for start, end in zip(self.plan.starts.tolist(), self.plan.ends.tolist(), strict=True):
             if self._num_missing or self.is_cancelled:
-                return
-            yield RangeByteRequest(start, end), place
-            place += end - start
+                return  # nobody asks on for a chunk that is missing
+            kept = []
+            while piece is not None and piece[0] < end:
+                kept.append((piece[0] - start, piece[1] - start, place))
+                place += piece[1] - piece[0]
+                piece = next(pieces, None)
+            yield RangeByteRequest(start, end), kept
 
     def fetch_sync(self, byte_getter: Any) -> None:
         """Fetch one range after the other."""
         prototype = self.chunk_spec.prototype
-        for request, place in self._requests():
+        for request, kept in self._requests():
             try:
                 answer = byte_getter.get_sync(prototype=prototype, byte_range=request)
             except Exception as error:
                 self._explain(error, request)
                 raise
-            self._take(answer, request, place)
+            self._take(answer, request, kept)
 
     async def fetch(self, byte_getter: Any) -> None:
         """Fetch the ranges, as many at a time as zarr's `async.concurrency` says."""
         requests = self._requests()
 
         async def fetch_in_turn() -> None:
-            for request, place in requests:
+            for request, kept in requests:
                 try:
                     answer = await byte_getter.get(self.chunk_spec.prototype, request)
                 except Exception as error:
                     self._explain(error, request)
                     raise
-                self._take(answer, request, place)
+                self._take(answer, request, kept)
 
         num_requests = self.plan.num_requests
         num_tasks = min(zarr.config.get("async.concurrency") or num_requests, num_requests)
@@ -398,8 +404,10 @@ class _Ranges:
             ) from error
         error.add_note(f"while reading {what}")
 
-    def _take(self, answer: "Buffer | None", request: RangeByteRequest, place: int) -> None:
-        """Check an answer and put it where it belongs."""
+    def _take(
+        self, answer: "Buffer | None", request: RangeByteRequest, kept: list[tuple[int, int, int]]
+    ) -> None:
+        """Check an answer and put what is kept of it where it belongs."""
         if answer is None:
             self._num_missing += 1
             return
@@ -416,12 +424,13 @@ class _Ranges:
                 )
             )
         array = answer.as_numpy_array().view(np.uint8)
-        if self.plan.num_requests == 1:
+        if len(self.plan.piece_starts) == 1:
             self.fetched = array
             return
         if self.fetched is None:
-            self.fetched = np.empty(self.plan.num_bytes, np.uint8)
-        self.fetched[place : place + expected] = array
+            self.fetched = np.empty(self.plan.num_kept_bytes, np.uint8)
+        for start, end, place in kept:
+            self.fetched[place : place + end - start] = array[start:end]
 
     def selected(self) -> "NDBuffer | None":
         """Return the selection; None where the chunk is missing."""
