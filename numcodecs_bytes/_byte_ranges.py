@@ -26,9 +26,10 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 class PartialReadPlan:
     """Byte ranges to fetch, and where the selected elements lie in them.
 
-    Laid end to end, the pieces of the fetched ranges are a flat array of items. The selected
-    elements are those of the strided window on these items, of which `index` takes some along each
-    axis.
+    Laid end to end, the pieces of the fetched ranges are a flat array of items, and the strided
+    window shows each item that is selected. Of each of its axes, `index` picks the distinct ones,
+    and of those `order` the selected ones. To be applied axis by axis, the first axis first: until
+    then the window may show the same memory many times.
 
     Attributes
     ----------
@@ -38,8 +39,8 @@ class PartialReadPlan:
         The same of the pieces to keep, each within a range, shape ``(num_pieces,)``.
     window_shape, window_strides : tuple of int
         Shape, and strides in items.
-    index : tuple of (numpy.ndarray or None)
-        Per axis of the window, the positions that are selected; None: all.
+    index, order : tuple of (numpy.ndarray or None)
+        Per axis of the window, positions; None: all, each once and in turn.
     shape : tuple of int
         Shape of the selection.
     """
@@ -51,6 +52,7 @@ class PartialReadPlan:
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     index: tuple[Indices | None, ...]
+    order: tuple[Indices | None, ...]
     shape: tuple[int, ...]
 
     @property
@@ -80,12 +82,6 @@ class _Axis:
     indices: range | Indices
     order: Indices | None
     is_dropped: bool
-
-    def positions(self, table: Indices | None) -> Indices | None:
-        """Return where the selected ones are, given where the distinct ones are (None: in turn)."""
-        if self.order is None or table is None:
-            return self.order if table is None else table
-        return table[self.order]
 
 
 def plan_partial_read(
@@ -197,7 +193,8 @@ def _plan_product(
             tuple(len(a.indices if a.order is None else a.order) for a in axes if not a.is_dropped)
         )
     strides = [math.prod(chunk_shape[k + 1 :]) for k in range(len(axes))]
-    window: list[tuple[int, int, Indices | None]] = []  # length, stride, index; from the last axis
+    # Per axis, from the last: length, stride, index and order.
+    window: list[tuple[int, int, Indices | None, Indices | None]] = []
     # In items: what the axes after the one at hand need for one index of it, as one range.
     first, span = 0, 1
     starts: Indices = np.empty(0, np.intp)
@@ -209,13 +206,13 @@ def _plan_product(
         if row:
             starts = np.add.outer(_as_array(indices) * stride, starts).ravel()
             lengths = np.tile(lengths, num)
-            window.append((num, row, axis.order))
+            window.append((num, row, None, axis.order))
             row *= num
         elif (groups := _split(indices, stride, span, item_size, request_cost_bytes)) is None:
             if isinstance(indices, range):
-                window.append((num, indices.step * stride, axis.order))
+                window.append((num, indices.step * stride, None, axis.order))
             else:
-                window.append((extent + 1, stride, axis.positions(indices - low)))
+                window.append((extent + 1, stride, indices - low, axis.order))
             first += low * stride
             span += extent * stride
         else:
@@ -225,13 +222,13 @@ def _plan_product(
             lengths = (all_indices[last] - all_indices[groups]) * stride + span
             row = int(lengths.sum())
             if isinstance(indices, range):
-                window.append((num, span, axis.order))
+                window.append((num, span, None, axis.order))
             else:
                 # Where each index lies in a row: its group's place, and its place in the group.
                 group = np.repeat(np.arange(len(groups)), last - groups + 1)
                 table = (np.cumsum(lengths) - lengths)[group]
                 table += (all_indices - all_indices[groups][group]) * stride
-                window.append((row - span + 1, 1, axis.positions(table)))
+                window.append((row - span + 1, 1, table, axis.order))
         if axis.is_dropped:
             window.pop()
     if not row:
@@ -245,10 +242,14 @@ def _plan_product(
         ends=range_ends,
         piece_starts=starts,
         piece_ends=ends,
-        window_shape=tuple(length for length, _, _ in window),
-        window_strides=tuple(stride for _, stride, _ in window),
-        index=tuple(index for _, _, index in window),
-        shape=tuple(length if index is None else len(index) for length, _, index in window),
+        window_shape=tuple(length for length, *_ in window),
+        window_strides=tuple(stride for _, stride, *_ in window),
+        index=tuple(index for *_, index, _ in window),
+        order=tuple(order for *_, order in window),
+        shape=tuple(
+            len(order) if order is not None else length if index is None else len(index)
+            for length, _, index, order in window
+        ),
     )
 
 
@@ -304,7 +305,8 @@ def _plan_points(
         piece_ends=ends,
         window_shape=(int((ends - starts).sum()) // item_size,),
         window_strides=(1,),
-        index=(positions,),
+        index=(None,),
+        order=(positions,),
         shape=shape,
     )
 
@@ -319,5 +321,6 @@ def _plan_nothing(shape: tuple[int, ...]) -> PartialReadPlan:
         window_shape=shape,
         window_strides=(0,) * len(shape),
         index=(None,) * len(shape),
+        order=(None,) * len(shape),
         shape=shape,
     )

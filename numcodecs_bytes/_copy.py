@@ -1,11 +1,11 @@
 """The kernels: array -> stored bytes and back. The only code that moves bytes.
 
-Each works in one pass of NumPy and returns a view where nothing has to move. Callers have checked
-that sizes fit and that the dtypes differ in byte order, padding and titles only.
+Each returns a view where nothing has to move. Callers have checked that sizes fit and that the
+dtypes differ in byte order, padding and titles only.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,15 +49,30 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
-    """Return the selected elements of the fetched ranges, in the stored dtype; a view if it can."""
+    """Return the selected elements of the fetched ranges, in the stored dtype.
+
+    A view, or for arrays of indices a copy that is never larger than what is fetched or selected.
+    """
     if math.prod(plan.shape) == 0:
         return np.empty(plan.shape, stored)
     strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
     # Unlike as_strided, this raises where a window would reach beyond the memory.
     selected: Array = np.ndarray(plan.window_shape, stored, fetched, strides=strides)
-    for axis, index in enumerate(plan.index):
-        if index is not None:
-            selected = selected.take(index, axis=axis)
+
+    def pick(positions: tuple[Any, ...], axes: Iterable[int]) -> None:
+        nonlocal selected
+        for axis in axes:
+            if positions[axis] is not None:
+                # Not take(), which makes its source contiguous first.
+                selected = selected[(slice(None),) * axis + (positions[axis],)]
+
+    num_axes = len(plan.window_shape)
+    pick(plan.index, range(num_axes))
+    growth = [
+        1.0 if order is None else len(order) / length
+        for order, length in zip(plan.order, selected.shape, strict=True)
+    ]
+    pick(plan.order, sorted(range(num_axes), key=growth.__getitem__))
     return selected.reshape(plan.shape)
 
 

@@ -16,13 +16,17 @@ with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 import asyncio
 import enum
 import math
+import numbers
 import sys
+import time
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import zarr
+import zarr.abc.store
 import zarr.codecs
 import zarr.dtype
 import zarr.storage
@@ -80,6 +84,20 @@ LOCAL_REQUEST_COST_BYTES = 1 << 16
 # leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
 # 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
 REMOTE_REQUEST_COST_BYTES = 1 << 18
+
+
+# After so long, reading byte ranges in a thread looks whether it is still wanted.
+_SECONDS_IN_A_THREAD = 0.1
+
+_GET = {"get", "get_sync"}
+_NO_SUCH_RANGE = ("requested range", "invalid range", "invalidrange", "not satisfiable")
+_REMEDY = (
+    "read it with zarr's own codec, "
+    "zarr.config.set({'codecs.bytes': 'zarr.codecs.bytes.BytesCodec'})"
+)
+_slots_of_loops: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[int | None, asyncio.Semaphore]
+] = weakref.WeakKeyDictionary()
 
 
 class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
@@ -217,19 +235,14 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     async def _decode_partial_single(
         self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
-        plan = _plan(byte_getter, selection, chunk_spec, stored)
-        if plan is None:
+        ranges = self._plan(byte_getter, selection, chunk_spec)
+        if ranges is None:
             chunk_bytes = await byte_getter.get(chunk_spec.prototype)
             return self._select(chunk_bytes, selection, chunk_spec)
-        ranges = _Ranges(plan, chunk_spec, stored)
-        if _reads_synchronously(byte_getter):
-            # One thread hop for all ranges; it ends early where this is cancelled.
-            try:
-                await asyncio.to_thread(ranges.fetch_sync, byte_getter)
-            except asyncio.CancelledError:
-                ranges.is_cancelled = True
-                raise
+        if _reads_synchronously(getattr(byte_getter, "store", None)):
+            # In one thread, not a hop for each range; back now and then, to notice a cancellation.
+            while await asyncio.to_thread(ranges.fetch_sync, byte_getter, _SECONDS_IN_A_THREAD):
+                pass
         else:
             await ranges.fetch(byte_getter)
         return ranges.selected()
@@ -237,14 +250,29 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     def _decode_partial_sync(
         self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
-        plan = _plan(byte_getter, selection, chunk_spec, stored)
-        if plan is None:
+        ranges = self._plan(byte_getter, selection, chunk_spec)
+        if ranges is None:
             chunk_bytes = byte_getter.get_sync(prototype=chunk_spec.prototype)
             return self._select(chunk_bytes, selection, chunk_spec)
-        ranges = _Ranges(plan, chunk_spec, stored)
         ranges.fetch_sync(byte_getter)
         return ranges.selected()
+
+    def _plan(self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec") -> "_Ranges | None":
+        """Return the byte ranges to fetch; None where the whole chunk is to be got."""
+        stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
+        store = getattr(byte_getter, "store", None)
+        # What is in memory is handed out as a view: nothing is cheaper than all of it.
+        is_in_memory = (
+            type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+            or type(store) is zarr.storage.MemoryStore
+        )
+        is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
+        if is_in_memory or not is_on_cpu or not stored.itemsize:
+            return None
+        plan = plan_partial_read(
+            selection, chunk_spec.shape, stored.itemsize, _request_cost_bytes(store)
+        )
+        return None if plan is None else _Ranges(plan, chunk_spec, stored)
 
     def _select(
         self, chunk_bytes: "Buffer | None", selection: Any, chunk_spec: "ArraySpec"
@@ -297,41 +325,37 @@ def _describe(chunk_spec: "ArraySpec") -> str:
     return f"shape {chunk_spec.shape} of {chunk_spec.dtype.to_native_dtype()}"
 
 
-def _plan(
-    byte_getter: Any, selection: Any, chunk_spec: "ArraySpec", stored: AnyDType
-) -> "PartialReadPlan | None":
-    """Return the byte ranges to fetch; None where the whole chunk is to be got."""
-    # What is in memory is handed out as a view: nothing is cheaper than one request for all of it.
-    is_in_memory = type(byte_getter).__module__ == zarr.codecs.sharding.__name__ or (
-        type(getattr(byte_getter, "store", None)) is zarr.storage.MemoryStore
-    )
-    is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
-    if is_in_memory or not is_on_cpu or not stored.itemsize:
-        return None
+def _request_cost_bytes(store: Any) -> int:
     cost = zarr.config.get("numcodecs_bytes.request_cost_bytes", None)
     if cost is None:
-        is_local = _reads_synchronously(byte_getter)
-        cost = LOCAL_REQUEST_COST_BYTES if is_local else REMOTE_REQUEST_COST_BYTES
-    elif not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
+        is_local = _reads_synchronously(store)
+        return LOCAL_REQUEST_COST_BYTES if is_local else REMOTE_REQUEST_COST_BYTES
+    if not isinstance(cost, numbers.Integral) or isinstance(cost, bool) or cost < 0:
         raise ValueError(
-            f"numcodecs_bytes.request_cost_bytes in zarr's config must be a number of bytes, 0 or "
+            "numcodecs_bytes.request_cost_bytes in zarr's config must be a number of bytes, 0 or "
             f"more, got {cost!r}"
         )
-    return plan_partial_read(selection, chunk_spec.shape, stored.itemsize, cost)
+    return int(cost)
 
 
-def _reads_synchronously(byte_getter: Any) -> bool:
+def _reads_synchronously(store: Any) -> bool:
     """Whether the store can be read without an event loop, and then gives what `get` gives."""
-    store = getattr(byte_getter, "store", None)
     if not hasattr(store, "get_sync") or not getattr(store, "_supports_sync_io", True):
         return False
-    # A subclass that overrides `get` alone wants it called.
-    for cls in type(store).__mro__:
-        if "get_sync" in vars(cls):
-            return True
-        if "get" in vars(cls):
-            return False
-    return False
+    # A subclass that overrides `get` alone wants it called, also where it is wrapped.
+    owner = next(c for c in type(store).__mro__ if not vars(c).keys().isdisjoint(_GET))
+    inner = getattr(store, "_store", None)
+    return "get_sync" in vars(owner) and (
+        not isinstance(inner, zarr.abc.store.Store) or _reads_synchronously(inner)
+    )
+
+
+def _request_slots() -> asyncio.Semaphore:
+    """Return what bounds the requests of all chunks, as zarr's `async.concurrency` says."""
+    loop = asyncio.get_running_loop()
+    limit = zarr.config.get("async.concurrency")
+    slots = _slots_of_loops.setdefault(loop, {})
+    return slots.setdefault(limit, asyncio.Semaphore(limit or sys.maxsize))
 
 
 class _Ranges:
@@ -342,16 +366,16 @@ class _Ranges:
         self.chunk_spec = chunk_spec
         self.stored = stored
         self.fetched: Any = None
-        self.is_cancelled = False
+        self._requests = self._iterate()
         self._num_present = self._num_missing = 0
 
-    def _requests(self) -> Iterator[tuple[RangeByteRequest, list[tuple[int, int, int]]]]:
+    def _iterate(self) -> Iterator[tuple[RangeByteRequest, list[tuple[int, int, int]]]]:
         """Yield each range with what to keep of it: start, end, and place in what is fetched."""
         pieces = zip(self.plan.piece_starts.tolist(), self.plan.piece_ends.tolist(), strict=True)
         piece = next(pieces, None)
         place = 0
         for start, end in zip(self.plan.starts.tolist(), self.plan.ends.tolist(), strict=True):
-            if self._num_missing or self.is_cancelled:
+            if self._num_missing:
                 return  # nobody asks on for a chunk that is missing
             kept = []
             while piece is not None and piece[0] < end:
@@ -360,25 +384,31 @@ class _Ranges:
                 piece = next(pieces, None)
             yield RangeByteRequest(start, end), kept
 
-    def fetch_sync(self, byte_getter: Any) -> None:
-        """Fetch one range after the other."""
-        prototype = self.chunk_spec.prototype
-        for request, kept in self._requests():
+    def fetch_sync(self, byte_getter: Any, seconds: float = math.inf) -> bool:
+        """Fetch one range after the other for a while; return whether there may be more."""
+        end = time.monotonic() + seconds
+        for request, kept in self._requests:
             try:
-                answer = byte_getter.get_sync(prototype=prototype, byte_range=request)
+                answer = byte_getter.get_sync(
+                    prototype=self.chunk_spec.prototype, byte_range=request
+                )
             except Exception as error:
                 self._explain(error, request)
                 raise
             self._take(answer, request, kept)
+            if time.monotonic() > end:
+                return True
+        return False
 
     async def fetch(self, byte_getter: Any) -> None:
-        """Fetch the ranges, as many at a time as zarr's `async.concurrency` says."""
-        requests = self._requests()
+        """Fetch the ranges concurrently."""
+        slots = _request_slots()
 
         async def fetch_in_turn() -> None:
-            for request, kept in requests:
+            for request, kept in self._requests:
                 try:
-                    answer = await byte_getter.get(self.chunk_spec.prototype, request)
+                    async with slots:
+                        answer = await byte_getter.get(self.chunk_spec.prototype, request)
                 except Exception as error:
                     self._explain(error, request)
                     raise
@@ -386,22 +416,26 @@ class _Ranges:
 
         num_requests = self.plan.num_requests
         num_tasks = min(zarr.config.get("async.concurrency") or num_requests, num_requests)
-        if num_tasks == 1:
-            return await fetch_in_turn()
+        failure = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(num_tasks):
                     tasks.create_task(fetch_in_turn())
         except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+            failure = errors.exceptions[0]
+        if failure is not None:
+            raise failure  # as it is, with its own context
 
     def _explain(self, error: Exception, request: RangeByteRequest) -> None:
-        """Raise our own error where the store says that the range does not exist."""
+        """Say what was read; raise our own error where the store knows no such range."""
         what = f"bytes {request.start} to {request.end} of a chunk of {_describe(self.chunk_spec)}"
-        if "range" in str(error).lower():
+        text = str(error).lower()
+        if "not supported" in text and "range" in text:
             raise ValueError(
-                f"{what} are not there ({type(error).__name__}); the chunk may be truncated"
+                f"can't read {what}: the store or its server ignores byte ranges; {_REMEDY}"
             ) from error
+        if any(phrase in text for phrase in _NO_SUCH_RANGE):
+            raise ValueError(f"{what} are not there; the chunk may be truncated") from error
         error.add_note(f"while reading {what}")
 
     def _take(
@@ -420,7 +454,7 @@ class _Ranges:
                 + (
                     "it may be truncated"
                     if len(answer) < expected
-                    else "the server may ignore byte ranges"
+                    else f"the store or its server may ignore byte ranges: {_REMEDY}"
                 )
             )
         array = answer.as_numpy_array().view(np.uint8)
@@ -434,13 +468,15 @@ class _Ranges:
 
     def selected(self) -> "NDBuffer | None":
         """Return the selection; None where the chunk is missing."""
-        if self._num_missing and self._num_present:
-            raise ValueError(
-                f"a chunk of {_describe(self.chunk_spec)} vanished while it was read; it may be "
-                "written to or deleted at the same time: read it again"
-            )
-        if self._num_missing:
+        if self._num_missing and not self._num_present:
             return None
+        if self._num_present != self.plan.num_requests:
+            raise ValueError(
+                f"a chunk of {_describe(self.chunk_spec)} was not read whole: "
+                f"{self._num_present} of {self.plan.num_requests} byte ranges came, "
+                f"{self._num_missing} found no chunk; it may be written to or deleted at the same "
+                "time, or its store have cancelled a request: read it again"
+            )
         selected = select_fetched(self.fetched, self.stored, self.plan)
         array: Any = ready_to_copy(selected, self.chunk_spec.dtype.to_native_dtype())
         return self.chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
