@@ -117,10 +117,7 @@ def plan_partial_read(
     """
     selectors = selection if isinstance(selection, tuple) else (selection,)
     selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
-    if len(selectors) != len(chunk_shape) or all(
-        isinstance(s, slice) and s.indices(size) == (0, size, 1)
-        for s, size in zip(selectors, chunk_shape, strict=True)
-    ):
+    if len(selectors) != len(chunk_shape) or is_whole_chunk(selectors, chunk_shape):
         return None
     arrays = [s for s in selectors if isinstance(s, np.ndarray)]
     others = [s for s in selectors if not isinstance(s, np.ndarray)]
@@ -139,6 +136,17 @@ def plan_partial_read(
         plan = _plan_product(axes, chunk_shape, item_size, request_cost_bytes)
     chunk_bytes = math.prod(chunk_shape) * item_size
     return None if plan.num_requests == 1 and plan.num_bytes == chunk_bytes else plan
+
+
+def is_whole_chunk(selection: Any, chunk_shape: tuple[int, ...]) -> bool:
+    """Whether a selection is a full slice of every axis; a quick look, not the last word."""
+    return len(selection) == len(chunk_shape) and all(
+        isinstance(s, slice)
+        and s.start in (0, None)
+        and s.stop in (size, None)
+        and s.step in (1, None)
+        for s, size in zip(selection, chunk_shape, strict=True)
+    )
 
 
 def _is_int(selector: object) -> bool:

@@ -34,7 +34,7 @@ from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._byte_ranges import plan_partial_read
+from numcodecs_bytes._byte_ranges import is_whole_chunk, plan_partial_read
 from numcodecs_bytes._copy import (
     as_bytes,
     decode_array,
@@ -76,15 +76,17 @@ _WARNS_OF_STRUCT_WITHOUT_ENDIAN = hasattr(zarr.dtype, "Struct")
 
 
 # What a request costs, in bytes that could be read instead; `numcodecs_bytes.request_cost_bytes` in
-# zarr's config sets it. Locally: LocalStore.get_sync takes 15 to 25 us in the page cache, and large
-# reads run at 2 GB/s (fresh memory) to 6 GB/s. Reading a 1 GiB chunk with 16 KiB to 256 KiB for it,
-# 64 KiB was never far from the best: a column 181 ms of 181 to 611, 1000 points 18 ms of 15 to 20.
-LOCAL_REQUEST_COST_BYTES = 1 << 16
+# zarr's config sets it. Locally: LocalStore.get_sync takes 15 to 25 us in the page cache; it reads
+# at 6 to 15 GB/s where memory is used again, at 2 GB/s where much of it is new. So reading over
+# gaps of 128 KiB pays for a 64x64 box of a 1 GiB chunk (6 MiB in 0.5 ms, not 64 requests in
+# 1.4 ms), but not for a column (1 GiB in 550 ms, not 11,584 requests in 190 ms).
+LOCAL_REQUEST_COST_BYTES = 1 << 17
+LOCAL_REQUEST_COST_BYTES_OF_MUCH = 1 << 16
+MUCH_BYTES = 16 << 20
 # Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
 # leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
 # 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
 REMOTE_REQUEST_COST_BYTES = 1 << 18
-
 
 # After so long, reading byte ranges in a thread looks whether it is still wanted.
 _SECONDS_IN_A_THREAD = 0.1
@@ -259,6 +261,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def _plan(self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec") -> "_Ranges | None":
         """Return the byte ranges to fetch; None where the whole chunk is to be got."""
+        if isinstance(selection, tuple) and is_whole_chunk(selection, chunk_spec.shape):
+            return None
         stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
         store = getattr(byte_getter, "store", None)
         # What is in memory is handed out as a view: nothing is cheaper than all of it.
@@ -269,9 +273,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
         if is_in_memory or not is_on_cpu or not stored.itemsize:
             return None
-        plan = plan_partial_read(
-            selection, chunk_spec.shape, stored.itemsize, _request_cost_bytes(store)
-        )
+        cost, cost_of_much = _request_costs(store)
+        plan = plan_partial_read(selection, chunk_spec.shape, stored.itemsize, cost)
+        if cost_of_much < cost and (plan is None or plan.num_bytes > MUCH_BYTES):
+            plan = plan_partial_read(selection, chunk_spec.shape, stored.itemsize, cost_of_much)
         return None if plan is None else _Ranges(plan, chunk_spec, stored)
 
     def _select(
@@ -325,17 +330,19 @@ def _describe(chunk_spec: "ArraySpec") -> str:
     return f"shape {chunk_spec.shape} of {chunk_spec.dtype.to_native_dtype()}"
 
 
-def _request_cost_bytes(store: Any) -> int:
+def _request_costs(store: Any) -> tuple[int, int]:
+    """Return what a request costs in bytes, and where much is read."""
     cost = zarr.config.get("numcodecs_bytes.request_cost_bytes", None)
     if cost is None:
-        is_local = _reads_synchronously(store)
-        return LOCAL_REQUEST_COST_BYTES if is_local else REMOTE_REQUEST_COST_BYTES
+        if _reads_synchronously(store):
+            return LOCAL_REQUEST_COST_BYTES, LOCAL_REQUEST_COST_BYTES_OF_MUCH
+        return REMOTE_REQUEST_COST_BYTES, REMOTE_REQUEST_COST_BYTES
     if not isinstance(cost, numbers.Integral) or isinstance(cost, bool) or cost < 0:
         raise ValueError(
             "numcodecs_bytes.request_cost_bytes in zarr's config must be a number of bytes, 0 or "
             f"more, got {cost!r}"
         )
-    return int(cost)
+    return int(cost), int(cost)
 
 
 def _reads_synchronously(store: Any) -> bool:

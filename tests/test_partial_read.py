@@ -21,6 +21,8 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes.zarr import (
     LOCAL_REQUEST_COST_BYTES,
+    LOCAL_REQUEST_COST_BYTES_OF_MUCH,
+    MUCH_BYTES,
     REMOTE_REQUEST_COST_BYTES,
     BytesCodec,
 )
@@ -316,6 +318,19 @@ class TestRequestCost:
         array = zarr.open_array(counting)
         is_local = isinstance(counting, CountingSyncStore)
         assert self.requests_of_a_column(array, counting) == (4 if is_local else 1)
+
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_local_request_costs_less_where_much_is_read(self, tmp_path):
+        row = (LOCAL_REQUEST_COST_BYTES + LOCAL_REQUEST_COST_BYTES_OF_MUCH) // 2 // 8
+        num_rows = 2 * MUCH_BYTES // (row * 8)
+        create(tmp_path, (num_rows, row))[:] = 1
+        store = CountingSyncStore(tmp_path)
+        store.requests = []
+        array = zarr.open_array(store)
+        for rows, num_requests in ((num_rows // 3, 1), (num_rows, num_rows)):
+            store.requests.clear()
+            array[:rows, 0]
+            assert len(store.requests) == num_requests
 
     def test_config_and_environment(self, tmp_path, counting):
         create(tmp_path, (4, 1000))[:] = 1
