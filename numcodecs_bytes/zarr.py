@@ -350,7 +350,8 @@ def _reads_synchronously(store: Any) -> bool:
     if not hasattr(store, "get_sync") or not getattr(store, "_supports_sync_io", True):
         return False
     # A subclass that overrides `get` alone wants it called, also where it is wrapped.
-    owner = next(c for c in type(store).__mro__ if not vars(c).keys().isdisjoint(_GET))
+    owners = (c for c in type(store).__mro__ if not vars(c).keys().isdisjoint(_GET))
+    owner = next(owners, object)
     inner = getattr(store, "_store", None)
     return "get_sync" in vars(owner) and (
         not isinstance(inner, zarr.abc.store.Store) or _reads_synchronously(inner)
