@@ -208,9 +208,11 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             return super()._encode_sync(chunk_array, chunk_spec)
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
-        if isinstance(array.base, np.ndarray) and has_same_elements(array.base.dtype, dtype):
-            # numcodecs' BitRound hands on floats viewed as integers.
-            array = array.view(array.base.dtype)
+        if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
+            # numcodecs' BitRound hands on floats viewed as integers, in the same byte order.
+            as_float = np.dtype(array.dtype.str.replace("i", "f"))
+            if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
+                array = array.view(as_float)
         if not has_same_elements(array.dtype, dtype):
             raise TypeError(
                 f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "

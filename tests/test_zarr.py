@@ -128,6 +128,17 @@ class TestStoredBytes:
         assert encode(BytesCodec(endian=endian), array, spec).to_bytes() == case.stored(endian)
 
     @BY_ENDIAN
+    def test_a_view_is_stored_as_what_it_is_not_as_its_base(self, endian):
+        """`raw.view(">f4")` mends data that were read in the wrong byte order."""
+        for dtype in (">f4", "<f4"):
+            memory = struct.pack(f"{dtype[0]}3f", 1, 2, 3)
+            array = np.frombuffer(memory, np.dtype(dtype).newbyteorder("S")).copy().view(dtype)
+            stored = encode(BytesCodec(endian=endian), array, spec_of((3,), "f4")).to_bytes()
+            assert stored == struct.pack({"little": "<3f", "big": ">3f"}[endian], 1, 2, 3)
+        with pytest.raises(TypeError, match="array does not fit the chunk"):
+            encode(BytesCodec(endian=endian), np.zeros(3, "c8").real, spec_of((3,), "c8"))
+
+    @BY_ENDIAN
     @BY_NAME
     @pytest.mark.usefixtures("pipeline")
     def test_a_stored_array_is_read_and_written(self, tmp_path, case, endian):
@@ -481,6 +492,8 @@ class TestBadChunks:
             ("i4", "f4"),
             ("i4", "i8"),
             ("f8", "M8[s]"),
+            ("f4", "i1"),
+            ("f4", "i4"),
             ("M8[s]", "M8[ms]"),
             ("S4", "i4"),
             ("V4", "S4"),
