@@ -1,7 +1,7 @@
 """The kernels: array -> stored bytes and back. The only code that moves bytes.
 
 Each returns a view where nothing has to move. Callers have checked that sizes fit and that the
-dtypes differ in byte order, padding and titles only.
+dtypes differ in byte order, padding and titles only, and in what `copied_as` does.
 """
 
 import math
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numcodecs_bytes._data_type import AnyDType, fields_of, has_bool
+from numcodecs_bytes._data_type import (
+    AnyDType,
+    copied_as,
+    fields_of,
+    has_unused_bits,
+    max_byte,
+    pack_dtype,
+)
 
 if TYPE_CHECKING:
     from numcodecs_bytes._byte_ranges import PartialReadPlan
@@ -21,31 +28,33 @@ Array = np.ndarray[Any, AnyDType]
 def encode_array(array: Array, stored: AnyDType) -> Array:
     """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
     # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
-    numbers = array.view(_copied_as(array.dtype))
-    encoded = numbers.astype(_copied_as(stored), order="C", copy=False).view(stored)
-    return _with_valid_bools(encoded)
+    encoded = array.view(copied_as(array.dtype)).astype(stored, order="C", copy=False)
+    if not has_unused_bits(array.dtype):
+        return encoded
+    return _with_valid_bytes(encoded.view(pack_dtype(array.dtype))).view(stored)
 
 
 def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     """Return flat uint8 bytes as a flat array of dtype; shares memory where nothing moves."""
-    if stored == dtype:
-        return _with_valid_bools(raw.view(dtype))
-    source = raw.view(_copied_as(stored))
+    copied = copied_as(dtype)
+    if stored == copied:
+        return _with_valid_bytes(raw.view(dtype))
+    source = raw.view(stored)
     # Zeros, because padding must not hand out old memory.
     new = np.empty if stored.itemsize == dtype.itemsize else np.zeros
-    array: Array = new(source.shape, _copied_as(dtype))
+    array: Array = new(source.shape, copied)
     array[...] = source
-    return _with_valid_bools(array.view(dtype))
+    return _with_valid_bytes(array.view(dtype))
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
     if is_column_major(out):
         out = out.T
-    source = raw.view(_copied_as(stored)).reshape(out.shape)
-    np.copyto(out.view(_copied_as(out.dtype)), source, casting="unsafe")
-    for values in _bool_bytes(out):
-        np.minimum(values, 1, out=values)
+    source = raw.view(stored).reshape(out.shape)
+    np.copyto(out.view(copied_as(out.dtype)), source, casting="unsafe")
+    for values, largest in _bytes_with_unused_bits(out):
+        _make_valid(values, largest)
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
@@ -79,11 +88,12 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") ->
 def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
     """Return stored elements so that NumPy copies them right into an array of dtype.
 
-    In that copy it swaps them, all but datetimes without a unit.
+    In that copy it swaps them, all but those that are to be copied as other types.
     """
-    if dtype.kind in "mM" and selected.dtype != dtype:
-        return selected.view(_copied_as(selected.dtype)).astype(_copied_as(dtype)).view(dtype)
-    return _with_valid_bools(selected)
+    copied = copied_as(dtype)
+    if copied == dtype:
+        return _with_valid_bytes(selected)
+    return _with_valid_bytes(selected.astype(copied, copy=False).view(dtype))
 
 
 def is_column_major(array: Array) -> bool:
@@ -97,31 +107,37 @@ def as_bytes(array: Array) -> Array:
     return flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
 
 
-def _copied_as(dtype: AnyDType) -> AnyDType:
-    """Return the dtype as which elements are copied: int64 for datetimes.
+def _bytes_with_unused_bits(array: Array) -> Iterator[tuple[Array, int]]:
+    """Yield a uint8 view of every bool and small number, also of those in structures.
 
-    NumPy does not swap datetimes without a unit when it casts them to the other byte order.
+    And with each the largest byte that is a value.
     """
-    return np.dtype("i8").newbyteorder(dtype.byteorder) if dtype.kind in "mM" else dtype
-
-
-def _bool_bytes(array: Array) -> Iterator[Array]:
-    """Yield a uint8 view of every bool in the array, also of those in structures."""
     if array.dtype.names is not None:
         for name, field in fields_of(array.dtype):
-            if has_bool(field):
-                yield from _bool_bytes(array[name])
-    elif array.dtype.kind == "b":
-        yield array.view(np.uint8)
+            if has_unused_bits(field):
+                yield from _bytes_with_unused_bits(array[name])
+    elif has_unused_bits(array.dtype):
+        yield array.view(np.uint8), max_byte(array.dtype)
 
 
-def _with_valid_bools(array: Array) -> Array:
-    """Return the array with 0x01 for every bool that is true; copies where one is neither 0 nor 1.
+def _make_valid(values: Array, largest: int) -> None:
+    """Make each byte a value, in place: bools 0x01 where they are not 0, others without high bits.
 
-    NumPy computes wrong values from other bytes (0xFF is what Fortran writes for true).
+    NumPy computes wrong values from other bools (0xFF is what Fortran writes for true), ml_dtypes
+    from float4 and float6 with high bits.
     """
-    if has_bool(array.dtype) and any(b.max(initial=0) > 1 for b in _bool_bytes(array)):
+    if largest == 1:
+        np.minimum(values, 1, out=values)
+    else:
+        np.bitwise_and(values, largest, out=values)
+
+
+def _with_valid_bytes(array: Array) -> Array:
+    """Return the array with valid bools and small numbers; copies where one is invalid."""
+    if has_unused_bits(array.dtype) and any(
+        values.max(initial=0) > largest for values, largest in _bytes_with_unused_bits(array)
+    ):
         array = array.copy()
-        for values in _bool_bytes(array):
-            np.minimum(values, 1, out=values)
+        for values, largest in _bytes_with_unused_bits(array):
+            _make_valid(values, largest)
     return array

@@ -1,10 +1,12 @@
 """Which data types there are, and the byte order that each is stored in.
 
 Nothing here touches array data. A *stored* dtype is what the bytes of a chunk are: structured
-types without padding and titles, every multi-byte number in the byte order of ``endian``.
+types without padding and titles, every multi-byte number in the byte order of ``endian``, and types
+that NumPy does not swap as the integers of their size.
 """
 
 import functools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
@@ -15,6 +17,30 @@ Endian = Literal["little", "big"]
 AnyDType = np.dtype[Any]
 
 NATIVE_ENDIAN: Endian = sys.byteorder
+
+# The data types of the package ml_dtypes, by their names in the registry of Zarr extensions: the
+# names there, and the largest byte of a value (the bits above are ignored when read).
+_ML_DTYPES = {
+    "bfloat16": ("bfloat16", 0xFF),
+    "complex_bfloat16": ("bcomplex32", 0xFF),
+    "complex_float16": ("complex32", 0xFF),
+    "float4_e2m1fn": ("float4_e2m1fn", 0x0F),
+    "float6_e2m3fn": ("float6_e2m3fn", 0x3F),
+    "float6_e3m2fn": ("float6_e3m2fn", 0x3F),
+    "float8_e3m4": ("float8_e3m4", 0xFF),
+    "float8_e4m3": ("float8_e4m3", 0xFF),
+    "float8_e4m3b11fnuz": ("float8_e4m3b11fnuz", 0xFF),
+    "float8_e4m3fn": ("float8_e4m3fn", 0xFF),
+    "float8_e4m3fnuz": ("float8_e4m3fnuz", 0xFF),
+    "float8_e5m2": ("float8_e5m2", 0xFF),
+    "float8_e5m2fnuz": ("float8_e5m2fnuz", 0xFF),
+    "float8_e8m0fnu": ("float8_e8m0fnu", 0xFF),
+    "int2": ("int2", 0x03),
+    "int4": ("int4", 0x0F),
+    "uint2": ("uint2", 0x03),
+    "uint4": ("uint4", 0x0F),
+}
+_NAMES_IN_ML_DTYPES = {name: registered for registered, (name, _) in _ML_DTYPES.items()}
 
 
 def parse_endian(endian: object) -> Endian | None:
@@ -70,10 +96,92 @@ def leaf_dtypes(dtype: AnyDType) -> Iterator[AnyDType]:
         yield dtype
 
 
+def ml_dtype_name(dtype: AnyDType) -> str | None:
+    """Return the registered name of a data type of ml_dtypes, None for all others."""
+    scalar = dtype.type
+    return _NAMES_IN_ML_DTYPES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
+
+
+def dtype_of_name(name: str) -> AnyDType | None:
+    """Return the dtype of a registered name that NumPy does not know; None for other names.
+
+    Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for `r*`
+    https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html.
+    """
+    if name in _ML_DTYPES:
+        try:
+            import ml_dtypes  # noqa: PLC0415 # optional, and met by few
+        except ImportError as error:
+            raise ImportError(
+                f"data type {name!r} needs the package ml_dtypes, which is not installed: "
+                "pip install 'numcodecs-bytes[ml_dtypes]'"
+            ) from error
+        in_ml_dtypes = _ML_DTYPES[name][0]
+        if not hasattr(ml_dtypes, in_ml_dtypes):
+            raise ImportError(
+                f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
+                "pip install -U ml_dtypes"
+            )
+        dtype: AnyDType = np.dtype(getattr(ml_dtypes, in_ml_dtypes))
+        return dtype
+    if re.fullmatch("r[0-9]+", name):
+        num_bytes, rest = divmod(int(name[1:]), 8)
+        if rest or not num_bytes:
+            raise ValueError(
+                f"raw data types have a multiple of 8 bits and at least 8, got {name!r}, "
+                "expected 'r8', 'r16', 'r24', ..."
+            )
+        return np.dtype(f"V{num_bytes}")
+    if name in ("complex_float32", "complex_float64"):
+        return np.dtype("c8" if name == "complex_float32" else "c16")
+    return None
+
+
+def max_byte(dtype: AnyDType) -> int:
+    """Return the largest byte that is a value of a bool or small number; 0xFF for other types."""
+    if dtype.kind == "b":
+        return 1
+    name = ml_dtype_name(dtype)
+    return 0xFF if name is None else _ML_DTYPES[name][1]
+
+
 @functools.lru_cache(maxsize=256)
-def has_bool(dtype: AnyDType) -> bool:
-    """Whether any element of the dtype is a bool, whose bytes are to be checked."""
-    return any(leaf.kind == "b" for leaf in leaf_dtypes(dtype))
+def has_unused_bits(dtype: AnyDType) -> bool:
+    """Whether some bytes of the dtype's elements are no values, so that they are to be checked."""
+    return any(max_byte(leaf) < 0xFF for leaf in leaf_dtypes(dtype))  # noqa: PLR2004
+
+
+@functools.lru_cache(maxsize=256)
+def copied_as(dtype: AnyDType) -> AnyDType:
+    """Return a dtype of the same layout, as which NumPy swaps bytes right.
+
+    NumPy does not swap datetimes without a unit when it casts them to the other byte order, and
+    knows the numbers of ml_dtypes as opaque: both are copied as integers.
+    """
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((copied_as(base), shape))
+    if dtype.names is not None:
+        fields = [copied_as(field) for _, field in fields_of(dtype)]
+        if all(new is field for new, (_, field) in zip(fields, fields_of(dtype), strict=True)):
+            return dtype
+        offsets = [cast("Any", dtype.fields)[name][1] for name in dtype.names]
+        return np.dtype(
+            {
+                "names": dtype.names,
+                "formats": fields,
+                "offsets": offsets,
+                "itemsize": dtype.itemsize,
+            }
+        )
+    if dtype.kind in "mM":
+        return np.dtype("i8").newbyteorder(dtype.byteorder)
+    name = ml_dtype_name(dtype)
+    if name is None:
+        return dtype
+    if name.startswith("complex"):
+        return np.dtype("u2,u2")
+    return np.dtype(f"u{dtype.itemsize}")
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,7 +191,8 @@ def has_byte_order(dtype: AnyDType) -> bool:
     Structured dtypes report the byte order '|' whatever their fields are, so whole dtypes are
     compared.
     """
-    return dtype.newbyteorder("<") != dtype.newbyteorder(">")
+    numbers = copied_as(dtype)
+    return numbers.newbyteorder("<") != numbers.newbyteorder(">")
 
 
 def has_same_elements(dtype: AnyDType, other: AnyDType) -> bool:
@@ -97,7 +206,7 @@ def has_same_elements(dtype: AnyDType, other: AnyDType) -> bool:
 def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
     """Return the dtype of the stored bytes, or raise where there is none."""
     check_storable(dtype)
-    packed = pack_dtype(dtype)
+    packed = copied_as(pack_dtype(dtype))
     if endian is not None:
         return packed.newbyteorder(endian)
     if has_byte_order(dtype):
@@ -116,9 +225,16 @@ def missing_endian(dtype: AnyDType) -> ValueError:
 def check_storable(dtype: AnyDType) -> None:
     """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
     for leaf in leaf_dtypes(dtype):
-        # `isbuiltin` is 2 for types that another package defines: their byte order is not NumPy's
-        # to change (bfloat16 ignores `newbyteorder`). Of a longdouble, some bytes are no value.
-        if (
+        if ml_dtype_name(leaf) is not None:
+            if not leaf.isnative:
+                raise TypeError(
+                    f"ml_dtypes knows no byte order: got {leaf} in that of the other machine, "
+                    "expected it in native order; view the array as uint16, byteswap it, and view "
+                    "it back"
+                )
+        # `isbuiltin` is 2 for types that another package defines: nothing says what their bytes
+        # mean. Of a longdouble, some bytes are no value.
+        elif (
             leaf.hasobject
             or leaf.kind not in "biufcmMSUV"
             or leaf.isbuiltin == 2  # noqa: PLR2004
@@ -126,21 +242,23 @@ def check_storable(dtype: AnyDType) -> None:
         ):
             raise TypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
-                "NumPy's own (bool, integer, float of up to 64 bits, complex, datetime, "
-                "fixed-length string, raw bytes or a structure of them), got one of Python "
-                "objects, of variable size, of this platform alone or of another package; "
-                "variable-length strings have codecs of their own, vlen-utf8 and vlen-bytes"
+                "NumPy (bool, integer, float of up to 64 bits, complex, datetime, "
+                "fixed-length string, raw bytes or a structure of them) or a registered one of "
+                "ml_dtypes, got one of Python objects, of variable size, of this platform alone "
+                "or of another package; variable-length strings have codecs of their own, "
+                "vlen-utf8 and vlen-bytes"
             )
 
 
 def parse_dtype(data: object) -> AnyDType:
-    """Return the dtype that Zarr v2 metadata, or anything that NumPy takes for a dtype, names."""
+    """Return the dtype of a name in the registry, in Zarr v2 metadata, or in NumPy."""
     try:
         dtype: AnyDType = np.dtype(_from_descr(data))  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:
         raise TypeError(
             f"dtype must be a data type as Zarr v2 writes it, such as '<f8' or "
-            f"[['name', '<i4'], ['name', '<f4', [2]]], got {data!r} ({error})"
+            f"[['name', '<i4'], ['name', '<f4', [2]]], or a registered name such as 'bfloat16' or "
+            f"'r16', got {data!r} ({error})"
         ) from error
     check_storable(dtype)
     if dtype.subdtype is not None or dtype.itemsize == 0:
@@ -153,7 +271,9 @@ def parse_dtype(data: object) -> AnyDType:
 
 
 def _from_descr(data: object) -> object:
-    """Return nested lists (JSON has no tuples) as the lists of tuples that NumPy takes."""
+    """Return names and nested lists (JSON has no tuples) as what NumPy takes for a dtype."""
+    if isinstance(data, str):
+        return data if (dtype := dtype_of_name(data)) is None else dtype
     if not isinstance(data, list):
         return data
     return [_field_from_descr(field) for field in data]
@@ -176,7 +296,7 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
 def dtype_to_json(dtype: AnyDType) -> str | list[Any]:
     """Return the dtype as Zarr v2 writes it: a string, or nested lists for structured types."""
     if dtype.names is None:
-        return dtype.str
+        return ml_dtype_name(dtype) or dtype.str
     fields = []
     for name, field in fields_of(dtype):
         if field.subdtype is None:

@@ -37,7 +37,6 @@ from numcodecs_bytes._data_type import (
     dtype_to_json,
     has_byte_order,
     has_same_elements,
-    leaf_dtypes,
     pack_dtype,
     parse_configuration,
     parse_dtype,
@@ -54,8 +53,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     endian : {'little', 'big'} or None, default 'little'
         Byte order of the stored elements. None: not given, for data types without byte order.
     dtype : dtype-like or list, optional
-        Data type of the decoded elements, its byte order included: anything that NumPy takes, or
-        the lists ``[name, type]`` and ``[name, type, shape]`` of Zarr v2. In a Zarr v2 array, the
+        Data type of the decoded elements, its byte order included: anything that NumPy takes, the
+        lists ``[name, type]`` and ``[name, type, shape]`` of Zarr v2, or a registered name such as
+        ``"bfloat16"`` (of the package ml_dtypes) or ``"r16"`` (raw bytes). In a Zarr v2 array, the
         array's own dtype.
 
     Raises
@@ -64,6 +64,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         If `endian` is no string, or `dtype` no data type of fixed size.
     ValueError
         If `endian` is another string, or `dtype` a string type without length.
+    ImportError
+        If `dtype` is a type of ml_dtypes, which is not installed.
 
     Examples
     --------
@@ -113,15 +115,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         stored = stored_dtype(elements.dtype, self.endian)
         if not is_column_major(elements):
             return as_bytes(encode_array(elements, stored))
-        encoded = encode_array(elements.T, stored).T
-        if any(leaf.kind in "mM" for leaf in leaf_dtypes(stored)):
-            # The buffer protocol, and so bytes(), knows no datetimes.
-            return encoded.view(
-                np.dtype("i8").newbyteorder(stored.byteorder)
-                if stored.names is None
-                else f"V{stored.itemsize}"
-            )
-        return encoded
+        return encode_array(elements.T, stored).T
 
     def decode(self, buf: Any, out: Any = None) -> Any:
         """Return the elements that the stored bytes hold.
@@ -256,7 +250,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
         dtype = target.dtype
         check_storable(dtype)
-        if dtype == np.uint8 or (dtype.kind == "V" and dtype.names is None):
+        if dtype == np.uint8 or (dtype.type is np.void and dtype.names is None):
             if self.dtype is None:
                 self._check_untyped()
                 return target

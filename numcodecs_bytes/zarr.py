@@ -45,10 +45,12 @@ from numcodecs_bytes._copy import (
 from numcodecs_bytes._data_type import (
     AnyDType,
     check_storable,
-    has_bool,
     has_byte_order,
     has_same_elements,
+    has_unused_bits,
+    leaf_dtypes,
     missing_endian,
+    ml_dtype_name,
     parse_configuration,
     parse_endian,
     stored_dtype,
@@ -185,9 +187,9 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                     stacklevel=2,
                 )
             evolved = type(self)(endian="little")
-        if has_bool(dtype):
-            # zarr's sharding reads dense shards of a fixed-size BytesCodec without calling it, and
-            # so would pass invalid bools on.
+        if has_unused_bits(dtype) or any(map(ml_dtype_name, leaf_dtypes(dtype))):
+            # zarr's sharding reads dense shards of a fixed-size BytesCodec without calling it: it
+            # would pass invalid bools on, and leave the swap of bfloat16 to ml_dtypes.
             object.__setattr__(evolved, "is_fixed_size", False)
         return evolved
 
@@ -210,7 +212,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         stored = self._stored_dtype(dtype)
         if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
             # numcodecs' BitRound hands on floats viewed as integers, in the same byte order.
-            as_float = np.dtype(array.dtype.str.replace("i", "f"))
+            as_float = dtype.newbyteorder(array.dtype.byteorder)
             if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
                 array = array.view(as_float)
         if not has_same_elements(array.dtype, dtype):

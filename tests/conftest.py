@@ -3,6 +3,9 @@
 import pytest
 import zarr
 
+if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
+    import numcodecs_bytes.zarr_data_types  # noqa: F401
+
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")

@@ -1,10 +1,12 @@
 """Cases of every data type with their stored bytes, made with `struct`; and memory layouts."""
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 ENDIANS = ("little", "big")
@@ -21,6 +23,8 @@ class Case:
     values: list[Any]
     pack: Callable[[Any, str], bytes]
     zarr_v3: bool = True
+    # ml_dtypes knows no byte order but the machine's.
+    native_only: bool = False
 
     def array(self, dtype: Any = None) -> np.ndarray[Any, Any]:
         """Return the elements, shape (12,), in the case's dtype or an equal one."""
@@ -92,6 +96,39 @@ def _unicode(value: str, order: str, length: int) -> bytes:
     return struct.pack(f"{order}{length}I", *map(ord, value.ljust(length, "\0")))
 
 
+def _bfloat16(value: float, order: str) -> bytes:
+    upper_half = struct.pack(">f", value)[:2]
+    return upper_half if order == ">" else upper_half[::-1]
+
+
+def _small_float(num_exponent_bits: int, num_mantissa_bits: int, bias: int) -> Callable[..., bytes]:
+    """Return what packs a number exactly, calculated from the format's definition."""
+
+    def pack(value: float, _: str) -> bytes:
+        mantissa, exponent = math.frexp(abs(value))
+        biased, fraction = exponent - 1 + bias, 2 * mantissa - 1
+        if biased < 1 or not value:  # subnormal
+            biased, fraction = 0, math.ldexp(abs(value), bias - 1)
+        bits = biased << num_mantissa_bits | int(math.ldexp(fraction, num_mantissa_bits))
+        return bytes([(value < 0) << (num_exponent_bits + num_mantissa_bits) | bits])
+
+    return pack
+
+
+def _ml(name: str, values: list[Any], pack: Callable[[Any, str], bytes], dtype: str = "") -> Case:
+    dtype_of_name = np.dtype(getattr(ml_dtypes, dtype or name))
+    return Case(name, dtype_of_name, values, pack, native_only=True)
+
+
+def _small_int(name: str, num_bits: int) -> Case:
+    low = -(2 ** (num_bits - 1)) if name.startswith("int") else 0
+    values = [low + i % 2**num_bits for i in range(NUM_ELEMENTS)]
+    return _ml(name, values, lambda v, _: bytes([v % 2**num_bits]))
+
+
+SMALL_FLOATS = [0.0, 1.0, -1.0, 1.5, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5, -1.5, 4.0]
+WITH_ML_DTYPES = np.dtype([("a", ml_dtypes.bfloat16), ("b", ml_dtypes.int4), ("c", "i2")])
+
 CASES = [
     Case("bool", np.dtype("?"), [i % 3 == 0 for i in range(12)], lambda v, _: bytes([v])),
     _number("int8", "b", _ints(-128, 127)),
@@ -150,7 +187,46 @@ CASES = [
         lambda v, o: struct.pack(o + "HBf", v[0], *v[1]),
         zarr_v3=False,
     ),
+    _ml("bfloat16", FLOATS, _bfloat16),
+    _ml(
+        "complex_bfloat16",
+        [complex(i - 3.5, 2.0**i) for i in range(NUM_ELEMENTS)],
+        lambda v, o: _bfloat16(v.real, o) + _bfloat16(v.imag, o),
+        dtype="bcomplex32",
+    ),
+    _ml(
+        "complex_float16",
+        [complex(i - 3.5, 2.0**i) for i in range(NUM_ELEMENTS)],
+        lambda v, o: struct.pack(o + "2e", v.real, v.imag),
+        dtype="complex32",
+    ),
+    _ml("float8_e3m4", SMALL_FLOATS, _small_float(3, 4, 3)),
+    _ml("float8_e4m3", SMALL_FLOATS, _small_float(4, 3, 7)),
+    _ml("float8_e4m3b11fnuz", SMALL_FLOATS, _small_float(4, 3, 11)),
+    _ml("float8_e4m3fn", SMALL_FLOATS, _small_float(4, 3, 7)),
+    _ml("float8_e4m3fnuz", SMALL_FLOATS, _small_float(4, 3, 8)),
+    _ml("float8_e5m2", SMALL_FLOATS, _small_float(5, 2, 15)),
+    _ml("float8_e5m2fnuz", SMALL_FLOATS, _small_float(5, 2, 16)),
+    _ml("float8_e8m0fnu", [2.0**i for i in range(-6, 6)], lambda v, _: bytes([_log2(v) + 127])),
+    _ml("float6_e2m3fn", SMALL_FLOATS, _small_float(2, 3, 1)),
+    _ml("float6_e3m2fn", SMALL_FLOATS, _small_float(3, 2, 3)),
+    _ml("float4_e2m1fn", SMALL_FLOATS, _small_float(2, 1, 1)),
+    _small_int("int2", 2),
+    _small_int("int4", 4),
+    _small_int("uint2", 2),
+    _small_int("uint4", 4),
+    Case(
+        "struct of ml_dtypes",
+        WITH_ML_DTYPES,
+        [(i / 2 - 1, i % 8 - 3, -i) for i in range(NUM_ELEMENTS)],
+        lambda v, o: _bfloat16(v[0], o) + bytes([v[1] % 16]) + struct.pack(o + "h", v[2]),
+        native_only=True,
+    ),
 ]
+
+
+def _log2(value: float) -> int:
+    return math.frexp(value)[1] - 1
 
 
 def _strided(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,0 +1,651 @@
+"""Data types of the Zarr v3 specification and its registry that zarr-python lacks.
+
+Registered with zarr when this module is imported, which zarr 3.2 and newer do by themselves, when
+they first need a data type. On zarr 3.1.6: ``import numcodecs_bytes.zarr_data_types``.
+
+==============================  ============================================  ==================
+``data_type`` in the metadata   in memory                                     fill value
+==============================  ============================================  ==================
+``r8``, ``r16``, ``r24``, ...   raw bytes (``V``), never swapped              list of bytes
+``bfloat16``, ``float8_*``,     of the package ml_dtypes                      as for float32
+``float6_*``, ``float4_e2m1fn``
+``int2``, ``int4``,             of the package ml_dtypes                      as for int8
+``uint2``, ``uint4``
+``complex_bfloat16``,           of the package ml_dtypes (0.6 and newer)      as for complex64
+``complex_float16``
+``complex_float32``,            complex64, complex128                         as for complex64
+``complex_float64``
+``struct`` (on zarr 3.1.6)      structured                                    object of the fields
+==============================  ============================================  ==================
+
+Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
+fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
+
+Where zarr, or another package before this one, has a data type of the same name, the class here is
+that one. Without ml_dtypes, its types raise an ImportError when they are met in metadata.
+
+Deviations, all towards reading what others wrote: fill values of ``r*`` are read as base64, too, as
+TensorStore writes them; fields that the fill value of a ``struct`` leaves out are zero, as in zarr.
+"""
+
+import base64
+import contextlib
+import math
+import numbers
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+import numpy as np
+import zarr.dtype
+import zarr.errors
+from zarr.core.dtype.common import HasEndianness, HasItemSize, HasLength
+
+from numcodecs_bytes._data_type import (
+    NATIVE_ENDIAN,
+    AnyDType,
+    Endian,
+    check_storable,
+    dtype_of_name,
+    fields_of,
+    max_byte,
+    ml_dtype_name,
+    pack_dtype,
+    parse_dtype,
+)
+
+# zarr 3.1.6 has it among the data types.
+DataTypeValidationError: Any = (
+    zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
+).DataTypeValidationError
+
+_CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
+    """Return the `struct` data type of a list of fields, as NumPy writes it in `dtype.descr`.
+
+    Early drafts of the struct data type had such lists as `data_type`. zarr rejects them before it
+    asks any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
+
+    Parameters
+    ----------
+    descr : list
+        Of ``[name, type]``; nested lists for nested structures. The byte orders in it are dropped:
+        in Zarr v3 the bytes codec has the byte order.
+
+    Returns
+    -------
+    zarr.dtype.ZDType
+        The data type `struct`, in native byte order.
+
+    Raises
+    ------
+    TypeError
+        If it is no such list.
+    ValueError
+        If a field is an array, which `struct` can't hold.
+
+    Examples
+    --------
+    >>> data_type = parse_numpy_descr([["age", "<i4"], ["weight", "<f4"]])
+    >>> for field in data_type.to_json(zarr_format=3)["configuration"]["fields"]:
+    ...     print(field)
+    {'name': 'age', 'data_type': 'int32'}
+    {'name': 'weight', 'data_type': 'float32'}
+    """
+    if not isinstance(descr, list):
+        raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
+    return _struct_of(parse_dtype(descr).newbyteorder("="))
+
+
+def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+    fields = []
+    for name, field in fields_of(pack_dtype(dtype)):
+        if field.subdtype is not None:
+            raise ValueError(
+                f"field {name!r} is an array of shape {field.shape}, which the data type struct "
+                "can't hold, expected a number, string, raw bytes or structure; give each of its "
+                "elements a field of its own"
+            )
+        is_struct = field.names is not None
+        fields.append(
+            (name, _struct_of(field) if is_struct else zarr.dtype.parse_dtype(field, zarr_format=3))
+        )
+    return Struct(fields=tuple(fields))
+
+
+def _name_in(data: object) -> object:
+    """Return the name in Zarr v3 metadata, written as a string or an object without settings."""
+    if isinstance(data, Mapping) and not data.get("configuration"):
+        return data.get("name")
+    return data
+
+
+class _NoMatch:
+    """Never the data type that zarr chooses for a NumPy dtype: another has that."""
+
+    @classmethod
+    def from_native_dtype(cls, dtype: AnyDType) -> Self:
+        """Raise DataTypeValidationError."""
+        raise DataTypeValidationError(f"{dtype} is {cls.__name__} only where metadata say so")
+
+    @classmethod
+    def _from_json_v2(cls, data: object) -> Self:
+        raise DataTypeValidationError(f"{data!r} is no {cls.__name__}: Zarr v2 has none")
+
+
+class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
+    """A hashable scalar: zarr hashes the fill values of arrays in shards."""
+
+    def __hash__(self) -> int:
+        return hash(self.tobytes())
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
+    """Raw bytes, `r8`, `r16`, ...: `length` bytes each, whose order is never changed."""
+
+    _zarr_v3_name: ClassVar[str] = "r*"
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1 byte, got {self.length!r}")
+
+    @classmethod
+    def _from_json_v3(cls, data: object) -> Self:
+        name = _name_in(data)
+        if isinstance(name, str) and name[:1] == "r" and (dtype := dtype_of_name(name)) is not None:
+            return cls(length=dtype.itemsize)
+        raise DataTypeValidationError(f"no raw data type: got {data!r}, expected 'r8', 'r16', ...")
+
+    def to_json(self, zarr_format: int) -> Any:
+        """Return the data type as metadata of a Zarr format have it."""
+        if zarr_format == 2:  # noqa: PLR2004
+            return {"name": f"|V{self.length}", "object_codec_id": None}
+        return f"r{8 * self.length}"
+
+    def to_native_dtype(self) -> AnyDType:
+        """Return the NumPy dtype."""
+        return np.dtype(f"V{self.length}")
+
+    @property
+    def item_size(self) -> int:
+        """Size of an element in bytes."""
+        return self.length
+
+    def _check_scalar(self, data: object) -> bool:
+        try:
+            self.cast_scalar(data)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def cast_scalar(self, data: object) -> np.void:
+        """Return bytes, raw bytes, or a list of byte values as a scalar."""
+        if isinstance(data, np.void):
+            data = data.tobytes()
+        elif isinstance(data, (list, tuple)):
+            data = _bytes_of(data)
+        if not isinstance(data, (bytes, bytearray)):
+            raise TypeError(
+                f"no value of {self.to_json(3)}: got {data!r}, expected {self.length} bytes or a "
+                "list of byte values"
+            )
+        if len(data) != self.length:
+            raise ValueError(
+                f"no value of {self.to_json(3)}: got {len(data)} bytes, expected {self.length}"
+            )
+        raw = np.dtype((_Raw, self.to_native_dtype()))
+        return cast("np.void", np.ndarray((), raw, bytes(data))[()])
+
+    def default_scalar(self) -> np.void:
+        """Return zeros."""
+        return self.cast_scalar(bytes(self.length))
+
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> np.void:  # noqa: ARG002
+        """Return a fill value in metadata as a scalar."""
+        if isinstance(data, str):
+            return self.cast_scalar(_from_base64(data, self.length, self.to_json(3)))
+        return self.cast_scalar(data)
+
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+        """Return a scalar as a fill value in metadata."""
+        raw = self.cast_scalar(data).tobytes()
+        return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)  # noqa: PLR2004
+
+
+def _from_base64(data: str, num_bytes: int, name: str) -> bytes:
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise ValueError(
+            f"fill value of {name} is no base64: got {data!r} ({error}); see {__name__}"
+        ) from error
+    if len(raw) != num_bytes:
+        raise ValueError(f"fill value of {name} holds {len(raw)} bytes, expected {num_bytes}")
+    return raw
+
+
+def _bytes_of(values: Sequence[object]) -> bytes:
+    if not all(type(v) is int and v in range(256) for v in values):
+        raise ValueError(f"byte values are integers from 0 to 255, got {values!r}")
+    return bytes(cast("Sequence[int]", values))
+
+
+class _Registered(zarr.dtype.ZDType[Any, Any], HasItemSize):
+    """A data type of ml_dtypes, by the name that it has in the registry."""
+
+    @classmethod
+    def from_native_dtype(cls, dtype: AnyDType) -> Self:
+        """Return the data type of a NumPy dtype, or raise DataTypeValidationError."""
+        if ml_dtype_name(dtype) != cls._zarr_v3_name:
+            raise DataTypeValidationError(f"{dtype} is no {cls._zarr_v3_name}")
+        return cls()
+
+    @classmethod
+    def _from_json_v3(cls, data: object) -> Self:
+        if _name_in(data) != cls._zarr_v3_name:
+            raise DataTypeValidationError(f"{data!r} is no {cls._zarr_v3_name}")
+        dtype_of_name(cls._zarr_v3_name)  # raises where ml_dtypes is missing
+        return cls()
+
+    @classmethod
+    def _from_json_v2(cls, data: object) -> Self:
+        # As TensorStore writes it. In zarr's hands the name comes with that of an object codec.
+        return cls._from_json_v3(data.get("name") if isinstance(data, Mapping) else data)
+
+    def to_json(self, zarr_format: int) -> Any:
+        """Return the data type as metadata of a Zarr format have it."""
+        if zarr_format == 2:  # noqa: PLR2004
+            return {"name": self._zarr_v3_name, "object_codec_id": None}
+        return self._zarr_v3_name
+
+    def to_native_dtype(self) -> AnyDType:
+        """Return the dtype of ml_dtypes."""
+        return cast("AnyDType", dtype_of_name(self._zarr_v3_name))
+
+    @property
+    def item_size(self) -> int:
+        """Size of a stored element in bytes."""
+        return self.to_native_dtype().itemsize
+
+    def _check_scalar(self, data: object) -> bool:
+        try:
+            self.cast_scalar(data)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def cast_scalar(self, data: object) -> Any:
+        """Return a number as a scalar."""
+        dtype = self.to_native_dtype()
+        if type(data) is dtype.type:
+            return data
+        return self._scalar_of(data.item() if isinstance(data, np.generic) else data)
+
+    def _scalar_of(self, data: object) -> Any:
+        raise NotImplementedError
+
+    def default_scalar(self) -> Any:
+        """Return the value whose bytes are zero."""
+        return np.zeros((), self.to_native_dtype())[()]
+
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+        """Return a fill value in metadata as a scalar."""
+        return self._scalar_of(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _HasByteOrder(_Registered, HasEndianness):
+    endianness: Endian = NATIVE_ENDIAN
+
+    def to_native_dtype(self) -> AnyDType:
+        """Return the dtype of ml_dtypes."""
+        return _in_byte_order(super().to_native_dtype(), self.endianness)
+
+
+def _in_byte_order(dtype: AnyDType, endianness: Endian) -> AnyDType:
+    """Return the dtype in a byte order; zarr's own codec asks so for that of the stored numbers."""
+    return dtype if endianness == NATIVE_ENDIAN else dtype.newbyteorder(endianness)
+
+
+class _Float(_Registered):
+    def _scalar_of(self, data: object) -> Any:
+        return _parse_float(data, self.to_native_dtype())
+
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+        """Return a scalar as a fill value in metadata."""
+        return _float_to_json(self.cast_scalar(data))
+
+
+class _Complex(_HasByteOrder):
+    _part: ClassVar[str]
+
+    @property
+    def _part_dtype(self) -> AnyDType:
+        return dtype_of_name(self._part) or np.dtype(self._part)
+
+    def _scalar_of(self, data: object) -> Any:
+        if isinstance(data, numbers.Complex) and not isinstance(data, bool):
+            data = [complex(data).real, complex(data).imag]
+        if not isinstance(data, (list, tuple)) or len(data) != 2:  # noqa: PLR2004
+            raise TypeError(
+                f"no value of {self._zarr_v3_name}: got {data!r}, expected a list of its real and "
+                "its imaginary part"
+            )
+        parts = np.array([_parse_float(d, self._part_dtype) for d in data], self._part_dtype)
+        return parts.view(type(self)().to_native_dtype())[0]
+
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+        """Return a scalar as a fill value in metadata."""
+        return [
+            _float_to_json(d) for d in np.array([self.cast_scalar(data)]).view(self._part_dtype)
+        ]
+
+
+class _Integer(_Registered):
+    def _scalar_of(self, data: object) -> Any:
+        is_signed = self._zarr_v3_name.startswith("int")
+        num_values = max_byte(self.to_native_dtype()) + 1
+        smallest = -num_values // 2 if is_signed else 0
+        largest = smallest + num_values - 1
+        if isinstance(data, bool) or not isinstance(data, (int, float)) or data % 1 != 0:
+            raise TypeError(
+                f"no value of {self._zarr_v3_name}: got {data!r}, expected an integer from "
+                f"{smallest} to {largest}"
+            )
+        if not smallest <= data <= largest:
+            raise ValueError(
+                f"{self._zarr_v3_name} has no {data!r}, expected {smallest} to {largest}"
+            )
+        return self.to_native_dtype().type(int(data))
+
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> int:  # noqa: ARG002
+        """Return a scalar as a fill value in metadata."""
+        return int(self.cast_scalar(data))
+
+
+def _parse_float(data: object, dtype: AnyDType) -> Any:
+    """Return a number, "NaN", "Infinity", "-Infinity" or the hexadecimal bits as a scalar."""
+    name = ml_dtype_name(dtype) or dtype.name
+    num_digits = 2 * dtype.itemsize
+    if isinstance(data, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{num_digits}}}", data):
+        bits = np.array([int(data, 16)], f"u{dtype.itemsize}")
+        if dtype.itemsize == 1:
+            bits &= max_byte(dtype)
+        return bits.view(dtype)[0]
+    number = _CONSTANTS.get(data) if isinstance(data, str) else data
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        error = ValueError if isinstance(data, str) else TypeError
+        raise error(
+            f"no value of {name}: got {data!r}, expected a number, "
+            f"{', '.join(map(repr, _CONSTANTS))}, or its bits as '0x' and {num_digits} hexadecimal "
+            "digits"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        scalar = np.array([float(number)]).astype(dtype)[0]
+    # Types without NaN, infinity, zero or sign make something else of those, silently.
+    is_finite, largest = math.isfinite(number), float(_finfo(dtype).max)
+    if (
+        is_finite != math.isfinite(scalar)
+        or math.isnan(number) != math.isnan(scalar)
+        or (is_finite and abs(number) > largest)
+    ):
+        raise ValueError(f"{name} has no {data!r}; choose another fill value")
+    return scalar
+
+
+def _finfo(dtype: AnyDType) -> Any:
+    import ml_dtypes  # noqa: PLC0415 # optional
+
+    return cast("Any", ml_dtypes).finfo(dtype)
+
+
+def _float_to_json(scalar: Any) -> Any:
+    number = float(scalar)
+    if math.isfinite(number):
+        return number
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    bits = np.array([scalar])
+    is_canonical = bits.tobytes() == np.array([math.nan]).astype(bits.dtype).tobytes()
+    return "NaN" if is_canonical else f"0x{bits[::-1].tobytes()[::-1].hex()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
+    """Structures, `struct`: fields one after the other without padding, for zarr 3.1.6."""
+
+    _zarr_v3_name: ClassVar[Any] = "struct"
+    endianness: Endian = NATIVE_ENDIAN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for name, _ in self.fields]
+        if len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+            raise ValueError(f"fields of a struct have names of their own, got {names!r}")
+        check_storable(self.to_native_dtype())
+
+    @classmethod
+    def _from_json_v3(cls, data: object) -> Self:
+        if not isinstance(data, Mapping) or data.get("name") != "struct":
+            raise DataTypeValidationError(f"no struct: {data!r}")
+        configuration = data.get("configuration")
+        fields = configuration.get("fields") if isinstance(configuration, Mapping) else None
+        if not isinstance(fields, (list, tuple)) or not all(map(_is_field, fields)):
+            raise ValueError(
+                f"no configuration of a struct: got {configuration!r}, expected "
+                '{"fields": [{"name": ..., "data_type": ...}, ...]}'
+            )
+        return cls(
+            fields=tuple(
+                (
+                    field["name"],
+                    zarr.dtype.data_type_registry.match_json(field["data_type"], zarr_format=3),
+                )
+                for field in fields
+            )
+        )
+
+    def to_json(self, zarr_format: int) -> Any:
+        """Return the data type as metadata of a Zarr format have it."""
+        if zarr_format == 2:  # noqa: PLR2004
+            return super().to_json(2)
+        fields = [{"name": n, "data_type": d.to_json(zarr_format=3)} for n, d in self.fields]
+        return {"name": "struct", "configuration": {"fields": fields}}
+
+    def to_native_dtype(self) -> Any:
+        """Return the NumPy dtype."""
+        return _in_byte_order(super().to_native_dtype(), self.endianness)
+
+    def cast_scalar(self, data: object) -> Any:
+        """Return a tuple or a structured scalar as a structured scalar."""
+        # zarr hashes the fill values of arrays in shards, NumPy only scalars that are read-only.
+        array = np.array([super().cast_scalar(data)], self.to_native_dtype())
+        array.flags.writeable = False
+        return array[0]
+
+    def default_scalar(self) -> Any:
+        """Return zeros."""
+        return self.cast_scalar(np.zeros((), self.to_native_dtype())[()])
+
+    def from_json_scalar(self, data: Any, *, zarr_format: Any) -> Any:
+        """Return a fill value in metadata, an object of the fields or base64, as a scalar."""
+        dtype = self.to_native_dtype()
+        if isinstance(data, str):
+            raw = _from_base64(data, dtype.itemsize, "struct")
+            return self.cast_scalar(np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)[0])
+        if not isinstance(data, Mapping):
+            raise TypeError(
+                f"no fill value of a struct: got {data!r}, expected an object of its fields"
+            )
+        values = [
+            field.from_json_scalar(data[name], zarr_format=zarr_format)
+            if name in data
+            else field.default_scalar()
+            for name, field in self.fields
+        ]
+        return self.cast_scalar(tuple(values))
+
+    def to_json_scalar(self, data: object, *, zarr_format: Any) -> Any:
+        """Return a scalar as a fill value in metadata."""
+        scalar = self.cast_scalar(data)
+        if zarr_format == 2:  # noqa: PLR2004
+            return super().to_json_scalar(scalar, zarr_format=zarr_format)
+        return {
+            name: field.to_json_scalar(scalar[name], zarr_format=3) for name, field in self.fields
+        }
+
+
+def _is_field(field: object) -> bool:
+    return isinstance(field, Mapping) and set(field) == {"name", "data_type"}
+
+
+class BFloat16(_Float, _HasByteOrder):
+    """`bfloat16`, the upper half of a float32."""
+
+    _zarr_v3_name = "bfloat16"
+
+
+class Float8E3M4(_Float):
+    """`float8_e3m4`."""
+
+    _zarr_v3_name = "float8_e3m4"
+
+
+class Float8E4M3(_Float):
+    """`float8_e4m3`."""
+
+    _zarr_v3_name = "float8_e4m3"
+
+
+class Float8E4M3B11FNUZ(_Float):
+    """`float8_e4m3b11fnuz`."""
+
+    _zarr_v3_name = "float8_e4m3b11fnuz"
+
+
+class Float8E4M3FN(_Float):
+    """`float8_e4m3fn`."""
+
+    _zarr_v3_name = "float8_e4m3fn"
+
+
+class Float8E4M3FNUZ(_Float):
+    """`float8_e4m3fnuz`."""
+
+    _zarr_v3_name = "float8_e4m3fnuz"
+
+
+class Float8E5M2(_Float):
+    """`float8_e5m2`."""
+
+    _zarr_v3_name = "float8_e5m2"
+
+
+class Float8E5M2FNUZ(_Float):
+    """`float8_e5m2fnuz`."""
+
+    _zarr_v3_name = "float8_e5m2fnuz"
+
+
+class Float8E8M0FNU(_Float):
+    """`float8_e8m0fnu`."""
+
+    _zarr_v3_name = "float8_e8m0fnu"
+
+
+class Float6E2M3FN(_Float):
+    """`float6_e2m3fn`."""
+
+    _zarr_v3_name = "float6_e2m3fn"
+
+
+class Float6E3M2FN(_Float):
+    """`float6_e3m2fn`."""
+
+    _zarr_v3_name = "float6_e3m2fn"
+
+
+class Float4E2M1FN(_Float):
+    """`float4_e2m1fn`."""
+
+    _zarr_v3_name = "float4_e2m1fn"
+
+
+class Int2(_Integer):
+    """`int2`, in the low bits of a byte."""
+
+    _zarr_v3_name = "int2"
+
+
+class Int4(_Integer):
+    """`int4`, in the low bits of a byte."""
+
+    _zarr_v3_name = "int4"
+
+
+class UInt2(_Integer):
+    """`uint2`, in the low bits of a byte."""
+
+    _zarr_v3_name = "uint2"
+
+
+class UInt4(_Integer):
+    """`uint4`, in the low bits of a byte."""
+
+    _zarr_v3_name = "uint4"
+
+
+class ComplexBFloat16(_Complex):
+    """`complex_bfloat16`, `bcomplex32` in ml_dtypes."""
+
+    _zarr_v3_name = "complex_bfloat16"
+    _part = "bfloat16"
+
+
+class ComplexFloat16(_Complex):
+    """`complex_float16`, `complex32` in ml_dtypes."""
+
+    _zarr_v3_name = "complex_float16"
+    _part = "float16"
+
+
+class ComplexFloat32(_NoMatch, zarr.dtype.Complex64):
+    """`complex_float32`, another name of `complex64`."""
+
+    _zarr_v3_name: ClassVar[Any] = "complex_float32"
+
+
+class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
+    """`complex_float64`, another name of `complex128`."""
+
+    _zarr_v3_name: ClassVar[Any] = "complex_float64"
+
+
+def _register() -> None:
+    """Register the data types that zarr has not got, and take its own for the others."""
+    registry = zarr.dtype.data_type_registry
+    for attribute, cls in list(globals().items()):
+        if isinstance(cls, type) and hasattr(cls, "_zarr_v3_name") and attribute[0] != "_":
+            name = cls._zarr_v3_name
+            registered = registry.contents.get(name)
+            if name == "r*" and registered is None:
+                registered = next(filter(_reads_raw_bits, registry.contents.values()), None)
+            if registered is None:
+                registry.register(name, cls)
+            else:
+                globals()[attribute] = registered
+
+
+def _reads_raw_bits(data_type: type[zarr.dtype.ZDType[Any, Any]]) -> bool:
+    """Whether a registered data type is `r*`, under whatever name."""
+    with contextlib.suppress(Exception):
+        return data_type.from_json("r16", zarr_format=3) is not None
+    return False
+
+
+_register()
