@@ -33,7 +33,7 @@ import contextlib
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -148,6 +148,7 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
     """Raw bytes, `r8`, `r16`, ...: `length` bytes each, whose order is never changed."""
 
     _zarr_v3_name: ClassVar[str] = "r*"
+    dtype_cls: ClassVar[Any] = np.dtypes.VoidDType
     length: int
 
     def __post_init__(self) -> None:
@@ -185,21 +186,17 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
 
     def cast_scalar(self, data: object) -> np.void:
         """Return bytes, raw bytes, or a list of byte values as a scalar."""
-        if isinstance(data, np.void):
-            data = data.tobytes()
-        elif isinstance(data, (list, tuple)):
-            data = _bytes_of(data)
-        if not isinstance(data, (bytes, bytearray)):
-            raise TypeError(
-                f"no value of {self.to_json(3)}: got {data!r}, expected {self.length} bytes or a "
-                "list of byte values"
-            )
-        if len(data) != self.length:
-            raise ValueError(
-                f"no value of {self.to_json(3)}: got {len(data)} bytes, expected {self.length}"
+        values = data.tobytes() if isinstance(data, np.void) else data
+        if isinstance(values, (list, tuple)) and all(
+            type(v) is int and v in range(256) for v in values
+        ):
+            values = bytes(values)
+        if not isinstance(values, (bytes, bytearray)) or len(values) != self.length:
+            raise _no_value(
+                self.to_json(3), data, f"{self.length} bytes, or a list of that many byte values"
             )
         raw = np.dtype((_Raw, self.to_native_dtype()))
-        return cast("np.void", np.ndarray((), raw, bytes(data))[()])
+        return cast("np.void", np.ndarray((), raw, bytes(values))[()])
 
     def default_scalar(self) -> np.void:
         """Return zeros."""
@@ -207,9 +204,8 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
 
     def from_json_scalar(self, data: object, *, zarr_format: int) -> np.void:  # noqa: ARG002
         """Return a fill value in metadata as a scalar."""
-        if isinstance(data, str):
-            return self.cast_scalar(_from_base64(data, self.length, self.to_json(3)))
-        return self.cast_scalar(data)
+        raw = _from_base64(data, self.length) if isinstance(data, str) else None
+        return self.cast_scalar(data if raw is None else raw)
 
     def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         """Return a scalar as a fill value in metadata."""
@@ -217,26 +213,24 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
         return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)  # noqa: PLR2004
 
 
-def _from_base64(data: str, num_bytes: int, name: str) -> bytes:
-    try:
+def _no_value(name: object, data: object, expected: str) -> TypeError:
+    """Return the error for what is no value; zarr hides the text of a ValueError."""
+    return TypeError(f"no value of {name}: got {data!r}, expected {expected}")
+
+
+def _from_base64(data: str, num_bytes: int) -> bytes | None:
+    """Return the bytes of a fill value in base64, None where it is none of so many bytes."""
+    with contextlib.suppress(ValueError):
         raw = base64.b64decode(data, validate=True)
-    except ValueError as error:
-        raise ValueError(
-            f"fill value of {name} is no base64: got {data!r} ({error}); see {__name__}"
-        ) from error
-    if len(raw) != num_bytes:
-        raise ValueError(f"fill value of {name} holds {len(raw)} bytes, expected {num_bytes}")
-    return raw
-
-
-def _bytes_of(values: Sequence[object]) -> bytes:
-    if not all(type(v) is int and v in range(256) for v in values):
-        raise ValueError(f"byte values are integers from 0 to 255, got {values!r}")
-    return bytes(cast("Sequence[int]", values))
+        if len(raw) == num_bytes:
+            return raw
+    return None
 
 
 class _Registered(zarr.dtype.ZDType[Any, Any], HasItemSize):
     """A data type of ml_dtypes, by the name that it has in the registry."""
+
+    dtype_cls: ClassVar[Any] = np.dtype
 
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
@@ -324,6 +318,15 @@ class _Float(_Registered):
 class _Complex(_HasByteOrder):
     _part: ClassVar[str]
 
+    def to_native_dtype(self) -> AnyDType:
+        """Return the dtype of ml_dtypes."""
+        if self.endianness != NATIVE_ENDIAN:
+            raise TypeError(
+                f"ml_dtypes swaps {self._zarr_v3_name} wrongly: expected the bytes codec of "
+                "numcodecs_bytes, which swaps it right, got zarr's own"
+            )
+        return super().to_native_dtype()
+
     @property
     def _part_dtype(self) -> AnyDType:
         return dtype_of_name(self._part) or np.dtype(self._part)
@@ -332,10 +335,7 @@ class _Complex(_HasByteOrder):
         if isinstance(data, numbers.Complex) and not isinstance(data, bool):
             data = [complex(data).real, complex(data).imag]
         if not isinstance(data, (list, tuple)) or len(data) != 2:  # noqa: PLR2004
-            raise TypeError(
-                f"no value of {self._zarr_v3_name}: got {data!r}, expected a list of its real and "
-                "its imaginary part"
-            )
+            raise _no_value(self._zarr_v3_name, data, "a list of its real and its imaginary part")
         parts = np.array([_parse_float(d, self._part_dtype) for d in data], self._part_dtype)
         return parts.view(type(self)().to_native_dtype())[0]
 
@@ -352,15 +352,13 @@ class _Integer(_Registered):
         num_values = max_byte(self.to_native_dtype()) + 1
         smallest = -num_values // 2 if is_signed else 0
         largest = smallest + num_values - 1
-        if isinstance(data, bool) or not isinstance(data, (int, float)) or data % 1 != 0:
-            raise TypeError(
-                f"no value of {self._zarr_v3_name}: got {data!r}, expected an integer from "
-                f"{smallest} to {largest}"
-            )
-        if not smallest <= data <= largest:
-            raise ValueError(
-                f"{self._zarr_v3_name} has no {data!r}, expected {smallest} to {largest}"
-            )
+        if (
+            isinstance(data, bool)
+            or not isinstance(data, (int, float))
+            or data % 1 != 0
+            or not smallest <= data <= largest
+        ):
+            raise _no_value(self._zarr_v3_name, data, f"an integer from {smallest} to {largest}")
         return self.to_native_dtype().type(int(data))
 
     def to_json_scalar(self, data: object, *, zarr_format: int) -> int:  # noqa: ARG002
@@ -379,11 +377,11 @@ def _parse_float(data: object, dtype: AnyDType) -> Any:
         return bits.view(dtype)[0]
     number = _CONSTANTS.get(data) if isinstance(data, str) else data
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        error = ValueError if isinstance(data, str) else TypeError
-        raise error(
-            f"no value of {name}: got {data!r}, expected a number, "
-            f"{', '.join(map(repr, _CONSTANTS))}, or its bits as '0x' and {num_digits} hexadecimal "
-            "digits"
+        raise _no_value(
+            name,
+            data,
+            f"a number, {', '.join(map(repr, _CONSTANTS))}, or its bits as '0x' and {num_digits} "
+            "hexadecimal digits",
         )
     with np.errstate(over="ignore", invalid="ignore"):
         scalar = np.array([float(number)]).astype(dtype)[0]
@@ -394,7 +392,9 @@ def _parse_float(data: object, dtype: AnyDType) -> Any:
         or math.isnan(number) != math.isnan(scalar)
         or (is_finite and abs(number) > largest)
     ):
-        raise ValueError(f"{name} has no {data!r}; choose another fill value")
+        raise _no_value(
+            name, data, f"one that it has: the largest is {largest}, and not all have 0 or infinity"
+        )
     return scalar
 
 
@@ -474,14 +474,15 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
 
     def from_json_scalar(self, data: Any, *, zarr_format: Any) -> Any:
         """Return a fill value in metadata, an object of the fields or base64, as a scalar."""
-        dtype = self.to_native_dtype()
         if isinstance(data, str):
-            raw = _from_base64(data, dtype.itemsize, "struct")
-            return self.cast_scalar(np.frombuffer(raw, dtype.newbyteorder("<")).astype(dtype)[0])
+            stored = self.to_native_dtype().newbyteorder("<")
+            raw = _from_base64(data, stored.itemsize)
+            if raw is not None:
+                return self.cast_scalar(
+                    np.frombuffer(raw, stored).astype(self.to_native_dtype())[0]
+                )
         if not isinstance(data, Mapping):
-            raise TypeError(
-                f"no fill value of a struct: got {data!r}, expected an object of its fields"
-            )
+            raise _no_value("struct", data, "an object of its fields")
         values = [
             field.from_json_scalar(data[name], zarr_format=zarr_format)
             if name in data

@@ -1,0 +1,691 @@
+"""zarr_data_types: metadata both ways, fill values, stored bits, and nothing in zarr's way."""
+
+import json
+import math
+import pickle
+import struct
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import ml_dtypes
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+from data_types import CASES, ENDIANS, flat_bytes
+from test_zarr import HAS_STRUCT, bytes_codec, ignore_unstable_data_types, write_array
+
+from numcodecs_bytes import Bytes, zarr_data_types
+from numcodecs_bytes.zarr_data_types import parse_numpy_descr
+
+pytestmark = ignore_unstable_data_types
+ML_CASES = [c for c in CASES if c.native_only and c.dtype.names is None]
+FILL_VALUES = {"float8_e8m0fnu": 1.0, "complex_bfloat16": [0, 0], "complex_float16": [0, 0]}
+BY_ML_CASE = pytest.mark.parametrize("case", ML_CASES, ids=lambda c: c.name)
+BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
+IMPORT = "" if HAS_STRUCT else "import numcodecs_bytes.zarr_data_types\n"
+
+
+def run(program, *arguments):
+    """Run a program in a fresh interpreter and return what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT + program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def data_type_of(data):
+    return zarr.dtype.data_type_registry.match_json(data, zarr_format=3)
+
+
+@pytest.mark.usefixtures("pipeline")
+class TestStoredBytes:
+    @BY_ENDIAN
+    @BY_ML_CASE
+    def test_metadata_that_name_the_type_are_opened(self, tmp_path, case, endian):
+        """zarr-python opens none of them."""
+        fill_value = FILL_VALUES.get(case.name, 0)
+        for data_type in (case.name, {"name": case.name, "configuration": {}}):
+            path = write_array(
+                tmp_path / type(data_type).__name__,
+                None,
+                data_type,
+                [bytes_codec(endian)],
+                shape=(3, 4),
+                fill_value=fill_value,
+            )
+            assert zarr.open_array(path)[0, 0] == zarr.open_array(path).fill_value
+            (path / "c" / "0").mkdir(parents=True)
+            (path / "c" / "0" / "0").write_bytes(case.stored(endian))
+            array = zarr.open_array(path, mode="r+")
+            expected = case.array().reshape(3, 4)
+            for selection in (..., 1, (slice(None), slice(1, 4, 2)), (2, 3)):
+                selected = np.asarray(array[selection])
+                assert selected.dtype == case.dtype
+                assert flat_bytes(selected) == flat_bytes(expected[selection])
+            array[1:] = expected[:2]
+            stored = case.stored(endian, [*range(4), *range(8)])
+            assert (path / "c" / "0" / "0").read_bytes() == stored
+            array.update_attributes({"a": 1})
+            document = json.loads((path / "zarr.json").read_text())
+            assert document["data_type"] == case.name
+            assert document["fill_value"] == fill_value
+
+    @pytest.mark.parametrize("case", ML_CASES + CASES[:1], ids=lambda c: c.name)
+    def test_bits_that_are_no_value_are_ignored_and_never_passed_on(self, tmp_path, case):
+        """ml_dtypes computes wrong values from a float4 or float6 with upper bits."""
+        fill_value = False if case.name == "bool" else FILL_VALUES.get(case.name, 0)
+        largest = {"int2": 3, "uint2": 3, "int4": 15, "uint4": 15, "float4_e2m1fn": 15}.get(
+            case.name, 63 if case.name.startswith("float6") else 255
+        )
+        every_byte = bytes(range(256))
+        valid = bytes(b & largest for b in every_byte)
+        if case.name == "bool":
+            valid = bytes(b > 0 for b in every_byte)
+        num_elements = 256 // case.dtype.itemsize
+        codecs = [bytes_codec("little")]
+        path = write_array(
+            tmp_path, every_byte, case.name, codecs, shape=(num_elements,), fill_value=fill_value
+        )
+        array = zarr.open_array(path, mode="r+")
+        assert array[:].tobytes() == valid
+        assert array[3:].tobytes() == valid[3 * case.dtype.itemsize :]
+        assert array.vindex[[num_elements - 1, 5]][0].tobytes() == valid[-case.dtype.itemsize :]
+        array[0] = array[1]
+        assert (path / "c" / "0").read_bytes()[4:] == valid[4:]
+        array[:] = np.frombuffer(every_byte, case.dtype)
+        assert (path / "c" / "0").read_bytes() == valid
+
+    @BY_ML_CASE
+    def test_bits_that_are_no_value_in_shards(self, tmp_path, case):
+        """zarr's sharding reads dense shards of fixed-size types without asking the codec."""
+        path = tmp_path / "array"
+        array = zarr.create_array(
+            path,
+            shape=(256,),
+            chunks=(64,),
+            shards=(128,),
+            dtype=case.dtype,
+            compressors=None,
+            serializer=bytes_codec("big"),
+        )
+        raw = np.arange(256 * case.dtype.itemsize).astype("u1").view(case.dtype)
+        array[:] = raw
+        if not case.name.startswith("complex"):  # which ml_dtypes swaps wrongly
+            with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+                zarr.open_array(path, mode="r+")[:] = raw
+        read = zarr.open_array(path)[:]
+        assert (
+            read.tobytes()
+            == Bytes("big", case.dtype).decode(Bytes("big", case.dtype).encode(raw)).tobytes()
+        )
+
+    @BY_ENDIAN
+    def test_zarrs_own_codec_reads_them_right(self, tmp_path, endian):
+        """Whoever opts out of our codec keeps the data types."""
+        case = next(c for c in CASES if c.name == "bfloat16")
+        path = write_array(tmp_path, case.stored(endian), "bfloat16", [bytes_codec(endian)], (12,))
+        with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+            array = zarr.open_array(path, mode="r+")
+            assert type(array.metadata.codecs[0]) is zarr.codecs.BytesCodec
+            assert array[:].tobytes() == case.array().tobytes()
+            array[:] = case.array()
+        assert (path / "c" / "0").read_bytes() == case.stored(endian)
+
+    def test_what_zarrs_own_codec_would_read_wrong_is_refused(self, tmp_path):
+        case = next(c for c in CASES if c.name == "complex_float16")
+        path = write_array(
+            tmp_path, case.stored("big"), case.name, [bytes_codec("big")], (12,), fill_value=[0, 0]
+        )
+        with (
+            zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}),
+            pytest.raises(TypeError, match="ml_dtypes swaps complex_float16 wrongly"),
+        ):
+            zarr.open_array(path)[:]
+
+    @pytest.mark.parametrize("fill_value", [[1, 255], "Af8="])
+    def test_raw_bits(self, tmp_path, fill_value):
+        """TensorStore writes the fill value as base64; the specification says a list."""
+        for endian in (None, "big"):
+            path = write_array(
+                tmp_path / str(endian),
+                b"abcdef\1\xff",
+                "r16",
+                [bytes_codec(endian)],
+                shape=(6,),
+                chunks=(4,),
+                fill_value=fill_value,
+            )
+            array = zarr.open_array(path, mode="r+")
+            assert array.dtype == "V2"
+            assert array[:].tobytes() == b"abcdef\1\xff\1\xff\1\xff"
+            assert array[1:3].tobytes() == b"cdef"
+            array[4:] = np.frombuffer(b"wxyz", "V2")
+            assert (path / "c" / "1").read_bytes() == b"wxyz\1\xff\1\xff"
+            array.update_attributes({"a": 1})
+            document = json.loads((path / "zarr.json").read_text())
+            assert (document["data_type"], document["fill_value"]) == ("r16", [1, 255])
+            if HAS_STRUCT:  # zarr 3.1.6 keeps an endian that says nothing
+                assert document["codecs"] == [bytes_codec()]
+
+    @pytest.mark.parametrize("name", ["r8", "r24", "r128", "r4096"])
+    def test_raw_bits_in_shards(self, name):
+        store = {}
+        num_bytes = int(name[1:]) // 8
+        array = zarr.create_array(
+            store, shape=(8,), chunks=(2,), shards=(4,), dtype=name, compressors=None
+        )
+        raw = np.arange(8 * num_bytes).astype("u1").view(f"V{num_bytes}")
+        array[:] = raw
+        assert zarr.open_array(store)[:].tobytes() == raw.tobytes()
+        assert zarr.open_array(store)[3].tobytes() == raw[3].tobytes()
+
+    def test_numbers_without_byte_order_of_zarr_v2(self, tmp_path):
+        """TensorStore writes the registered names into .zarray, too."""
+        case = next(c for c in CASES if c.name == "bfloat16")
+        document = {
+            "zarr_format": 2,
+            "shape": [12],
+            "chunks": [12],
+            "dtype": "bfloat16",
+            "fill_value": "NaN",
+            "order": "C",
+            "filters": None,
+            "compressor": {"id": "bytes", "endian": "big", "dtype": "bfloat16"},
+        }
+        (tmp_path / ".zarray").write_text(json.dumps(document))
+        assert math.isnan(float(zarr.open_array(tmp_path)[3]))
+        (tmp_path / "0").write_bytes(case.stored("big"))
+        assert zarr.open_array(tmp_path)[:].tobytes() == case.array().tobytes()
+
+    def test_minus_zero_is_taken_for_the_fill_value_0(self):
+        """A limit of zarr: of types that NumPy does not know it compares values, not bits."""
+        for write_empty_chunks, expected in ((False, False), (True, True)):
+            array = zarr.create_array(
+                {}, shape=2, dtype="bfloat16", config={"write_empty_chunks": write_empty_chunks}
+            )
+            array[:] = np.array([-0.0, -0.0], ml_dtypes.bfloat16)
+            assert np.signbit(array[:].astype("f4")).all() == expected
+
+
+class TestFillValues:
+    @pytest.mark.parametrize(
+        ("name", "data", "bits", "written"),
+        [
+            ("bfloat16", 1.5, 0x3FC0, 1.5),
+            ("bfloat16", 0.1, 0x3DCD, 0.10009765625),
+            ("bfloat16", -0.0, 0x8000, -0.0),
+            ("bfloat16", 7, 0x40E0, 7.0),
+            ("bfloat16", "NaN", 0x7FC0, "NaN"),
+            ("bfloat16", "0x7fc0", 0x7FC0, "NaN"),
+            ("bfloat16", "0x7fc1", 0x7FC1, "0x7fc1"),
+            ("bfloat16", "0xFFC0", 0xFFC0, "0xffc0"),
+            ("bfloat16", "0x3fc0", 0x3FC0, 1.5),
+            ("bfloat16", "Infinity", 0x7F80, "Infinity"),
+            ("bfloat16", "-Infinity", 0xFF80, "-Infinity"),
+            ("float8_e3m4", "NaN", 0x78, "NaN"),
+            ("float8_e4m3", "NaN", 0x7C, "NaN"),
+            ("float8_e4m3", "Infinity", 0x78, "Infinity"),
+            ("float8_e4m3b11fnuz", "NaN", 0x80, "NaN"),
+            ("float8_e4m3fn", "NaN", 0x7F, "NaN"),
+            ("float8_e4m3fn", "0xff", 0xFF, "0xff"),
+            ("float8_e4m3fnuz", "NaN", 0x80, "NaN"),
+            ("float8_e5m2", "NaN", 0x7E, "NaN"),
+            ("float8_e5m2", "-Infinity", 0xFC, "-Infinity"),
+            ("float8_e5m2fnuz", "NaN", 0x80, "NaN"),
+            ("float8_e8m0fnu", "NaN", 0xFF, "NaN"),
+            ("float8_e8m0fnu", 1, 0x7F, 1.0),
+            ("float8_e8m0fnu", "0x00", 0x00, 2.0**-127),
+            ("float6_e2m3fn", 7.5, 0x1F, 7.5),
+            ("float6_e3m2fn", "0x3f", 0x3F, -28.0),
+            ("float4_e2m1fn", -6, 0x0F, -6.0),
+            ("float4_e2m1fn", "0xf7", 0x07, 6.0),
+            ("int2", -2, 0x02, -2),
+            ("int4", 7, 0x07, 7),
+            ("int4", -8.0, 0x08, -8),
+            ("uint2", 3, 0x03, 3),
+            ("uint4", 15, 0x0F, 15),
+            ("complex_bfloat16", [1.5, "-Infinity"], 0xFF803FC0, [1.5, "-Infinity"]),
+            ("complex_float16", ["NaN", "0x3c00"], 0x3C007E00, ["NaN", 1.0]),
+        ],
+        ids=str,
+    )
+    def test_are_read_and_written_as_the_registry_says(self, tmp_path, name, data, bits, written):
+        path = write_array(
+            tmp_path, None, name, [bytes_codec("little")], shape=(2,), fill_value=data
+        )
+        array = zarr.open_array(path, mode="r+")
+        raw = bits.to_bytes(array.dtype.itemsize, sys.byteorder)
+        assert array[:].tobytes() == 2 * raw
+        array.update_attributes({"a": 1})
+        again = json.loads((path / "zarr.json").read_text())["fill_value"]
+        assert repr(again) == repr(written)
+        assert zarr.open_array(path)[:].tobytes() == 2 * raw
+
+    @pytest.mark.parametrize(
+        ("name", "data", "message"),
+        [
+            (
+                "bfloat16",
+                1e39,
+                "got 1e\\+39, expected one that it has: the largest is 3.3",
+            ),
+            ("bfloat16", "nan", "no value of bfloat16: got 'nan', expected a number, 'NaN'"),
+            ("bfloat16", "0x7fc", "or its bits as '0x' and 4 hexadecimal digits"),
+            ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
+            ("bfloat16", True, "no value of bfloat16: got True"),
+            ("bfloat16", [1], "no value of bfloat16: got \\[1\\]"),
+            ("float8_e8m0fnu", 0, "no value of float8_e8m0fnu: got 0, expected one that it has"),
+            ("float8_e8m0fnu", -1.0, "no value of float8_e8m0fnu: got -1.0"),
+            ("float8_e4m3fn", "Infinity", "no value of float8_e4m3fn: got 'Infinity'"),
+            (
+                "float8_e4m3fn",
+                449,
+                "got 449, expected one that it has: the largest is 448",
+            ),
+            ("float4_e2m1fn", "NaN", "no value of float4_e2m1fn: got 'NaN'"),
+            ("float4_e2m1fn", 6.5, "no value of float4_e2m1fn: got 6.5"),
+            ("int4", 8, "no value of int4: got 8, expected an integer from -8 to 7"),
+            ("uint4", -1, "no value of uint4: got -1, expected an integer from 0 to 15"),
+            ("int2", 0.5, "no value of int2: got 0.5, expected an integer from -2 to 1"),
+            ("int2", "NaN", "no value of int2: got 'NaN'"),
+            ("int2", False, "no value of int2: got False"),
+            ("complex_float16", [1], "no value of complex_float16: got \\[1\\], expected a list"),
+            ("complex_float16", "NaN", "expected a list of its real and its imaginary part"),
+            (
+                "r16",
+                [1],
+                "expected 2 bytes, or a list of that many byte values",
+            ),
+            ("r16", [1, 256], "no value of r16: got \\[1, 256\\]"),
+            ("r16", [1, True], "no value of r16: got \\[1, True\\]"),
+            ("r16", 0, "no value of r16: got 0, expected 2 bytes"),
+            ("r16", "AA", "no value of r16: got 'AA'"),
+            ("r16", "AAAA", "no value of r16: got 'AAAA'"),
+        ],
+        ids=str,
+    )
+    def test_others_are_refused(self, tmp_path, name, data, message):
+        path = write_array(tmp_path, None, name, [bytes_codec("little")], fill_value=data)
+        with pytest.raises(TypeError, match=message):
+            zarr.open_array(path)
+
+    def test_complex_of_create_array(self):
+        array = zarr.create_array({}, shape=2, dtype="complex_float16", fill_value=1 - 1.5j)
+        assert array[:].tolist() == [1 - 1.5j, 1 - 1.5j]
+
+    @BY_ML_CASE
+    def test_default_to_zero_bits(self, case):
+        array = zarr.create_array({}, shape=2, dtype=case.dtype)
+        assert not any(array[:].tobytes())
+
+    @pytest.mark.parametrize("fill_value", [2, 2.0, np.float32(2), np.int64(2), "same"], ids=repr)
+    def test_of_create_array(self, fill_value):
+        value = ml_dtypes.bfloat16(2) if fill_value == "same" else fill_value
+        array = zarr.create_array({}, shape=2, dtype=ml_dtypes.bfloat16, fill_value=value)
+        assert array[:].tolist() == [2, 2]
+
+
+class TestInZarr:
+    @BY_ML_CASE
+    def test_create_array_takes_dtypes_and_names(self, case):
+        for dtype in (case.dtype, case.dtype.type, case.name):
+            store = {}
+            zarr.create_array(store, shape=12, dtype=dtype)[:] = case.array()
+            array = zarr.open_array(store)
+            assert array.dtype == case.dtype
+            assert array[:].tobytes() == case.array().tobytes()
+
+    def test_every_dtype_matches_one_data_type(self):
+        """Two that match are an error in zarr, for arrays that have nothing to do with us."""
+        registry = zarr.dtype.data_type_registry
+        dtypes = [c.dtype for c in CASES if c.zarr_v3]
+        for dtype in dtypes:
+            data_type = registry.match_dtype(dtype)
+            assert data_type.to_native_dtype().newbyteorder("=") == np.dtype(
+                dtype.descr if dtype.names and not ml_types_in(dtype) else dtype
+            ).newbyteorder("=")
+        assert registry.match_dtype(np.dtype("V2")) == zarr.dtype.RawBytes(length=2)
+        assert type(registry.match_dtype(np.dtype("c8"))) is zarr.dtype.Complex64
+
+    def test_every_entry_point_is_a_class_of_its_name(self):
+        loaded = [e.load() for e in entry_points(group="zarr.data_type") if _is_ours(e)]
+        names = {c._zarr_v3_name for c in loaded}
+        assert len(loaded) == len(names)
+        assert {c.name for c in ML_CASES} | {"r*", "struct"} <= names
+
+    @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 never loads the entry points")
+    def test_they_are_found_without_an_import_and_ml_dtypes_only_where_met(self, tmp_path):
+        for name in ("int32", "bfloat16"):
+            write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
+        program = (
+            "import sys, zarr\n"
+            "array = zarr.open_array(sys.argv[1])\n"
+            "print(array[0], 'ml_dtypes' in sys.modules)"
+        )
+        assert run(program, tmp_path / "int32") == "3 False"
+        assert run(program, tmp_path / "bfloat16") == "3 True"
+
+    def test_without_ml_dtypes_an_error_says_what_to_install(self, tmp_path):
+        for name in ("int32", "bfloat16"):
+            write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
+        program = (
+            "import sys, zarr, numcodecs\n"
+            "sys.modules['ml_dtypes'] = None\n"
+            "print(zarr.open_array(sys.argv[1])[0])\n"
+            "for open in (lambda: zarr.open_array(sys.argv[2]),\n"
+            "             lambda: numcodecs.get_codec({'id': 'bytes', 'dtype': 'int4'})):\n"
+            "    try:\n"
+            "        open()\n"
+            "    except ImportError as error:\n"
+            "        print(error)"
+        )
+        what = "needs the package ml_dtypes, which is not installed: pip install"
+        assert run(program, tmp_path / "int32", tmp_path / "bfloat16").splitlines() == [
+            "3",
+            f"data type 'bfloat16' {what} 'numcodecs-bytes[ml_dtypes]'",
+            f"data type 'int4' {what} 'numcodecs-bytes[ml_dtypes]'",
+        ]
+
+    def test_a_type_that_zarr_has_is_zarrs(self):
+        """Registering replaces the type of the same name, zarr's own too."""
+        program = (
+            "import zarr, zarr.dtype\n"
+            "class Theirs(zarr.dtype.RawBytes):\n"
+            "    _zarr_v3_name = 'bfloat16'\n"
+            "class RawBits(zarr.dtype.RawBytes):\n"
+            "    _zarr_v3_name = 'raw_bits'\n"
+            "    @classmethod\n"
+            "    def _from_json_v3(cls, data):\n"
+            "        if data == 'r16': return cls(length=2)\n"
+            "        raise zarr.dtype.RawBytes._from_json_v3(data)\n"
+            "for cls in (Theirs, RawBits):\n"
+            "    zarr.dtype.data_type_registry.register(cls._zarr_v3_name, cls)\n"
+            "from numcodecs_bytes import zarr_data_types as ours\n"
+            "contents = zarr.dtype.data_type_registry.contents\n"
+            "assert contents['bfloat16'] is ours.BFloat16 is Theirs\n"
+            "assert ours.RawBits is RawBits and 'r*' not in contents\n"
+            "assert contents['int4'] is ours.Int4\n"
+            "print(ours.Struct.__module__)"
+        )
+        # Before any import of ours, and so without what run() does for zarr 3.1.6.
+        result = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert result.stdout.startswith("zarr.core" if HAS_STRUCT else "numcodecs_bytes.zarr_")
+
+    def test_a_zarr_that_is_not_known_gets_no_data_types_and_one_warning(self):
+        """zarr loads all entry points at its first data type: an exception would break them all."""
+        program = (
+            "import warnings, zarr, zarr.core.dtype.common as common\n"
+            "del common.HasEndianness\n"
+            "with warnings.catch_warnings(record=True) as caught:\n"
+            "    warnings.simplefilter('always')\n"
+            "    from numcodecs_bytes._data_types_plugin import BFloat16, RawBits\n"
+            "assert BFloat16 is RawBits is zarr.dtype.Bool\n"
+            "print(*(w.message for w in caught))"
+        )
+        result = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+        assert result.stdout.startswith("numcodecs_bytes adds no data types, not knowing this zarr")
+        assert result.stdout.count("numcodecs_bytes adds") == 1
+
+    @pytest.mark.parametrize("name", ["r16", *(c.name for c in ML_CASES), "complex_float32"])
+    def test_a_data_type_is_a_value(self, name):
+        data_type = data_type_of(name)
+        assert pickle.loads(pickle.dumps(data_type)) == data_type  # noqa: S301
+        assert data_type == data_type_of(name) != data_type_of("r24")
+        assert hash(data_type) == hash(data_type_of(name))
+        assert data_type.to_json(zarr_format=3) == name
+        assert data_type.item_size == data_type.to_native_dtype().itemsize
+
+    @pytest.mark.parametrize("name", ["r0", "r7", "r12"])
+    def test_raw_bits_are_whole_bytes(self, tmp_path, name):
+        path = write_array(tmp_path, None, name, [bytes_codec()], fill_value=[])
+        with pytest.raises(ValueError, match=f"a multiple of 8 bits and at least 8, got '{name}'"):
+            zarr.open_array(path)
+
+    @pytest.mark.parametrize(
+        "name", ["r", "R16", "r16 ", "r-8", "bfloat", "int3", "float8", "real"]
+    )
+    def test_other_names_are_zarrs_business(self, tmp_path, name):
+        path = write_array(tmp_path, None, name, [bytes_codec()])
+        with pytest.raises(ValueError, match="No Zarr data type found that matches"):
+            zarr.open_array(path)
+
+    def test_complex_float32_and_64_are_other_names_of_complex(self, tmp_path):
+        for name, dtype in (("complex_float32", ">c8"), ("complex_float64", ">c16")):
+            data = np.array([1.5 - 2j, 3], dtype)
+            path = write_array(
+                tmp_path / name,
+                data.tobytes(),
+                name,
+                [bytes_codec("big")],
+                shape=(2,),
+                fill_value=[0, "NaN"],
+            )
+            array = zarr.open_array(path, mode="r+")
+            assert array[:].tolist() == data.tolist()
+            array.update_attributes({"a": 1})
+            assert json.loads((path / "zarr.json").read_text())["data_type"] == name
+
+    def test_arrays_that_ml_dtypes_would_misread_are_refused(self):
+        """`np.frombuffer(raw, bfloat16.newbyteorder(">")).tolist()` gives wrong values."""
+        swapped = np.zeros(2, np.dtype(ml_dtypes.bfloat16).newbyteorder("S"))
+        for refused in (
+            lambda: Bytes("big").encode(swapped),
+            lambda: Bytes("big", swapped.dtype),
+            lambda: Bytes("big", "bfloat16").decode(bytes(4), out=swapped),
+        ):
+            with pytest.raises(TypeError, match="ml_dtypes knows no byte order"):
+                refused()
+
+
+class TestNumcodecs:
+    @BY_ENDIAN
+    @BY_ML_CASE
+    def test_bytes_takes_the_registered_names(self, case, endian):
+        codec = numcodecs.get_codec({"id": "bytes", "endian": endian, "dtype": case.name})
+        assert codec.dtype == case.dtype
+        assert codec.get_config()["dtype"] == case.name
+        assert codec == eval(repr(codec), {"Bytes": Bytes})  # noqa: S307
+        assert bytes(codec.encode(case.array())) == case.stored(endian)
+        assert codec.decode(case.stored(endian)).tobytes() == case.array().tobytes()
+        out = np.zeros(12, case.dtype)
+        assert codec.decode(case.stored(endian), out=out) is out
+        assert out.tobytes() == case.array().tobytes()
+
+    def test_names_in_structures(self):
+        dtype = [["a", "bfloat16"], ["b", "r24"], ["c", [["d", "int4", [2]]]]]
+        codec = Bytes("big", dtype)
+        assert codec.get_config()["dtype"] == [
+            ["a", "bfloat16"],
+            ["b", "|V3"],
+            ["c", [["d", "int4", [2]]]],
+        ]
+        decoded = codec.decode(bytes.fromhex("3fc0 010203 f70f"))
+        assert decoded["a"].tolist() == [1.5]
+        assert decoded["c"]["d"].view("u1").tolist() == [[7, 15]]
+        assert bytes(codec.encode(decoded)).hex() == "3fc0010203070f"
+        assert Bytes("big", "r16").dtype == "V2"
+        assert Bytes("big", "complex_float32").dtype == "c8"
+
+    @pytest.mark.parametrize("dtype", ["r7", "r0", "bfloat", "int3", [["a", "r9"]]])
+    def test_bad_names_are_refused(self, dtype):
+        with pytest.raises(TypeError, match="dtype must be a data type"):
+            Bytes("big", dtype)
+
+
+class TestNumpyDescr:
+    def test_gives_the_canonical_struct(self):
+        descr = [["name", "<U10"], ["age", "<i4"], ["weight", "<f4"]]
+        data_type = parse_numpy_descr(descr)
+        assert data_type.to_json(zarr_format=3) == {
+            "name": "struct",
+            "configuration": {
+                "fields": [
+                    {
+                        "name": "name",
+                        "data_type": {
+                            "name": "fixed_length_utf32",
+                            "configuration": {"length_bytes": 40},
+                        },
+                    },
+                    {"name": "age", "data_type": "int32"},
+                    {"name": "weight", "data_type": "float32"},
+                ]
+            },
+        }
+        assert data_type.to_native_dtype() == np.dtype([tuple(d) for d in descr]).newbyteorder("=")
+        assert type(data_type) is zarr_data_types.Struct
+
+    def test_nested(self):
+        descr = [["a", [["b", ">i2"], ["c", [["d", "|u1"]]]]], ["e", "bfloat16"], ["f", "|V3"]]
+        fields = parse_numpy_descr(descr).to_json(zarr_format=3)["configuration"]["fields"]
+        inner = fields[0]["data_type"]["configuration"]["fields"]
+        assert fields[0]["data_type"]["name"] == "struct"
+        assert inner[0] == {"name": "b", "data_type": "int16"}
+        assert inner[1]["data_type"]["configuration"]["fields"] == [
+            {"name": "d", "data_type": "uint8"}
+        ]
+        assert fields[1] == {"name": "e", "data_type": "bfloat16"}
+
+    def test_an_array_of_it_is_read_and_written(self):
+        data_type = parse_numpy_descr([["name", "<U2"], ["where", [["x", ">f4"], ["y", ">f4"]]]])
+        store = {}
+        data = np.array([("ä", (1, 2)), ("xy", (3, 4))], data_type.to_native_dtype())
+        zarr.create_array(store, shape=2, dtype=data_type, serializer=bytes_codec("big"))[:] = data
+        assert zarr.open_array(store)[:].tolist() == data.tolist()
+
+    @pytest.mark.parametrize(
+        ("descr", "error", "message"),
+        [
+            ([["a", "<f4", [2]]], ValueError, "field 'a' is an array of shape \\(2,\\)"),
+            ([["a", [["b", "<f4", 3]]]], ValueError, "field 'b' is an array of shape \\(3,\\)"),
+            ("<f4", TypeError, "expected a list such as \\[\\['age', '<i4'\\], ...\\], got '<f4'"),
+            ([], (TypeError, ValueError), "dtype must be"),
+            ([["a"]], TypeError, "expected \\[name, type\\]"),
+            ([["a", "|O"]], TypeError, "cannot store data type"),
+            ([["a", "<f4"], ["a", "<f4"]], TypeError, "dtype must be"),
+        ],
+        ids=str,
+    )
+    def test_what_struct_cannot_hold_is_refused(self, descr, error, message):
+        with pytest.raises(error, match=message):
+            parse_numpy_descr(descr)
+
+
+FIELDS = [
+    {"name": "a", "data_type": "int16"},
+    {
+        "name": "b",
+        "data_type": {
+            "name": "struct",
+            "configuration": {"fields": [{"name": "c", "data_type": "float64"}]},
+        },
+    },
+    {"name": "d", "data_type": "int4"},
+]
+
+
+def struct_of(fields):
+    return {"name": "struct", "configuration": {"fields": fields}}
+
+
+@pytest.mark.usefixtures("pipeline")
+class TestStruct:
+    """On zarr 3.1.6 the class is ours, on newer versions zarr's: both must do this."""
+
+    @BY_ENDIAN
+    @pytest.mark.parametrize(
+        "fill_value",
+        [{"a": 7, "b": {"c": "NaN"}, "d": -1}, "BwAAAAAAAAD4fw8="],
+        ids=["fields", "b64"],
+    )
+    def test_is_read_and_written(self, tmp_path, endian, fill_value):
+        order = {"little": "<", "big": ">"}[endian]
+        stored = struct.pack(order + "hdBhdB", 1, 1.5, 2, -2, 1e9, 0xFF)
+        path = write_array(
+            tmp_path,
+            stored,
+            struct_of(FIELDS),
+            [bytes_codec(endian)],
+            shape=(4,),
+            chunks=(2,),
+            fill_value=fill_value,
+        )
+        array = zarr.open_array(path, mode="r+")
+        assert repr(array[:].tolist()) == (
+            "[(1, (1.5,), 2), (-2, (1000000000.0,), -1), (7, (nan,), -1), (7, (nan,), -1)]"
+        )
+        assert array[1:2]["b"]["c"].tolist() == [1e9]
+        array[1] = array[0]
+        assert (path / "c" / "0").read_bytes() == 2 * struct.pack(order + "hdB", 1, 1.5, 2)
+        array.update_attributes({"x": 1})
+        document = json.loads((path / "zarr.json").read_text())
+        assert document["data_type"] == struct_of(FIELDS)
+        assert document["fill_value"] == {"a": 7, "b": {"c": "NaN"}, "d": -1}
+        assert document["codecs"] == [bytes_codec(endian)]
+
+    def test_in_shards(self):
+        """zarr 3.1.6 can't hash its own structured fill values there."""
+        data_type = data_type_of(struct_of(FIELDS))
+        data = np.array([(i, (i / 2,), i % 8) for i in range(8)], data_type.to_native_dtype())
+        store = {}
+        array = zarr.create_array(
+            store,
+            shape=(8,),
+            chunks=(2,),
+            shards=(4,),
+            dtype=data_type,
+            compressors=None,
+            serializer=bytes_codec("big"),
+        )
+        array[:] = data
+        assert zarr.open_array(store)[:].tolist() == data.tolist()
+        assert zarr.open_array(store)[3:5].tolist() == data[3:5].tolist()
+
+    def test_of_create_array_declares_its_endian(self):
+        """`struct` must have one where it has a multi-byte field."""
+        store = {}
+        zarr.create_array(store, shape=2, dtype=data_type_of(struct_of(FIELDS)), compressors=None)
+        assert zarr.open_array(store).metadata.codecs[0].to_dict() == bytes_codec("little")
+
+    def test_fields_that_the_fill_value_leaves_out_are_zero(self, tmp_path):
+        path = write_array(
+            tmp_path, None, struct_of(FIELDS), [bytes_codec("big")], fill_value={"a": 7}
+        )
+        assert zarr.open_array(path)[:1].tolist() == [(7, (0,), 0)]
+
+    @pytest.mark.parametrize(
+        "data_type",
+        [
+            struct_of([]),
+            struct_of([{"name": "a", "data_type": "int16"}] * 2),
+            struct_of([{"name": "a", "data_type": "int3"}]),
+            struct_of([{"name": "a", "data_type": "string"}]),
+            struct_of([{"name": "a"}]),
+            struct_of("ab"),
+            {"name": "struct", "configuration": {}},
+        ],
+        ids=str,
+    )
+    def test_bad_metadata_are_refused(self, tmp_path, data_type):
+        path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
+        with pytest.raises((ValueError, TypeError, KeyError)):
+            zarr.open_array(path)
+
+
+def ml_types_in(dtype):
+    return any("ml_dtypes" in str(dtype[name].type) for name in dtype.names)
+
+
+def _is_ours(entry_point):
+    return entry_point.value.startswith("numcodecs_bytes.")
