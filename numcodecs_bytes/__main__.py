@@ -12,6 +12,7 @@ from typing import Any
 
 import numcodecs.registry
 import zarr
+import zarr.dtype
 import zarr.registry
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
@@ -31,7 +32,17 @@ def report() -> dict[str, Any]:
         },
         "answers": answers,
         "overrides": [*_overrides("bytes"), *_overrides("endian")],
+        "finds_data_types": _finds_data_types(),
     }
+
+
+def _finds_data_types() -> bool:
+    """Whether zarr finds the types of zarr_data_types by itself, as it does since 3.4.1."""
+    try:
+        zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
+    except ValueError:
+        return False
+    return True
 
 
 def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, Any]:
@@ -104,6 +115,8 @@ def _format(found: dict[str, Any]) -> str:
         + (f" from {a['file']}" if a["file"] else "")
         for a in found["answers"]
     ]
+    how = "found" if found["finds_data_types"] else "import numcodecs_bytes.zarr_data_types first"
+    lines += [f"  zarr, data types r*, bfloat16, ...: {how}"]
     lines += [f"  {o['key']} is {o['value']!r} by {o['source']}" for o in found["overrides"]]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Data types of the Zarr v3 specification and its registry that zarr-python lacks.
 
-Registered with zarr when this module is imported, which zarr 3.2 and newer do by themselves, when
-they first need a data type. On zarr 3.1.6: ``import numcodecs_bytes.zarr_data_types``.
+Registered with zarr when this module is imported, which zarr 3.4.1 and newer do by themselves, when
+they first need a data type. On older versions: ``import numcodecs_bytes.zarr_data_types``.
 
 ==============================  ============================================  ==================
 ``data_type`` in the metadata   in memory                                     fill value
