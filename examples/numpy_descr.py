@@ -2,7 +2,7 @@
 
 An early draft of the Zarr v3 data type `struct` had such lists in the metadata:
 
-    "data_type": [["name", "<U10"], ["age", "<i4"], ["weight", "<f4"]]
+    "data_type": [["name", ">U10"], ["age", ">i4"], ["weight", ">f4"]]
 
 zarr refuses them before it asks any plugin. What the chunks hold is the same as for `struct`, so
 only the metadata change: the data type, the fill value, and the byte order, which the bytes codec
@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 import zarr.errors
 
+from numcodecs_bytes import Bytes
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
 
 
@@ -31,30 +32,37 @@ def byte_orders(descr: list[Any]) -> set[str]:
     return found & {"<", ">"}
 
 
+def with_endian(codecs: list[Any], endian: str) -> list[Any]:
+    """Return the codecs, the bytes codec with an `endian` where it has none, also in shards."""
+    rewritten = []
+    for codec in codecs:
+        name, configuration = codec["name"], dict(codec.get("configuration", {}))
+        if name == "bytes":
+            configuration.setdefault("endian", endian)
+        elif name == "sharding_indexed":
+            configuration["codecs"] = with_endian(configuration["codecs"], endian)
+        rewritten.append({"name": name, "configuration": configuration})
+    return rewritten
+
+
 def rewrite(document: dict[str, Any]) -> dict[str, Any]:
     """Return the metadata of an array with `struct` for its list of fields."""
     descr = document["data_type"]
     data_type = parse_numpy_descr(descr)
-    codecs = [dict(codec) for codec in document["codecs"]]
-    for codec in codecs:
-        if codec["name"] == "bytes" and not codec.get("configuration"):
-            # Without `endian`, the numbers are as the list says.
-            found = byte_orders(descr)
-            if len(found) > 1:
-                raise ValueError(f"struct has one byte order for all fields, got both: {descr}")
-            codec["configuration"] = {"endian": "big" if ">" in found else "little"}
-    fill_value = document["fill_value"]
-    if isinstance(fill_value, str):
-        fill_value = data_type.from_json_scalar(fill_value, zarr_format=3)
-    elif isinstance(fill_value, (list, tuple)):
-        fill_value = data_type.cast_scalar(tuple(fill_value))
-    else:
-        fill_value = data_type.default_scalar()
+    # Without `endian`, the numbers are as the list says.
+    found = byte_orders(descr)
+    if len(found) > 1:
+        raise ValueError(f"struct has one byte order for all fields, got both: {descr}")
+    endian = "big" if ">" in found else "little"
+    fill_value = data_type.default_scalar()
+    if document["fill_value"]:  # the bytes of an element in base64, or 0, or null
+        raw = base64.b64decode(document["fill_value"])
+        (fill_value,) = Bytes(endian, data_type.to_native_dtype()).decode(raw)
     return {
         **document,
         "data_type": data_type.to_json(zarr_format=3),
         "fill_value": data_type.to_json_scalar(fill_value, zarr_format=3),
-        "codecs": codecs,
+        "codecs": with_endian(document["codecs"], endian),
     }
 
 
@@ -64,16 +72,16 @@ def write_example(path: Path) -> None:
         "zarr_format": 3,
         "node_type": "array",
         "shape": [2],
-        "data_type": [["name", "<U10"], ["age", "<i4"], ["weight", "<f4"]],
+        "data_type": [["name", ">U10"], ["age", ">i4"], ["weight", ">f4"]],
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
         "chunk_key_encoding": {"name": "default"},
-        "fill_value": base64.b64encode(bytes(48)).decode(),
+        "fill_value": base64.b64encode(bytes(43) + b"\1" + bytes(4)).decode(),
         "codecs": [{"name": "bytes"}],
         "attributes": {},
     }
     people = [("Rex", 9, 81.0), ("Fido", 3, 27.0)]
     stored = b"".join(
-        name.ljust(10, "\0").encode("utf-32-le") + struct.pack("<if", age, weight)
+        name.ljust(10, "\0").encode("utf-32-be") + struct.pack(">if", age, weight)
         for name, age, weight in people
     )
     path.joinpath("c").mkdir(parents=True)
@@ -101,6 +109,7 @@ def main() -> None:
         people = zarr.open_array(path, mode="r+")
         codec = type(people.metadata.codecs[0])
         print(f"read by {codec.__module__}.{codec.__qualname__}:", people[:].tolist())
+        assert people.fill_value["age"] == 1
         assert people[:].tolist() == [("Rex", 9, 81.0), ("Fido", 3, 27.0)]
         people[1] = np.array(("Fido", 4, 28.5), people.dtype)
         assert zarr.open_array(path)[1:]["age"].tolist() == [4]

@@ -51,10 +51,11 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
     if is_column_major(out):
         out = out.T
+    out = out if out.ndim else out.reshape(1)  # of 0-d structures NumPy does not see an overlap
     source = raw.view(stored).reshape(out.shape)
     np.copyto(out.view(copied_as(out.dtype)), source, casting="unsafe")
-    for values, largest in _bytes_with_unused_bits(out):
-        _make_valid(values, largest)
+    for numbers in _with_unused_bits(out):
+        _make_valid(numbers)
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
@@ -107,37 +108,34 @@ def as_bytes(array: Array) -> Array:
     return flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
 
 
-def _bytes_with_unused_bits(array: Array) -> Iterator[tuple[Array, int]]:
-    """Yield a uint8 view of every bool and small number, also of those in structures.
-
-    And with each the largest byte that is a value.
-    """
+def _with_unused_bits(array: Array) -> Iterator[Array]:
+    """Yield a view of every bool and small number in the array, also of those in structures."""
     if array.dtype.names is not None:
         for name, field in fields_of(array.dtype):
             if has_unused_bits(field):
-                yield from _bytes_with_unused_bits(array[name])
+                yield from _with_unused_bits(array[name])
     elif has_unused_bits(array.dtype):
-        yield array.view(np.uint8), max_byte(array.dtype)
+        yield array
 
 
-def _make_valid(values: Array, largest: int) -> None:
-    """Make each byte a value, in place: bools 0x01 where they are not 0, others without high bits.
+def _make_valid(numbers: Array) -> None:
+    """Make bools 0x01 where they are not 0, and small numbers 0 in the bits above, in place.
 
     NumPy computes wrong values from other bools (0xFF is what Fortran writes for true), ml_dtypes
     from float4 and float6 with high bits.
     """
-    if largest == 1:
-        np.minimum(values, 1, out=values)
-    else:
-        np.bitwise_and(values, largest, out=values)
+    values = numbers.view(np.uint8)
+    make = np.minimum if numbers.dtype.kind == "b" else np.bitwise_and
+    make(values, max_byte(numbers.dtype), out=values)
 
 
 def _with_valid_bytes(array: Array) -> Array:
     """Return the array with valid bools and small numbers; copies where one is invalid."""
     if has_unused_bits(array.dtype) and any(
-        values.max(initial=0) > largest for values, largest in _bytes_with_unused_bits(array)
+        numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
+        for numbers in _with_unused_bits(array)
     ):
         array = array.copy()
-        for values, largest in _bytes_with_unused_bits(array):
-            _make_valid(values, largest)
+        for numbers in _with_unused_bits(array):
+            _make_valid(numbers)
     return array

@@ -7,6 +7,7 @@ that NumPy does not swap as the integers of their size.
 
 import functools
 import re
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, cast
@@ -125,11 +126,12 @@ def dtype_of_name(name: str) -> AnyDType | None:
         dtype: AnyDType = np.dtype(getattr(ml_dtypes, in_ml_dtypes))
         return dtype
     if re.fullmatch("r[0-9]+", name):
-        num_bytes, rest = divmod(int(name[1:]), 8)
-        if rest or not num_bytes:
+        num_bytes, rest = divmod(int(name[1:12]), 8)
+        # NumPy has no larger elements than of 2 GiB.
+        if rest or not num_bytes or len(name) > 11 or num_bytes >= 2**31:
             raise ValueError(
-                f"raw data types have a multiple of 8 bits and at least 8, got {name!r}, "
-                "expected 'r8', 'r16', 'r24', ..."
+                f"raw data types have a multiple of 8 bits, at least 8, got {name[:20]!r}, "
+                "expected 'r8', 'r16', 'r24', ... and below 2**34 bits"
             )
         return np.dtype(f"V{num_bytes}")
     if name in ("complex_float32", "complex_float64"):
@@ -148,12 +150,12 @@ def max_byte(dtype: AnyDType) -> int:
 @functools.lru_cache(maxsize=256)
 def has_unused_bits(dtype: AnyDType) -> bool:
     """Whether some bytes of the dtype's elements are no values, so that they are to be checked."""
-    return any(max_byte(leaf) < 0xFF for leaf in leaf_dtypes(dtype))  # noqa: PLR2004
+    return any(max_byte(leaf) < 0xFF for leaf in leaf_dtypes(dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def copied_as(dtype: AnyDType) -> AnyDType:
-    """Return a dtype of the same layout, as which NumPy swaps bytes right.
+    """Return a dtype of the same layout and byte order, as which NumPy swaps bytes right.
 
     NumPy does not swap datetimes without a unit when it casts them to the other byte order, and
     knows the numbers of ml_dtypes as opaque: both are copied as integers.
@@ -179,9 +181,8 @@ def copied_as(dtype: AnyDType) -> AnyDType:
     name = ml_dtype_name(dtype)
     if name is None:
         return dtype
-    if name.startswith("complex"):
-        return np.dtype("u2,u2")
-    return np.dtype(f"u{dtype.itemsize}")
+    integers = np.dtype("u2,u2" if name.startswith("complex") else f"u{dtype.itemsize}")
+    return integers.newbyteorder(dtype.byteorder)
 
 
 @functools.lru_cache(maxsize=256)
@@ -225,19 +226,12 @@ def missing_endian(dtype: AnyDType) -> ValueError:
 def check_storable(dtype: AnyDType) -> None:
     """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
     for leaf in leaf_dtypes(dtype):
-        if ml_dtype_name(leaf) is not None:
-            if not leaf.isnative:
-                raise TypeError(
-                    f"ml_dtypes knows no byte order: got {leaf} in that of the other machine, "
-                    "expected it in native order; view the array as uint16, byteswap it, and view "
-                    "it back"
-                )
         # `isbuiltin` is 2 for types that another package defines: nothing says what their bytes
         # mean. Of a longdouble, some bytes are no value.
-        elif (
+        if ml_dtype_name(leaf) is None and (
             leaf.hasobject
             or leaf.kind not in "biufcmMSUV"
-            or leaf.isbuiltin == 2  # noqa: PLR2004
+            or leaf.isbuiltin == 2
             or leaf.itemsize > {"f": 8, "c": 16}.get(leaf.kind, leaf.itemsize)
         ):
             raise TypeError(
@@ -254,14 +248,21 @@ def parse_dtype(data: object) -> AnyDType:
     """Return the dtype of a name in the registry, in Zarr v2 metadata, or in NumPy."""
     try:
         dtype: AnyDType = np.dtype(_from_descr(data))  # type: ignore[call-overload]
-    except (TypeError, ValueError, SyntaxError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # NumPy raises whatever comes up
         raise TypeError(
             f"dtype must be a data type as Zarr v2 writes it, such as '<f8' or "
             f"[['name', '<i4'], ['name', '<f4', [2]]], or a registered name such as 'bfloat16' or "
-            f"'r16', got {data!r} ({error})"
+            f"'r16', got {reprlib.repr(data)} ({error})"
         ) from error
     check_storable(dtype)
-    if dtype.subdtype is not None or dtype.itemsize == 0:
+    if any(ml_dtype_name(leaf) and not leaf.isnative for leaf in leaf_dtypes(dtype)):
+        raise TypeError(
+            "the types of ml_dtypes have no byte order in a configuration, got one in that of the "
+            "other machine, expected it in native order"
+        )
+    if dtype.subdtype is not None or pack_dtype(dtype).itemsize == 0:
         raise ValueError(
             f"dtype must be the type of an array's elements and at least one byte long, got "
             f"{data!r}; give strings and raw bytes their length (as in '|S8') and an array its "
@@ -272,6 +273,12 @@ def parse_dtype(data: object) -> AnyDType:
 
 def _from_descr(data: object) -> object:
     """Return names and nested lists (JSON has no tuples) as what NumPy takes for a dtype."""
+    types: object = data if isinstance(data, str) else ""
+    if isinstance(data, Mapping):
+        types = [value for key, value in data.items() if key not in ("names", "titles")]
+    if re.search(r"[0-9]\[[^]]*/", str(types)):
+        # NumPy divides by what follows the slash, and 0 ends the process.
+        raise ValueError("expected a unit of time that is no fraction")
     if isinstance(data, str):
         return data if (dtype := dtype_of_name(data)) is None else dtype
     if not isinstance(data, list):

@@ -42,6 +42,7 @@ import zarr.dtype
 import zarr.errors
 from zarr.core.dtype.common import HasEndianness, HasItemSize, HasLength
 
+from numcodecs_bytes._copy import decode_array
 from numcodecs_bytes._data_type import (
     NATIVE_ENDIAN,
     AnyDType,
@@ -53,6 +54,7 @@ from numcodecs_bytes._data_type import (
     ml_dtype_name,
     pack_dtype,
     parse_dtype,
+    stored_dtype,
 )
 
 # zarr 3.1.6 has it among the data types.
@@ -101,7 +103,7 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
 
 
 def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
-    fields = []
+    fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
     for name, field in fields_of(pack_dtype(dtype)):
         if field.subdtype is not None:
             raise ValueError(
@@ -109,10 +111,13 @@ def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
                 "can't hold, expected a number, string, raw bytes or structure; give each of its "
                 "elements a field of its own"
             )
-        is_struct = field.names is not None
-        fields.append(
-            (name, _struct_of(field) if is_struct else zarr.dtype.parse_dtype(field, zarr_format=3))
-        )
+        if field.names is not None:
+            data_type = _struct_of(field)
+        elif field.type is np.void:
+            data_type = RawBits(length=field.itemsize)
+        else:
+            data_type = zarr.dtype.parse_dtype(field, zarr_format=3)
+        fields.append((name, data_type))
     return Struct(fields=tuple(fields))
 
 
@@ -136,6 +141,26 @@ class _NoMatch:
         raise DataTypeValidationError(f"{data!r} is no {cls.__name__}: Zarr v2 has none")
 
 
+class _Scalars:
+    """How a data type says whether an object is a value of it: by casting it."""
+
+    def cast_scalar(self, data: object) -> Any:
+        """Return an object as a scalar, or raise TypeError."""
+        raise NotImplementedError
+
+    def _check_scalar(self, data: object) -> bool:
+        try:
+            self.cast_scalar(data)
+        except TypeError:
+            return False
+        return True
+
+
+def _item(data: object) -> object:
+    """Return the element of a 0-d array, which zarr hands out where one element is read."""
+    return data[()] if isinstance(data, np.ndarray) and data.ndim == 0 else data
+
+
 class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
     """A hashable scalar: zarr hashes the fill values of arrays in shards."""
 
@@ -144,7 +169,7 @@ class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
 
 
 @dataclass(frozen=True, kw_only=True)
-class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
+class RawBits(_NoMatch, _Scalars, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
     """Raw bytes, `r8`, `r16`, ...: `length` bytes each, whose order is never changed."""
 
     _zarr_v3_name: ClassVar[str] = "r*"
@@ -164,7 +189,7 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
 
     def to_json(self, zarr_format: int) -> Any:
         """Return the data type as metadata of a Zarr format have it."""
-        if zarr_format == 2:  # noqa: PLR2004
+        if zarr_format == 2:
             return {"name": f"|V{self.length}", "object_codec_id": None}
         return f"r{8 * self.length}"
 
@@ -177,16 +202,11 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
         """Size of an element in bytes."""
         return self.length
 
-    def _check_scalar(self, data: object) -> bool:
-        try:
-            self.cast_scalar(data)
-        except (TypeError, ValueError):
-            return False
-        return True
-
     def cast_scalar(self, data: object) -> np.void:
         """Return bytes, raw bytes, or a list of byte values as a scalar."""
-        values = data.tobytes() if isinstance(data, np.void) else data
+        values = _item(data)
+        if isinstance(values, np.void):
+            values = values.tobytes()
         if isinstance(values, (list, tuple)) and all(
             type(v) is int and v in range(256) for v in values
         ):
@@ -210,7 +230,7 @@ class RawBits(_NoMatch, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
     def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         """Return a scalar as a fill value in metadata."""
         raw = self.cast_scalar(data).tobytes()
-        return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)  # noqa: PLR2004
+        return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)
 
 
 def _no_value(name: object, data: object, expected: str) -> TypeError:
@@ -227,7 +247,7 @@ def _from_base64(data: str, num_bytes: int) -> bytes | None:
     return None
 
 
-class _Registered(zarr.dtype.ZDType[Any, Any], HasItemSize):
+class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
     """A data type of ml_dtypes, by the name that it has in the registry."""
 
     dtype_cls: ClassVar[Any] = np.dtype
@@ -253,7 +273,7 @@ class _Registered(zarr.dtype.ZDType[Any, Any], HasItemSize):
 
     def to_json(self, zarr_format: int) -> Any:
         """Return the data type as metadata of a Zarr format have it."""
-        if zarr_format == 2:  # noqa: PLR2004
+        if zarr_format == 2:
             return {"name": self._zarr_v3_name, "object_codec_id": None}
         return self._zarr_v3_name
 
@@ -266,17 +286,10 @@ class _Registered(zarr.dtype.ZDType[Any, Any], HasItemSize):
         """Size of a stored element in bytes."""
         return self.to_native_dtype().itemsize
 
-    def _check_scalar(self, data: object) -> bool:
-        try:
-            self.cast_scalar(data)
-        except (TypeError, ValueError):
-            return False
-        return True
-
     def cast_scalar(self, data: object) -> Any:
         """Return a number as a scalar."""
-        dtype = self.to_native_dtype()
-        if type(data) is dtype.type:
+        data = _item(data)
+        if type(data) is self.to_native_dtype().type:
             return data
         return self._scalar_of(data.item() if isinstance(data, np.generic) else data)
 
@@ -331,10 +344,15 @@ class _Complex(_HasByteOrder):
     def _part_dtype(self) -> AnyDType:
         return dtype_of_name(self._part) or np.dtype(self._part)
 
-    def _scalar_of(self, data: object) -> Any:
+    def cast_scalar(self, data: object) -> Any:
+        """Return a number, or a list of its parts, as a scalar."""
+        data = _item(data)
         if isinstance(data, numbers.Complex) and not isinstance(data, bool):
-            data = [complex(data).real, complex(data).imag]
-        if not isinstance(data, (list, tuple)) or len(data) != 2:  # noqa: PLR2004
+            data = [data.real, data.imag]
+        return super().cast_scalar(data)
+
+    def _scalar_of(self, data: object) -> Any:
+        if not isinstance(data, (list, tuple)) or len(data) != 2:
             raise _no_value(self._zarr_v3_name, data, "a list of its real and its imaginary part")
         parts = np.array([_parse_float(d, self._part_dtype) for d in data], self._part_dtype)
         return parts.view(type(self)().to_native_dtype())[0]
@@ -376,7 +394,11 @@ def _parse_float(data: object, dtype: AnyDType) -> Any:
             bits &= max_byte(dtype)
         return bits.view(dtype)[0]
     number = _CONSTANTS.get(data) if isinstance(data, str) else data
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, (int, float))
+        or (isinstance(number, int) and number.bit_length() > 1000)  # no float
+    ):
         raise _no_value(
             name,
             data,
@@ -425,9 +447,9 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = [name for name, _ in self.fields]
-        if len(set(names)) < len(names) or not all(isinstance(n, str) and n for n in names):
+        if not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
             raise ValueError(f"fields of a struct have names of their own, got {names!r}")
-        check_storable(self.to_native_dtype())
+        check_storable(super().to_native_dtype())
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
@@ -435,24 +457,16 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
             raise DataTypeValidationError(f"no struct: {data!r}")
         configuration = data.get("configuration")
         fields = configuration.get("fields") if isinstance(configuration, Mapping) else None
-        if not isinstance(fields, (list, tuple)) or not all(map(_is_field, fields)):
+        if not isinstance(fields, (list, tuple)) or set(configuration or ()) != {"fields"}:
             raise ValueError(
                 f"no configuration of a struct: got {configuration!r}, expected "
                 '{"fields": [{"name": ..., "data_type": ...}, ...]}'
             )
-        return cls(
-            fields=tuple(
-                (
-                    field["name"],
-                    zarr.dtype.data_type_registry.match_json(field["data_type"], zarr_format=3),
-                )
-                for field in fields
-            )
-        )
+        return cls(fields=tuple(map(_parse_field, fields)))
 
     def to_json(self, zarr_format: int) -> Any:
         """Return the data type as metadata of a Zarr format have it."""
-        if zarr_format == 2:  # noqa: PLR2004
+        if zarr_format == 2:
             return super().to_json(2)
         fields = [{"name": n, "data_type": d.to_json(zarr_format=3)} for n, d in self.fields]
         return {"name": "struct", "configuration": {"fields": fields}}
@@ -463,10 +477,8 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
 
     def cast_scalar(self, data: object) -> Any:
         """Return a tuple or a structured scalar as a structured scalar."""
-        # zarr hashes the fill values of arrays in shards, NumPy only scalars that are read-only.
-        array = np.array([super().cast_scalar(data)], self.to_native_dtype())
-        array.flags.writeable = False
-        return array[0]
+        raw = np.dtype((_Raw, self.to_native_dtype()))
+        return np.array([super().cast_scalar(_item(data))], raw)[0]
 
     def default_scalar(self) -> Any:
         """Return zeros."""
@@ -474,13 +486,11 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
 
     def from_json_scalar(self, data: Any, *, zarr_format: Any) -> Any:
         """Return a fill value in metadata, an object of the fields or base64, as a scalar."""
-        if isinstance(data, str):
-            stored = self.to_native_dtype().newbyteorder("<")
-            raw = _from_base64(data, stored.itemsize)
-            if raw is not None:
-                return self.cast_scalar(
-                    np.frombuffer(raw, stored).astype(self.to_native_dtype())[0]
-                )
+        dtype = self.to_native_dtype()
+        stored = stored_dtype(dtype, "little")
+        raw = _from_base64(data, stored.itemsize) if isinstance(data, str) else None
+        if raw is not None:
+            return self.cast_scalar(decode_array(np.frombuffer(raw, np.uint8), stored, dtype)[0])
         if not isinstance(data, Mapping):
             raise _no_value("struct", data, "an object of its fields")
         values = [
@@ -494,15 +504,24 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
     def to_json_scalar(self, data: object, *, zarr_format: Any) -> Any:
         """Return a scalar as a fill value in metadata."""
         scalar = self.cast_scalar(data)
-        if zarr_format == 2:  # noqa: PLR2004
+        if zarr_format == 2:
             return super().to_json_scalar(scalar, zarr_format=zarr_format)
         return {
             name: field.to_json_scalar(scalar[name], zarr_format=3) for name, field in self.fields
         }
 
 
-def _is_field(field: object) -> bool:
-    return isinstance(field, Mapping) and set(field) == {"name", "data_type"}
+def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
+    """Return name and data type of a field, also of the pairs of `structured`, as zarr does."""
+    if isinstance(field, Mapping) and {"name", "data_type"} <= set(field):
+        field = field["name"], field["data_type"]
+    if not isinstance(field, (list, tuple)) or len(field) != 2:
+        raise ValueError(
+            f'no field of a struct: got {field!r}, expected {{"name": ..., "data_type": ...}}'
+        )
+    name, data_type = field
+    registry: Any = zarr.dtype.data_type_registry
+    return name, registry.match_json(_name_in(data_type), zarr_format=3)
 
 
 class BFloat16(_Float, _HasByteOrder):
