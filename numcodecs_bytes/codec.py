@@ -289,11 +289,14 @@ def _as_array(buf: Any) -> Array:
     if isinstance(buf, np.generic):
         return np.asarray(buf)
     try:
-        return cast("Array", ensure_ndarray(buf))
+        elements = cast("Array", ensure_ndarray(buf))
     except TypeError as error:
         raise TypeError(
             f"expected an array or an object with a buffer, got {type(buf).__name__} ({error})"
         ) from error
+    if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
+        return elements.view(np.uint8)  # a buffer of single bytes, whatever it calls them
+    return elements
 
 
 def _stored_bytes(buf: Any) -> Array:
