@@ -1,0 +1,524 @@
+"""What holds for every array, every history of an array and every document, searched for.
+
+The same examples are tried in every run. ``HYPOTHESIS_MAX_EXAMPLES=5000 pytest
+tests/test_properties.py`` tries that many of each, other ones every time.
+"""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from conftest import PIPELINES
+from data_types import CASES, ENDIANS, LAYOUTS
+from fuzz_bytes import NESTED_V2, check_document, check_one, seed_inputs, stored_bytes
+from hypothesis import HealthCheck, given, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from test_zarr import HAS_STRUCT, metadata
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+from numcodecs_bytes import Bytes
+from numcodecs_bytes._data_type import leaf_dtypes, ml_dtype_name
+from numcodecs_bytes.zarr import BytesCodec
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The data type:FutureWarning",
+    "ignore:.*does not have a Zarr V3 specification",
+)
+MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
+
+
+def bounded(max_examples, **more):
+    return settings(
+        max_examples=MAX_EXAMPLES or max_examples,
+        derandomize=not MAX_EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        **more,
+    )
+
+
+# Data types and arrays of any bytes: NaN payloads, invalid bools and code points, NaT.
+
+leaves = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.unsigned_integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?"),
+    hnp.complex_number_dtypes(endianness="?"),
+    hnp.datetime64_dtypes(endianness="?"),
+    hnp.timedelta64_dtypes(endianness="?"),
+    hnp.byte_string_dtypes(endianness="?", min_len=1, max_len=5),
+    hnp.unicode_string_dtypes(endianness="?", min_len=1, max_len=3),
+    st.sampled_from([case.dtype for case in CASES if case.native_only]),
+    st.sampled_from(["V1", "V5", "<M8", ">M8", "<m8", ">m8"]).map(np.dtype),
+)
+
+
+@st.composite
+def structures(draw, fields):
+    """Draw a structured dtype: aligned, padded or neither, with titles and subarrays or without."""
+    formats = draw(st.lists(fields, min_size=1, max_size=3))
+    shapes = st.sampled_from([(), (), (2,), (1, 3), (0,)])
+    formats = [np.dtype((field, draw(shapes))) for field in formats]
+    names = [f"f{i}" for i in range(len(formats))]
+    titles = [f"title {name}" if draw(st.booleans()) else None for name in names]
+    spec = {"names": names, "formats": formats, "titles": titles}
+    layout = draw(st.sampled_from(["packed", "aligned", "padded", "backwards"]))
+    if layout == "padded":
+        spec["offsets"] = [
+            2 + 3 * i + sum(f.itemsize for f in formats[:i]) for i in range(len(names))
+        ]
+        spec["itemsize"] = spec["offsets"][-1] + formats[-1].itemsize + 1
+    elif layout == "backwards":
+        spec["offsets"] = [sum(f.itemsize for f in formats[i + 1 :]) for i in range(len(names))]
+    return np.dtype(spec, align=layout == "aligned")
+
+
+data_types = st.one_of(
+    st.sampled_from([case.dtype for case in CASES]),
+    leaves,
+    st.recursive(leaves, structures, max_leaves=6),
+).filter(lambda dtype: stored_bytes(np.zeros(1, dtype), "little") and dtype.itemsize < 300)
+
+
+def byte_orders(dtype):
+    """Return the dtype and, where ml_dtypes lets it, the same in the other byte order."""
+    is_native_only = any(map(ml_dtype_name, leaf_dtypes(dtype)))
+    return st.sampled_from([dtype] if is_native_only else [dtype, dtype.newbyteorder("S")])
+
+
+@st.composite
+def arrays(draw, dtypes):
+    """Draw an array of any bytes in any layout: axes in any order, any steps, misaligned."""
+    dtype = draw(dtypes)
+    memory = draw(st.binary(min_size=1, max_size=dtype.itemsize * 3))
+    if draw(st.booleans()):
+        count = 12
+        base = np.frombuffer(np.resize(np.frombuffer(memory, "u1"), count * dtype.itemsize), dtype)
+        return LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](base.copy())
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+    steps = [draw(st.sampled_from([1, 1, 2, -1, -2])) for _ in shape]
+    whole = [n * abs(step) for n, step in zip(shape, steps, strict=True)]
+    shift = draw(st.sampled_from([0, 0, 1]))
+    raw = np.resize(np.frombuffer(memory, "u1"), math.prod(whole) * dtype.itemsize + shift)
+    base = np.ndarray(whole, dtype, raw, shift, order=draw(st.sampled_from("CF")))
+    array = base[(..., *(slice(None, None, step) for step in steps))]
+    return array.transpose(draw(st.permutations(range(len(shape)))))
+
+
+class TestBytes:
+    @bounded(600)
+    @given(array=arrays(data_types), endian=st.sampled_from(ENDIANS))
+    def test_encode_is_what_the_specification_says(self, array, endian):
+        """Guards against a data type or layout that the table of cases does not have."""
+        codec = Bytes(endian, dtype=array.dtype)
+        expected = stored_bytes(array, endian)
+        assert bytes(codec.encode(array)) == expected
+        assert stored_bytes(array, endian) == expected
+
+        decoded = codec.decode(expected)
+        assert decoded.dtype == codec.dtype
+        assert decoded.shape == (array.size,)
+        assert stored_bytes(decoded, endian) == expected
+
+    @bounded(600)
+    @given(data=st.data(), array=arrays(data_types), endian=st.sampled_from(ENDIANS))
+    def test_every_out_holds_the_elements(self, data, array, endian):
+        """Guards against an out whose layout, byte order or padding is taken for another."""
+        dtype = array.dtype
+        codec = Bytes(endian, dtype=dtype)
+        other = data.draw(byte_orders(dtype))
+        stored = stored_bytes(array, endian)
+        kind = data.draw(st.sampled_from(["C", "F", "strided", "memory", "bytearray", "input"]))
+        if kind == "C":
+            out = elements = np.zeros(array.shape, other)
+        elif kind == "F":
+            out = elements = np.zeros(array.shape, other, order="F")
+            stored = codec.encode(np.asfortranarray(array))
+        elif kind == "strided":
+            out = elements = np.zeros((array.size, 2), other)[::-1, 1]
+        elif kind == "memory":
+            out = np.zeros((array.size, dtype.itemsize), np.uint8)
+            elements = out.reshape(-1).view(dtype)
+        elif kind == "bytearray":
+            out = bytearray(array.size * dtype.itemsize)
+            elements = np.frombuffer(out, dtype)
+        else:
+            shape = array.shape
+            shift = data.draw(st.integers(0, 9))
+            memory = np.frombuffer(stored + bytes(array.nbytes + shift), np.uint8).copy()
+            out = elements = np.ndarray(shape, other, memory, shift)
+            stored = memory[: len(stored)]
+        assert codec.decode(stored, out=out) is out
+        assert stored_bytes(elements, endian) == stored_bytes(array, endian)
+
+    @bounded(200)
+    @given(array=arrays(data_types), endian=st.sampled_from(ENDIANS))
+    def test_the_configuration_says_it_all(self, array, endian):
+        """Guards against a data type that JSON loses a part of: another reader reads the same."""
+        codec = Bytes(endian, dtype=array.dtype)
+        again = Bytes.from_config(json.loads(json.dumps(codec.get_config())))
+        stored = stored_bytes(array, endian)
+        assert again == codec
+        assert stored_bytes(again.decode(stored), endian) == stored
+        assert bytes(again.encode(again.decode(stored))) == stored
+
+
+# One array of zarr's against an array of NumPy's.
+
+
+@st.composite
+def basic_selections(draw, shape):
+    """Draw integers and slices, some negative, some axes left out."""
+    axes = [
+        draw(st.one_of(st.integers(-n, n - 1), slices(n)) if n else slices(n))
+        for n in shape[: draw(st.integers(0, len(shape)))]
+    ]
+    return (*axes, *draw(st.sampled_from([(), (...,)])))
+
+
+def slices(size):
+    bounds = st.integers(-size, size) | st.none()
+    return st.builds(slice, bounds, bounds, st.sampled_from([None, 1, 2, 3]))
+
+
+@st.composite
+def orthogonal_selections(draw, shape, *, is_unique):
+    """Draw integers, slices, arrays of integers and masks, each for an axis of its own."""
+    return tuple(
+        draw(
+            st.one_of(
+                st.integers(-n, n - 1),
+                slices(n),
+                index_arrays(n, is_unique=is_unique),
+                hnp.arrays(bool, n),
+            )
+        )
+        for n in shape
+    )
+
+
+def index_arrays(size, *, is_unique):
+    indices = st.lists(st.integers(0, size - 1), min_size=1, max_size=size + 2, unique=is_unique)
+    return indices.map(np.array)
+
+
+@st.composite
+def points(draw, shape, *, is_unique):
+    flat = np.array(draw(index_arrays(math.prod(shape), is_unique=is_unique)))
+    if len(flat) % 2 == 0 and draw(st.booleans()):
+        flat = flat.reshape(2, -1)
+    return np.unravel_index(flat, shape)
+
+
+def orthogonal_index(selection, shape):
+    """Return what NumPy takes for an orthogonal selection, and the shape of the result."""
+    axes = [np.arange(n)[s] for n, s in zip(shape, selection, strict=True)]
+    return np.ix_(*map(np.atleast_1d, axes)), sum((axis.shape for axis in axes), ())
+
+
+class ArrayHistory(RuleBasedStateMachine):
+    """An array that is written, read, resized and opened again, and NumPy's idea of it."""
+
+    directory = None
+
+    def __init__(self):
+        super().__init__()
+        self.config = contextlib.ExitStack()
+
+    @initialize(
+        data=st.data(),
+        case=st.sampled_from([case for case in CASES if case.zarr_v3]),
+        endian=st.sampled_from(ENDIANS),
+        kind=st.sampled_from(["memory", "local", "asynchronous"]),
+        sides=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    )
+    def create(self, data, case, endian, kind, sides):
+        self.case, self.endian = case, endian
+        self.shape = tuple(sides) if len(sides) < 3 else tuple(min(n, 4) for n in sides)
+        self.chunks = tuple(data.draw(st.integers(1, n + 1)) for n in self.shape)
+        shards = None
+        # zarr 3.1.6 can't hash the fill value of structures and raw bytes, which sharding asks for.
+        if data.draw(st.booleans()) and (HAS_STRUCT or case.dtype.kind != "V"):
+            shards = tuple(n * data.draw(st.integers(1, 2)) for n in self.chunks)
+        self.is_sharded = shards is not None
+        if kind == "memory":
+            self.store = zarr.storage.MemoryStore()
+        else:
+            self.directory = tempfile.mkdtemp()
+            self.store = zarr.storage.LocalStore(self.directory)
+        if kind == "asynchronous":
+            self.store = zarr.storage.LoggingStore(self.store, log_level="ERROR")
+        # Of a structure of both byte orders, zarr 3.1.6 misreads the fill value that it wrote.
+        dtype = case.dtype if HAS_STRUCT else case.dtype.newbyteorder("=")
+        # And all take -0.0 for a fill value of 0 in types of ml_dtypes, and store no chunk of it.
+        fill_values = case.array(dtype)[[3] if case.native_only else [0, 3]]
+        self.fill_value = data.draw(st.sampled_from(fill_values))
+        zarr.create_array(
+            self.store,
+            shape=self.shape,
+            chunks=self.chunks,
+            shards=shards,
+            dtype=dtype,
+            fill_value=self.fill_value,
+            compressors=None,
+            serializer=BytesCodec(endian=endian),
+        )
+        self.reopen(PIPELINES[0], write_empty_chunks=False, cost=None)
+        self.model = np.full(self.shape, self.fill_value, self.array.dtype)
+
+    def teardown(self):
+        self.config.close()
+        if self.directory is not None:
+            shutil.rmtree(self.directory)
+
+    @rule(
+        pipeline=st.sampled_from(PIPELINES),
+        write_empty_chunks=st.booleans(),
+        cost=st.sampled_from([None, 0, 8]),
+    )
+    def reopen(self, pipeline, write_empty_chunks, cost):
+        self.config.close()
+        self.config.enter_context(
+            zarr.config.set(
+                {"codec_pipeline.path": pipeline, "numcodecs_bytes.request_cost_bytes": cost}
+            )
+        )
+        self.array = zarr.open_array(
+            self.store, mode="r+", config={"write_empty_chunks": write_empty_chunks}
+        )
+        (codec,) = self.array.metadata.codecs
+        assert type(codec.codecs[0] if self.is_sharded else codec) is BytesCodec
+
+    def values(self, data, shape):
+        """Draw values of the case, native or not, column-major or not."""
+        seed = data.draw(st.integers(0, 2**16), label="seed")
+        dtype = data.draw(byte_orders(self.model.dtype), label="dtype")
+        order = data.draw(st.sampled_from("CF"), label="order")
+        chosen = np.random.default_rng(seed).integers(12, size=shape)
+        return np.asarray(self.case.array(dtype)[chosen], order=order)
+
+    @rule(data=st.data())
+    def write_basic(self, data):
+        selection = data.draw(basic_selections(self.shape))
+        values = self.values(data, self.model[selection].shape)
+        self.array[selection] = values
+        self.model[selection] = values
+
+    @rule(data=st.data())
+    def write_scalar(self, data):
+        selection = data.draw(basic_selections(self.shape))
+        value = data.draw(st.sampled_from([self.fill_value, self.values(data, ())[()]]))
+        self.array[selection] = value
+        self.model[selection] = value
+
+    # zarr 3.1.6 can't write orthogonal selections with integers to shards.
+    @precondition(lambda self: self.model.size and (HAS_STRUCT or not self.is_sharded))
+    @rule(data=st.data())
+    def write_orthogonal(self, data):
+        selection = data.draw(orthogonal_selections(self.shape, is_unique=True))
+        index, shape = orthogonal_index(selection, self.shape)
+        values = self.values(data, shape)
+        self.array.oindex[selection] = values
+        self.model[index] = values.reshape(self.model[index].shape)
+
+    @precondition(lambda self: self.model.size)
+    @rule(data=st.data())
+    def write_points(self, data):
+        selection = data.draw(points(self.shape, is_unique=True))
+        values = self.values(data, selection[0].shape)
+        self.array.vindex[selection] = values
+        self.model[selection] = values
+
+    @precondition(lambda self: self.model.size)
+    @rule(data=st.data())
+    def write_mask(self, data):
+        mask = data.draw(hnp.arrays(bool, self.shape))
+        values = self.values(data, mask.sum())
+        self.array.vindex[mask] = values
+        self.model[mask] = values
+
+    @rule(data=st.data())
+    def read_basic(self, data):
+        selection = data.draw(basic_selections(self.shape))
+        self.assert_same(self.array[selection], self.model[selection])
+
+    @precondition(lambda self: self.model.size)
+    @rule(data=st.data())
+    def read_orthogonal(self, data):
+        selection = data.draw(orthogonal_selections(self.shape, is_unique=False))
+        index, shape = orthogonal_index(selection, self.shape)
+        self.assert_same(self.array.oindex[selection], self.model[index].reshape(shape))
+
+    @precondition(lambda self: self.model.size)
+    @rule(data=st.data())
+    def read_points(self, data):
+        selection = data.draw(points(self.shape, is_unique=False))
+        self.assert_same(self.array.vindex[selection], self.model[selection])
+
+    @precondition(lambda self: self.model.size)
+    @rule(data=st.data())
+    def read_mask(self, data):
+        mask = data.draw(hnp.arrays(bool, self.shape))
+        self.assert_same(self.array.vindex[mask], self.model[mask])
+
+    @rule(data=st.data())
+    def resize(self, data):
+        shape = tuple(data.draw(st.integers(0, n + 2).filter(lambda n: n < 9)) for n in self.shape)
+        for axis, size in enumerate(shape):
+            # What a smaller shape hides zarr keeps in the chunks at its edge, and shows again.
+            self.array[(*[slice(None)] * axis, slice(size, None))] = self.fill_value
+        self.array.resize(shape)
+        before, self.model = self.model, np.full(shape, self.fill_value, self.model.dtype)
+        common = tuple(slice(min(sizes)) for sizes in zip(shape, self.shape, strict=True))
+        self.model[common] = before[common]
+        self.shape = shape
+
+    @precondition(lambda self: max(self.shape) < 9)
+    @rule(data=st.data())
+    def append(self, data):
+        axis = data.draw(st.integers(0, len(self.shape) - 1))
+        shape = [*self.shape]
+        shape[axis] = data.draw(st.integers(1, 3))
+        values = self.values(data, shape)
+        self.array.append(values, axis=axis)
+        self.model = np.concatenate([self.model, values], axis).astype(self.model.dtype)
+        self.shape = self.model.shape
+
+    @invariant()
+    def every_element_is_the_models(self):
+        self.assert_same(self.array[...], self.model)
+
+    @precondition(lambda self: not self.is_sharded)
+    @invariant()
+    def every_stored_byte_is_the_specifications(self):
+        num_chunks = [-(-n // chunk) for n, chunk in zip(self.shape, self.chunks, strict=True)]
+        for index in np.ndindex(*num_chunks):
+            chunk = np.full(self.chunks, self.fill_value, self.model.dtype)
+            region = tuple(
+                slice(i * n, (i + 1) * n) for i, n in zip(index, self.chunks, strict=True)
+            )
+            visible = self.model[region]
+            chunk[tuple(map(slice, visible.shape))] = visible
+            stored = self.read_chunk("/".join(("c", *map(str, index))))
+            if stored is None:
+                self.assert_same(chunk, np.full_like(chunk, self.fill_value))
+            else:
+                assert stored == stored_bytes(chunk, self.endian)
+
+    def read_chunk(self, key):
+        chunk = sync(self.store.get(key, default_buffer_prototype()))
+        return None if chunk is None else chunk.to_bytes()
+
+    def assert_same(self, got, expected):
+        """Compare bits; scalars of strings have lengths of their own, and the type of the array."""
+        dtype = self.model.dtype
+        got, expected = (a if a.shape else np.array(a, dtype) for a in (got, expected))
+        assert got.dtype == expected.dtype == dtype
+        assert got.shape == expected.shape
+        assert stored_bytes(got, "big") == stored_bytes(expected, "big")
+
+
+def test_an_array_with_a_history_is_what_numpy_says():
+    """Guards against state that one operation leaves behind for another: zarr against NumPy."""
+    run_state_machine_as_test(ArrayHistory, settings=bounded(120, stateful_step_count=20))
+
+
+class TestFuzzTarget:
+    """What atheris runs, run everywhere; see fuzz_bytes.py."""
+
+    @pytest.mark.parametrize("data", seed_inputs(), ids=range(len(seed_inputs())))
+    def test_documents_that_are_not_changed_are_read_right(self, data):
+        """Guards against a target that refuses all it is given."""
+        is_known = HAS_STRUCT or data[0] != NESTED_V2
+        assert check_one(data) == ("right" if is_known else "refused")
+
+    @bounded(1500)
+    @given(st.binary(min_size=24, max_size=60))
+    def test_changed_documents_are_read_right_or_refused_in_our_words(self, data):
+        check_one(data)
+
+
+class TestFound:
+    """What the above has found."""
+
+    def test_a_structure_of_nothing_but_padding_is_refused(self):
+        with pytest.raises(ValueError, match="at least one byte long"):
+            Bytes("big", dtype={"names": ["a"], "formats": ["(0,)i4"], "itemsize": 3})
+
+    @pytest.mark.parametrize(
+        "dtype", ["<M8[s/0]", [["a", "m8[s/0]"]], {"names": ["a"], "formats": ["datetime64[s/0]"]}]
+    )
+    def test_a_unit_that_is_a_fraction_of_nothing_is_refused(self, dtype):
+        """NumPy divides by zero: a .zarray with such a filter ended the process that opened it."""
+        program = f"""
+import numcodecs
+try:
+    numcodecs.get_codec({{'id': 'bytes', 'dtype': {dtype!r}}})
+except TypeError as error:
+    assert 'dtype must be' in str(error)
+"""
+        subprocess.run([sys.executable, "-c", program], check=True)
+
+    @pytest.mark.parametrize(
+        "dtype",
+        [
+            {"names": ["a"], "formats": ["<i2"], "offsets": {"a": 0}},
+            {"names": ["a"], "formats": ["<i2"], "itemsize": 2**70},
+            functools.reduce(lambda inner, _: [["a", inner]], range(3000), "<i2"),
+        ],
+        ids=["offsets", "itemsize", "depth"],
+    )
+    def test_a_dtype_that_is_none_is_refused(self, dtype):
+        with pytest.raises(TypeError, match="dtype must be a data type"):
+            Bytes.from_config({"id": "bytes", "endian": "big", "dtype": dtype})
+
+    def test_a_0d_structure_is_decoded_into_memory_that_overlaps_its_bytes(self):
+        """NumPy does not see that 0-d structures overlap."""
+        dtype = np.dtype([("a", "<i2"), ("b", "<f8")])
+        memory = np.arange(24, dtype=np.uint8)
+        out = np.ndarray((), dtype.newbyteorder(">"), memory, 1)
+        expected = np.frombuffer(memory[:10].tobytes(), dtype)[0].tolist()
+        Bytes("little", dtype=dtype).decode(memory[:10], out=out)
+        assert out.tolist() == expected
+
+    @pytest.mark.parametrize(
+        ("data_type", "fill_value"),
+        [
+            ("r80000000000000", [0]),
+            ("bfloat16", 10**400),
+            ("complex_bfloat16", 10**400),
+            (
+                {
+                    "name": "struct",
+                    "configuration": {"fields": [{"name": [], "data_type": "int8"}]},
+                },
+                {},
+            ),
+        ],
+        ids=["r*", "bfloat16", "complex_bfloat16", "struct"],
+    )
+    def test_metadata_are_refused_in_our_words(self, data_type, fill_value):
+        document = metadata(data_type, [{"name": "bytes"}], fill_value=fill_value)
+        assert check_document(document) == "refused"
