@@ -4,6 +4,7 @@ Each returns a view where nothing has to move. Callers have checked that sizes f
 dtypes differ in byte order, padding and titles only, and in what `copied_as` does.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from numcodecs_bytes._data_type import (
     has_unused_bits,
     max_byte,
     pack_dtype,
+    swap_unit,
 )
 
 if TYPE_CHECKING:
@@ -27,8 +29,17 @@ Array = np.ndarray[Any, AnyDType]
 
 def encode_array(array: Array, stored: AnyDType) -> Array:
     """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
-    # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
-    encoded = array.view(copied_as(array.dtype)).astype(stored, order="C", copy=False)
+    if array.dtype == stored and array.flags.c_contiguous:
+        return _with_valid_bytes(array)
+    copied = copied_as(array.dtype)
+    source = array if copied == array.dtype else array.view(copied)
+    if copied == stored and source.flags.c_contiguous:
+        encoded = source
+    elif _is_small(source):
+        encoded = source.astype(stored, order="C")
+    else:
+        encoded = np.empty(array.shape, stored)
+        _copy(encoded, source)
     if not has_unused_bits(array.dtype):
         return encoded
     return _with_valid_bytes(encoded.view(pack_dtype(array.dtype))).view(stored)
@@ -43,7 +54,7 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     # Zeros, because padding must not hand out old memory.
     new = np.empty if stored.itemsize == dtype.itemsize else np.zeros
     array: Array = new(source.shape, copied)
-    array[...] = source
+    _copy(array, source)
     return _with_valid_bytes(array.view(dtype))
 
 
@@ -52,10 +63,104 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     if is_column_major(out):
         out = out.T
     out = out if out.ndim else out.reshape(1)  # of 0-d structures NumPy does not see an overlap
-    source = raw.view(stored).reshape(out.shape)
-    np.copyto(out.view(copied_as(out.dtype)), source, casting="unsafe")
+    _copy(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
     for numbers in _with_unused_bits(out):
         _make_valid(numbers)
+
+
+def _copy(out: Array, source: Array) -> None:
+    """Copy elements, of any layout and byte order, in one pass."""
+    if _is_small(source):
+        np.copyto(out, source, casting="unsafe")
+        return
+    unit, source_unit = swap_unit(out.dtype), swap_unit(source.dtype)
+    if unit is None or source_unit is None or unit.itemsize != source_unit.itemsize:
+        # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
+        np.copyto(out, source, casting="unsafe")
+    elif out.flags.c_contiguous and source.flags.c_contiguous:
+        np.copyto(out.reshape(-1).view(unit), source.reshape(-1).view(source_unit))
+    elif _is_last_axis_fastest(out) and _is_last_axis_fastest(source):
+        np.copyto(out, source, casting="unsafe")
+    elif unit != source_unit and 4 <= out.shape[-1] <= 16 and out.flags.c_contiguous:
+        _copy_then_swap(out, source)
+    else:
+        _copy_in_tiles(out, source)
+
+
+def _is_small(array: Array) -> bool:
+    """Whether NumPy, asked at once, is done before we have found a better way."""
+    return array.nbytes <= (SMALL_BYTES if array.dtype.kind in "iuf" else SMALL_BYTES // 16)
+
+
+def _copy_then_swap(out: Array, source: Array) -> None:
+    """Copy in blocks that stay in the cache, then swap them: NumPy swaps short rows slowly."""
+    num_rows = max(CACHE_BYTES // out[0].nbytes, 1)
+    block = np.empty((num_rows, *out.shape[1:]), source.dtype)
+    for start in range(0, len(out), num_rows):
+        rows = source[start : start + num_rows]
+        np.copyto(block[: len(rows)], rows)
+        np.copyto(out[start : start + num_rows], block[: len(rows)], casting="unsafe")
+
+
+def _is_last_axis_fastest(array: Array) -> bool:
+    strides = array.strides
+    return abs(strides[-1]) == min(map(abs, strides))
+
+
+SMALL_BYTES = 1 << 16
+CACHE_BYTES = 1 << 18
+
+# Where source and out lie in different orders, NumPy follows out, and so may read each cache line
+# of the source many times. Tiles, long along the axis that is contiguous in the source and wide
+# along that of out, read it once. Lines that are a multiple of CONFLICT_BYTES apart share few
+# places in the cache, so that there tiles have to be narrow. Numbers: tests/benchmarks/RESULTS.md.
+LINE_BYTES = 64
+TILE_LENGTH = 512
+TILE_WIDTH = 256
+NARROW_TILE_WIDTH = 32
+CONFLICT_BYTES = 2048
+TILE_BYTES = 1 << 15  # at least: each costs 1 us
+
+
+def _copy_in_tiles(out: Array, source: Array) -> None:
+    tile = _plan_tiles(out.shape, out.strides, source.strides, out.itemsize)
+    if tile is None or np.may_share_memory(out, source):
+        np.copyto(out, source, casting="unsafe")
+        return
+    starts = (range(0, n, length) for n, length in zip(out.shape, tile, strict=True))
+    for start in itertools.product(*starts):
+        block = tuple(slice(s, s + length) for s, length in zip(start, tile, strict=True))
+        np.copyto(out[block], source[block], casting="unsafe")
+
+
+def _plan_tiles(
+    shape: tuple[int, ...],
+    out_strides: tuple[int, ...],
+    source_strides: tuple[int, ...],
+    item_size: int,
+) -> list[int] | None:
+    """Return the lengths of a tile, in elements along each axis; None where NumPy does as well."""
+    axes = [axis for axis, length in enumerate(shape) if length > 1]
+    if math.prod(shape) * item_size <= SMALL_BYTES or len(axes) < 2:
+        return None
+    by_out = sorted(axes, key=lambda axis: abs(out_strides[axis]))
+    along_source = min(axes, key=lambda axis: abs(source_strides[axis]))
+    along_out = by_out[0]
+    # What NumPy reads before it comes back to a line of the source.
+    num_lines = math.prod(shape[axis] for axis in by_out[: by_out.index(along_source)])
+    conflict = source_strides[along_out] % CONFLICT_BYTES == 0
+    fits_cache = num_lines * LINE_BYTES <= CACHE_BYTES and not (conflict and num_lines > 64)
+    is_short = shape[along_source] * item_size < 4 * LINE_BYTES
+    if along_source == along_out or fits_cache or is_short:
+        return None
+    tile = [1] * len(shape)
+    tile[along_source] = min(TILE_LENGTH, shape[along_source])
+    tile[along_out] = min(NARROW_TILE_WIDTH if conflict else TILE_WIDTH, shape[along_out])
+    for axis in by_out:
+        if tile[axis] == 1:
+            room = TILE_BYTES // (math.prod(tile) * item_size)
+            tile[axis] = min(max(room, 1), shape[axis])
+    return tile
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
@@ -104,8 +209,11 @@ def is_column_major(array: Array) -> bool:
 
 def as_bytes(array: Array) -> Array:
     """Return the memory of a contiguous array (C or column-major) as flat uint8; never copies."""
-    flat = array.reshape(-1, order="A")
-    return flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
+    if not array.nbytes:
+        return np.empty(0, np.uint8)
+    if array.ndim != 1:
+        array = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
+    return array.view(np.uint8)
 
 
 def _with_unused_bits(array: Array) -> Iterator[Array]:

@@ -44,7 +44,9 @@ from numcodecs_bytes._copy import (
 )
 from numcodecs_bytes._data_type import (
     AnyDType,
+    Endian,
     check_storable,
+    copied_as,
     has_byte_order,
     has_same_elements,
     has_unused_bits,
@@ -90,6 +92,9 @@ MUCH_BYTES = 16 << 20
 # 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
 REMOTE_REQUEST_COST_BYTES = 1 << 18
 
+# A hop to a thread and back takes 50 us, a swap of so many bytes as long.
+IN_A_THREAD_BYTES = 1 << 19
+
 # After so long, reading byte ranges in a thread looks whether it is still wanted.
 _SECONDS_IN_A_THREAD = 0.1
 
@@ -134,12 +139,14 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # The declared byte order where `evolve_from_array_spec` dropped it, because the array's data
-    # type has none: zarr 3.1.6 does that even where a filter hands the codec another data type.
-    _dropped_endian: Any = None
+    # Not an Enum, as `endian` is on zarr 3.1.6. It stays where `evolve_from_array_spec` drops the
+    # endian, because the array's data type has none: zarr 3.1.6 does that even where a filter hands
+    # the codec another data type.
+    _declared_endian: Endian | None
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
-        parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
+        declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
+        object.__setattr__(self, "_declared_endian", declared)
         super().__init__(endian=endian)
 
     @classmethod
@@ -154,8 +161,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
-        if self.endian is None and self._dropped_endian and _DROPS_ENDIAN_BEFORE_FILTERS:
-            return {"name": "bytes", "configuration": {"endian": self._dropped_endian}}
+        if self.endian is None and self._declared_endian and _DROPS_ENDIAN_BEFORE_FILTERS:
+            return {"name": "bytes", "configuration": {"endian": self._declared_endian}}
         return super().to_dict()
 
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
@@ -175,7 +182,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         evolved = self
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            object.__setattr__(evolved, "_dropped_endian", self._endian or self._dropped_endian)
+            object.__setattr__(evolved, "_declared_endian", self._declared_endian)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
@@ -210,18 +217,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             return super()._encode_sync(chunk_array, chunk_spec)
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
-        if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
-            # numcodecs' BitRound hands on floats viewed as integers, in the same byte order.
-            as_float = dtype.newbyteorder(array.dtype.byteorder)
-            if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
-                array = array.view(as_float)
-        if not has_same_elements(array.dtype, dtype):
-            raise TypeError(
-                f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
-                "either byte order; convert it with astype"
-            )
+        if array.dtype != dtype:
+            array = _as_elements_of(dtype, array)
         # numcodecs filters flatten what they encode, in C order.
-        if array.shape not in (chunk_spec.shape, (math.prod(chunk_spec.shape),)):
+        if array.shape != chunk_spec.shape and array.shape != (math.prod(chunk_spec.shape),):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
                 f"{chunk_spec.shape}; transpose or reshape it"
@@ -230,6 +229,24 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         if _STORES_KEEP_BUFFERS and np.may_share_memory(raw, array):
             raw = raw.copy()
         return chunk_spec.prototype.buffer.from_array_like(raw)
+
+    async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
+        if self._moves_much(chunk_spec):
+            return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
+        return self._decode_sync(chunk_bytes, chunk_spec)
+
+    async def _encode_single(
+        self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
+    ) -> "Buffer | None":
+        if self._moves_much(chunk_spec):
+            return await asyncio.to_thread(self._encode_sync, chunk_array, chunk_spec)
+        return self._encode_sync(chunk_array, chunk_spec)
+
+    def _moves_much(self, chunk_spec: "ArraySpec") -> bool:
+        """Whether a chunk is worth a thread, so that others use the other cores meanwhile."""
+        dtype = chunk_spec.dtype.to_native_dtype()
+        num_bytes = math.prod(chunk_spec.shape) * dtype.itemsize
+        return num_bytes >= IN_A_THREAD_BYTES and self._stored_dtype(dtype) != copied_as(dtype)
 
     async def decode_partial(self, batch_info: Any) -> Any:
         """Return the selections of chunks, as zarr does; a single one without a task of its own."""
@@ -304,7 +321,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return getattr(self.endian, "value", self.endian)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._endian or self._dropped_endian)
+        return stored_dtype(dtype, self._declared_endian)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
@@ -319,6 +336,21 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(endian={self._endian!r})"
+
+
+def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
+    """Return the array where its elements are those of a chunk, or raise TypeError."""
+    if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
+        # numcodecs' BitRound hands on floats viewed as integers, in the same byte order.
+        as_float = dtype.newbyteorder(array.dtype.byteorder)
+        if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
+            return array.view(as_float)
+    if not has_same_elements(array.dtype, dtype):
+        raise TypeError(
+            f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
+            "either byte order; convert it with astype"
+        )
+    return array
 
 
 def _check_length(num_bytes: int, chunk_spec: "ArraySpec", stored: AnyDType) -> None:

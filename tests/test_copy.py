@@ -1,0 +1,109 @@
+"""The kernels: tiles, blocks and swap units give what NumPy's own cast gives."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from numcodecs_bytes import Bytes
+from numcodecs_bytes._copy import _plan_tiles, decode_into, encode_array
+from numcodecs_bytes._data_type import stored_dtype, swap_unit
+
+SHAPES = [
+    (300, 260),
+    (512, 512),
+    (1024, 130),
+    (70, 64, 33),
+    (8, 90, 130),
+    (90, 130, 8),
+    (5, 7, 9, 70),
+]
+DTYPES = ["?", "u1", "i2", "f4", "f8", "c8", "c16", "M8[s]", "U3", "S5", "f4,f4", "i2,f8"]
+BY_SHAPE = pytest.mark.parametrize("shape", SHAPES, ids=str)
+BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def array_of(shape, dtype):
+    """Return an array of random bytes that are values of the data type."""
+    dtype = np.dtype(dtype)
+    largest = 2 if dtype.kind == "b" else 16  # of bools; of characters that Unicode has
+    raw = np.random.default_rng(7).integers(0, largest, (*shape, dtype.itemsize), np.uint8)
+    return raw.view(dtype)[..., 0]
+
+
+def orders_of(array):
+    for axes in itertools.permutations(range(array.ndim)):
+        yield array.transpose(axes)
+        yield array.transpose(axes)[::-1, ..., ::2]
+
+
+@BY_DTYPE
+@BY_SHAPE
+def test_every_order_of_axes_is_stored_in_c_order(shape, dtype):
+    """Guards against a tile that is left out, or put elsewhere."""
+    for array in orders_of(array_of(shape, dtype)):
+        for endian in ("little", "big"):
+            stored = stored_dtype(array.dtype, endian)
+            encoded = encode_array(array, stored)
+            assert encoded.flags.c_contiguous
+            expected = array.astype(array.dtype.newbyteorder(endian), order="C")
+            assert encoded.tobytes() == expected.tobytes()
+
+
+@BY_DTYPE
+@BY_SHAPE
+def test_every_order_of_axes_is_filled_in_c_order(shape, dtype):
+    """The same for decoding: an `out` that is column-major but for one axis, say."""
+    elements = array_of(shape, dtype)
+    for out in orders_of(np.zeros_like(elements)):
+        if out.flags.f_contiguous:
+            continue  # is filled column by column
+        values = np.resize(elements, out.shape)
+        stored = stored_dtype(out.dtype, "big")
+        decode_into(encode_array(values, stored).reshape(-1).view(np.uint8), stored, out)
+        assert out.tobytes() == values.tobytes()
+
+
+def test_tiles_are_taken_where_a_line_would_be_read_again_and_again():
+    assert _plan_tiles((4096, 4096), (1 << 15, 8), (8, 1 << 15), 8) == [512, 32]
+    assert _plan_tiles((5000, 5000), (40000, 8), (8, 40000), 8) == [512, 256]
+    # But not where NumPy reads each line once, or has all of them in the cache.
+    assert _plan_tiles((4096, 4096), (1 << 15, 8), (1 << 15, 8), 8) is None
+    assert _plan_tiles((1000, 1000), (8000, 8), (8, 8000), 8) is None
+    assert _plan_tiles((64, 64), (512, 8), (8, 512), 8) is None
+    assert _plan_tiles((1 << 20,), (8,), (-8,), 8) is None
+
+
+def test_an_out_that_overlaps_its_bytes_is_not_filled_in_tiles():
+    """Tiles would read what they have written."""
+    memory = np.arange(2 * 300 * 5000 + 1, dtype=np.uint32)
+    raw, shifted = memory[:-1].view(np.uint8), memory[1:].view(">u4")
+    out = shifted.reshape(2, 300, 5000).transpose(2, 0, 1)
+    assert _plan_tiles(out.shape, out.strides, (2400, 1200, 4), 4)
+    expected = memory[:-1].reshape(out.shape).copy()
+    assert Bytes("little", "<u4").decode(raw, out=out) is out
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit"),
+    [
+        (">f4", ">u4"),
+        ("<c8", "<u4"),
+        (">c16", ">u8"),
+        (">U3", ">u4"),
+        ("?", "u1"),
+        (">f4,>i4", ">u4"),
+        ([("a", "<f4", (2, 3)), ("b", "<c8")], "<u4"),
+        ([("a", "<f4"), ("b", ">f4")], None),
+        ("<f4,<f8", None),
+        ("S4", None),
+        ("V4", None),
+        ("f4,V4", None),
+        ({"names": ["a"], "formats": ["<f4"], "offsets": [4]}, None),
+    ],
+    ids=str,
+)
+def test_what_is_swapped_as_integers(dtype, unit):
+    expected = None if unit is None else np.dtype(unit)
+    assert swap_unit(np.dtype(dtype)) == expected
