@@ -68,6 +68,28 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
         _make_valid(numbers)
 
 
+def encode_on_device(array: Any, stored: AnyDType) -> Any:
+    """Return the stored bytes of an array on a GPU as flat uint8, where it is."""
+    return _swap_on_device(array.reshape(-1).view(np.uint8), array.dtype, stored)
+
+
+def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
+    """Return flat uint8 bytes on a GPU as a flat array of dtype, where they are."""
+    if dtype.kind == "b":
+        return raw != 0
+    return _swap_on_device(raw, stored, dtype).view(dtype)
+
+
+def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
+    # CuPy has no dtypes in the other byte order: bytes are swapped as bytes.
+    unit, out_unit = swap_unit(copied_as(source)), swap_unit(copied_as(out))
+    if unit is None or out_unit is None:
+        raise TypeError(f"arrays on a GPU hold numbers of one size, got {out}; read it on the CPU")
+    if unit == out_unit:
+        return raw
+    return raw.reshape(-1, unit.itemsize)[:, ::-1].copy().reshape(-1)
+
+
 def _copy(out: Array, source: Array) -> None:
     """Copy elements, of any layout and byte order, in one pass."""
     if _is_small(source):

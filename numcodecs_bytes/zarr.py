@@ -38,7 +38,9 @@ from numcodecs_bytes._byte_ranges import is_whole_chunk, plan_partial_read
 from numcodecs_bytes._copy import (
     as_bytes,
     decode_array,
+    decode_on_device,
     encode_array,
+    encode_on_device,
     ready_to_copy,
     select_fetched,
 )
@@ -92,8 +94,8 @@ MUCH_BYTES = 16 << 20
 # 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
 REMOTE_REQUEST_COST_BYTES = 1 << 18
 
-# A hop to a thread and back takes 50 us, a swap of so many bytes as long.
-IN_A_THREAD_BYTES = 1 << 19
+# From this size a swap takes longer than a hop to a thread and back (50 us).
+IN_A_THREAD_BYTES = 1 << 20
 
 # After so long, reading byte ranges in a thread looks whether it is still wanted.
 _SECONDS_IN_A_THREAD = 0.1
@@ -201,20 +203,17 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        raw = chunk_bytes.as_array_like()
-        if not isinstance(raw, np.ndarray):
-            return super()._decode_sync(chunk_bytes, chunk_spec)
+        raw: Any = chunk_bytes.as_array_like()
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
         _check_length(raw.nbytes, chunk_spec, stored)
         # Not a lazily swapped view: numcodecs filters view what they get as their own dtype.
-        array: Any = decode_array(raw, stored, dtype).reshape(chunk_spec.shape)
+        decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
+        array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        array = chunk_array.as_ndarray_like()
-        if not isinstance(array, np.ndarray):
-            return super()._encode_sync(chunk_array, chunk_spec)
+        array: Any = chunk_array.as_ndarray_like()
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
         if array.dtype != dtype:
@@ -225,8 +224,13 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 f"array does not fit the chunk: got shape {array.shape}, expected "
                 f"{chunk_spec.shape}; transpose or reshape it"
             )
-        raw: Any = as_bytes(encode_array(array, stored))
-        if _STORES_KEEP_BUFFERS and np.may_share_memory(raw, array):
+        on_device = not isinstance(array, np.ndarray)
+        raw: Any
+        if on_device:
+            raw = encode_on_device(array, stored)
+        else:
+            raw = as_bytes(encode_array(array, stored))
+        if _STORES_KEEP_BUFFERS and (on_device or np.may_share_memory(raw, array)):
             raw = raw.copy()
         return chunk_spec.prototype.buffer.from_array_like(raw)
 

@@ -449,7 +449,8 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
         names = [name for name, _ in self.fields]
         if not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
             raise ValueError(f"fields of a struct have names of their own, got {names!r}")
-        check_storable(super().to_native_dtype())
+        for _, field in self.fields:
+            check_storable(field.to_native_dtype())
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:

@@ -9,6 +9,7 @@ import itertools
 import json
 import pickle
 import struct
+import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -715,3 +716,42 @@ class TestInstances:
             spec = spec_of(native.shape, native.dtype)
             ours = encode(BytesCodec(endian=endian), native, spec).to_bytes()
             assert bytes(numcodecs.get_codec(config).encode(native)) == ours
+
+
+class TestThreads:
+    """In the default pipeline the codec runs on the event loop, and so on one core."""
+
+    @pytest.mark.parametrize(
+        ("endian", "num_elements", "is_in_thread"),
+        [("big", 1 << 17, True), ("little", 1 << 17, False), ("big", 1 << 10, False)],
+    )
+    def test_large_swaps_leave_the_event_loop(
+        self, monkeypatch, endian, num_elements, is_in_thread
+    ):
+        loop_thread = "zarr_io"
+        threads = []
+
+        def noting(method):
+            def noted(*arguments):
+                threads.append(threading.current_thread().name)
+                return method(*arguments)
+
+            return noted
+
+        for name in ("_decode_sync", "_encode_sync"):
+            monkeypatch.setattr(BytesCodec, name, noting(getattr(BytesCodec, name)))
+        store = {}
+        zarr.create_array(
+            store,
+            shape=4 * num_elements,
+            chunks=num_elements,
+            dtype="f8",
+            compressors=zarr.codecs.Crc32cCodec(),
+            serializer=bytes_codec(endian),
+        )
+        array = zarr.open_array(store)
+        data = np.arange(4.0 * num_elements)
+        array[:] = data
+        assert (array[:] == data).all()
+        assert len(threads) == 8
+        assert {thread == loop_thread for thread in threads} == {not is_in_thread}

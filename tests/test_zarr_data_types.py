@@ -714,6 +714,14 @@ class TestStruct:
         with pytest.raises((ValueError, TypeError, KeyError)):
             zarr.open_array(path)
 
+    @pytest.mark.skipif(not IS_3_1, reason="zarr 3.2 and newer have a struct of their own")
+    def test_fields_of_variable_size_are_refused(self, tmp_path):
+        """NumPy's own sentence says nothing of the bytes codec."""
+        data_type = struct_of([{"name": "a", "data_type": "string"}])
+        path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
+        with pytest.raises(TypeError, match="expected a fixed-size type"):
+            zarr.open_array(path)
+
 
 def ml_types_in(dtype):
     return any("ml_dtypes" in str(dtype[name].type) for name in dtype.names)

@@ -1,30 +1,20 @@
-"""Partial and whole reads against zarr's own codec, the zarrs pipeline and the bare store.
+"""Partial reads against zarr's own codec, the zarrs pipeline, TensorStore and the bare store."""
 
-    python tests/benchmarks/partial_read.py [--quick] > tests/benchmarks/RESULTS.md
-
-Everything in one process, the contenders in turn, medians. Needs about 3 GB in the folder for
-temporary files; zarrs is left out where it is not installed. No test runs this.
-"""
-
-import argparse
 import asyncio
-import importlib.util
+import functools
 import itertools
 import os
-import platform
-import statistics
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plots
 import zarr
-import zarr.core.codec_pipeline
 import zarr.storage
+from measure import MIB, Settings, cases, measure, medians, table
+from whole import PIPELINES, ZARRS, create, opened, opened_by_tensorstore
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -37,49 +27,13 @@ from numcodecs_bytes.zarr import (
     REMOTE_REQUEST_COST_BYTES,
 )
 
-MIB = 1 << 20
-CODECS = {"ours": "numcodecs_bytes.zarr.BytesCodec", "zarr": "zarr.codecs.bytes.BytesCodec"}
-PIPELINES = {"default": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):
-    PIPELINES["fused"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
 LATENCY, BANDWIDTH = 0.03, 100e6
-SHORT = 0.005
-
-
-def medians(contenders: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the median time of each contender in seconds, the contenders taking turns.
-
-    In a turn, what takes less than 5 ms runs five times, for the caches that the one before left
-    are no property of it; the first run of a turn does not count then.
-    """
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name, run in contenders.items():
-            turn: list[float] = []
-            while not turn or (turn[0] < SHORT and len(turn) < 5):
-                start = time.perf_counter()
-                run()
-                turn.append(time.perf_counter() - start)
-            times[name] += turn[1:] or turn
-    return {name: statistics.median(of_one) for name, of_one in times.items()}
-
-
-def create(path: Path, shape: tuple[int, int], chunks: tuple[int, int], endian: str) -> None:
-    array = zarr.create_array(
-        path,
-        shape=shape,
-        chunks=chunks,
-        dtype="f8",
-        compressors=None,
-        serializer=zarr.codecs.BytesCodec(endian=endian),
-    )
-    array[:] = np.random.default_rng(0).random(shape)
-    os.sync()  # else the writing goes on while the reading is measured
-
-
-def opened(store: Any, codec: str, pipeline: str) -> zarr.Array:
-    with zarr.config.set({"codecs.bytes": CODECS[codec], "codec_pipeline.path": pipeline}):
-        return zarr.open_array(store, mode="r")
+# Edge of the chunk in float64, 128 MiB and 1 GiB. zarr's own codec reads the smaller one only: the
+# larger ones' ratios are to that.
+EDGES = (4096, 11584)
+QUICK_EDGES = (2112,)
+ENDIANS = ("little", "big")
+WHO = ("ours", "zarr", "zarrs", "tensorstore", "bare")
 
 
 def selections(n: int) -> dict[str, tuple[Any, Callable[[zarr.Array], Any]]]:
@@ -117,63 +71,83 @@ def bare(path: Path, selection: Any, shape: tuple[int, int]) -> Callable[[], Any
     return lambda: sync(in_a_thread())
 
 
-def partial_reads(folder: Path, rounds: int) -> None:
-    print("\n## Partial reads of a single chunk in LocalStore, in ms\n")
-    print("zarr: its own codec on the 128 MiB chunk; bare: the same ranges from the store alone.\n")
-    print("| chunk | endian | selection | pipeline | ours | zarr | zarrs | bare | zarr / ours |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    zarrs_own: dict[Any, Any] = {}
-    for n, endian in itertools.product((4096, 11584), ("little", "big")):
-        path = folder / f"{n}-{endian}"
-        create(path, (n, n), (n, n), endian)
-        for name, (selection, select) in selections(n).items():
-            for pipeline, pipeline_path in PIPELINES.items():
-                arrays = {"ours": opened(path, "ours", pipeline_path)}
-                if n == 4096:
-                    arrays["zarr"] = opened(path, "zarr", pipeline_path)
-                if importlib.util.find_spec("zarrs"):
-                    arrays["zarrs"] = opened(path, "ours", "zarrs.ZarrsCodecPipeline")
-                contenders = {who: lambda a=a, s=select: s(a) for who, a in arrays.items()}
-                contenders["bare"] = bare(path, selection, (n, n))
-                slow = name == "column" and n > 4096
-                found = medians(contenders, 3 if slow else rounds)
-                zarrs_own.setdefault((endian, name, pipeline), found.get("zarr"))
-                ratio = zarrs_own[endian, name, pipeline] / found["ours"]
-                cells = [
-                    f"{found[who] * 1e3:.2f}" if who in found else "-"
-                    for who in ("ours", "zarr", "zarrs", "bare")
-                ]
-                print(
-                    f"| {n * n * 8 // MIB} MiB | {endian} | {name} | {pipeline} | "
-                    f"{' | '.join(cells)} | {ratio:.1f} |",
-                    flush=True,
-                )
-    print(WHERE_SLOWER)
+def section(settings: Settings) -> str:
+    edges = QUICK_EDGES if settings.quick else EDGES
+    reads = partial_reads(settings, edges)
+    introduction = INTRODUCTION.format(chunk=as_mib(edges[0]))
+    return "\n".join([introduction, reads, WHERE_SLOWER, simulated_store(settings, edges[0])])
 
 
-WHERE_SLOWER = """
+INTRODUCTION = """\
+## Partial reads of a single chunk in LocalStore, in ms
+
+zarr, tensorstore: on the chunk of {chunk}, which they read whole; bare: the same ranges from the
+store alone. The last column compares with zarr on that chunk.
+
+![partial reads](plots/partial-reads.svg)
+"""
+
+
+def as_mib(edge: int) -> str:
+    return f"{edge * edge * 8 // MIB} MiB"
+
+
+def read_by_tensorstore(path: Path, selection: Any) -> Any:
+    """Read a selection of an array opened anew (0.05 ms): one read before may keep the chunk."""
+    array = opened_by_tensorstore(path)
+    is_points = all(isinstance(s, np.ndarray) for s in selection)
+    return (array.vindex[selection] if is_points else array[selection]).read().result()
+
+
+def partial_reads(settings: Settings, edges: tuple[int, ...]) -> str:
+    zarrs_own: dict[Any, float] = {}
+    rows, plotted = [], {}
+    all_cases = (
+        case
+        for edge in edges
+        for case in itertools.product([edge], ENDIANS, selections(edge).items(), PIPELINES.items())
+    )
+    for n, endian, (name, (selection, select)), (pipeline, pipeline_path) in cases(
+        "partial reads", all_cases
+    ):
+        path = settings.folder / f"{n}-{endian}"
+        if not path.exists():
+            create(path, (n, n), (n, n), endian)
+            zarr.open_array(path)[:] = np.random.default_rng(0).random((n, n))
+            os.sync()  # else the writing goes on while the reading is measured
+        arrays = {"ours": opened(path, "ours", pipeline_path)}
+        if n == edges[0]:
+            arrays["zarr"] = opened(path, "zarr", pipeline_path)
+        arrays["zarrs"] = opened(path, "ours", ZARRS)
+        contenders = {who: functools.partial(select, a) for who, a in arrays.items()}
+        if n == edges[0]:
+            contenders["tensorstore"] = functools.partial(read_by_tensorstore, path, selection)
+        contenders["bare"] = bare(path, selection, (n, n))
+        found = medians(measure(contenders, 0.05 if settings.quick else 0.4, least=3))
+        zarrs_own.setdefault((endian, name, pipeline), found.get("zarr", 0))
+        ratio = zarrs_own[endian, name, pipeline] / found["ours"]
+        rows.append(
+            [as_mib(n), endian, name, pipeline]
+            + [f"{found[who] * 1e3:.2f}" if who in found else "-" for who in WHO]
+            + [f"{ratio:.1f}"]
+        )
+        if (n, endian, pipeline) == (edges[0], "big", "default"):
+            plotted[name] = {who: found[who] * 1e3 for who in WHO[:-1]}
+    plots.bars(
+        settings.out / "plots/partial-reads.svg",
+        plotted,
+        f"ms, from a chunk of {as_mib(edges[0])}, big-endian float64 (less is better)",
+        log=True,
+    )
+    return table(["chunk", "endian", "selection", "pipeline", *WHO, "zarr / ours"], rows)
+
+
+WHERE_SLOWER = """\
 Where ours is slower: zarrs reads and indexes in Rust, without zarr's event loop, and needs no
 request to a store for a byte range, which opens the file each time: so a column takes what its
 requests take, or reading over it. A row and a small box take what zarr's own indexing, pipeline,
-event loop and thread take; of 0.25 ms, codec and store have 0.04 ms."""
-
-
-def whole_reads(folder: Path, rounds: int) -> None:
-    print("\n## Whole reads of 256 MiB in LocalStore, in ms\n")
-    print("| chunks | endian | pipeline | ours | zarr | zarr / ours |")
-    print("|---|---|---|---|---|---|")
-    chunks = {"1 MiB": (32, 4096), "8 MiB": (256, 4096), "128 MiB": (4096, 4096)}
-    for (size, chunk), endian in itertools.product(chunks.items(), ("little", "big")):
-        path = folder / f"whole-{size}-{endian}"
-        create(path, (8192, 4096), chunk, endian)
-        for pipeline, pipeline_path in PIPELINES.items():
-            arrays = {who: opened(path, who, pipeline_path) for who in CODECS}
-            found = medians({who: lambda a=a: a[:] for who, a in arrays.items()}, rounds)
-            print(
-                f"| {size} | {endian} | {pipeline} | {found['ours'] * 1e3:.0f} | "
-                f"{found['zarr'] * 1e3:.0f} | {found['zarr'] / found['ours']:.2f} |",
-                flush=True,
-            )
+event loop and thread take; of 0.25 ms, codec and store have 0.04 ms.
+"""
 
 
 class SimulatedStore(zarr.storage.WrapperStore):
@@ -190,18 +164,16 @@ class SimulatedStore(zarr.storage.WrapperStore):
         return buffer
 
 
-def simulated_store(folder: Path) -> None:
-    print(f"\n## A simulated store: {LATENCY * 1e3:.0f} ms, {BANDWIDTH / 1e6:.0f} MB/s, in s\n")
-    print("best: the best of all request costs from 0 to 16 MiB in powers of two.\n")
-    print("| chunk | selection | default | best | at a cost of | default / best |")
-    print("|---|---|---|---|---|---|")
-    path = folder / "4096-big"
-    store = SimulatedStore(zarr.storage.LocalStore(path, read_only=True))
+def simulated_store(settings: Settings, edge: int) -> str:
+    array_store = zarr.storage.LocalStore(settings.folder / f"{edge}-big", read_only=True)
+    store = SimulatedStore(array_store)
     store.link = asyncio.Lock()
     array = opened(store, "ours", PIPELINES["default"])
-    for name, (_, select) in selections(4096).items():
+    costs = (1 << 20, 1 << 24) if settings.quick else (0, *(1 << k for k in range(12, 25)))
+    rows = []
+    for name, (_, select) in cases("simulated store", selections(edge).items()):
         found = {}
-        for cost in (REMOTE_REQUEST_COST_BYTES, 0, *(1 << k for k in range(12, 25))):
+        for cost in (REMOTE_REQUEST_COST_BYTES, *costs):
             if cost not in found and not (cost < 1 << 15 and name == "column"):
                 with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
                     start = time.perf_counter()
@@ -209,36 +181,10 @@ def simulated_store(folder: Path) -> None:
                     found[cost] = time.perf_counter() - start
         best = min(found, key=lambda cost: found[cost])
         default = found[REMOTE_REQUEST_COST_BYTES]
-        print(
-            f"| 128 MiB | {name} | {default:.3f} | {found[best]:.3f} | {best} | "
-            f"{default / found[best]:.2f} |",
-            flush=True,
-        )
-
-
-def main() -> None:
-    """Run everything and print it as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    rounds = 3 if parser.parse_args().quick else 9
-    warnings.simplefilter("ignore")
-    zarr.registry.get_codec_class("bytes")
-    packages = [
-        p
-        for p in ("numcodecs-bytes", "zarr", "numcodecs", "numpy", "zarrs")
-        if p == "numcodecs-bytes" or importlib.util.find_spec(p)
-    ]
-    print("# Results\n")
-    print(
-        f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}; "
-        + ", ".join(f"{p} {version(p)}" for p in packages)
-        + f"; medians of {rounds} rounds in turn, data in the page cache."
+        measured = f"{default:.3f}", f"{found[best]:.3f}", str(best), f"{default / found[best]:.2f}"
+        rows.append([as_mib(edge), name, *measured])
+    return (
+        f"## A simulated store: {LATENCY * 1e3:.0f} ms, {BANDWIDTH / 1e6:.0f} MB/s, in s\n\n"
+        "best: the best of all request costs from 0 to 16 MiB in powers of two.\n\n"
+        + table(["chunk", "selection", "default", "best", "at a cost of", "default / best"], rows)
     )
-    with tempfile.TemporaryDirectory() as folder:
-        partial_reads(Path(folder), rounds)
-        simulated_store(Path(folder))
-        whole_reads(Path(folder), rounds)
-
-
-if __name__ == "__main__":
-    main()
