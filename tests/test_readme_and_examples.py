@@ -12,7 +12,13 @@ ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(
     r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
 )
-NEEDS = {"partial_read.py": ("virtualizarr", "kerchunk", "obstore")}
+NEEDS = {
+    "dask_cluster.py": ("dask", "distributed"),
+    "fits_table.py": ("astropy", "virtualizarr", "obstore"),
+    "object_store.py": ("obstore",),
+    "partial_read.py": ("virtualizarr", "kerchunk", "obstore"),
+    "xarray_lazy.py": ("xarray",),
+}
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 

@@ -1,0 +1,113 @@
+"""Read slices of an array on a web server or in a bucket, and count what the server sends.
+
+The server is a small one of this example's own, in a thread: it answers byte ranges, as S3, Google
+Cloud Storage and web servers do, and counts. zarr reads it through obstore; with another store of
+obstore's, `S3Store("bucket", ...)` for example, the same code reads a bucket.
+
+Nothing below imports numcodecs_bytes: that it is installed is enough.
+
+Needs ``pip install ".[examples]"``.
+"""
+
+import functools
+import http.server
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import zarr
+from obstore.store import HTTPStore
+
+SHAPE = (2048, 2048)
+# Of one chunk of 16 MiB: what is selected, and what is sent for it in how many requests.
+SLICES = {
+    "a row": (np.s_[1000], 1, 2048 * 4),
+    "eight rows": (np.s_[1000:1008], 1, 8 * 2048 * 4),
+    # Over gaps of up to 256 KiB it reads on, as a request costs more.
+    "a box of 64 x 64": (np.s_[512:576, 1024:1088], 1, (63 * 2048 + 64) * 4),
+    "every 100th row": (np.s_[::100], 21, 21 * 2048 * 4),
+    "the whole array": (np.s_[:], 1, 2048 * 2048 * 4),
+}
+
+
+class RangeHandler(http.server.SimpleHTTPRequestHandler):
+    """Answer a GET request, with a part of the file where `Range` asks for one."""
+
+    protocol_version = "HTTP/1.1"  # keeps the connection open
+    sent: ClassVar[list[int]] = []  # the bytes of each answer that was of a chunk
+
+    def do_GET(self) -> None:  # noqa: D102
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        num_bytes = len(content)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2]), num_bytes - 1)
+            content = content[first : last + 1]
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {first}-{last}/{num_bytes}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Last-Modified", self.date_time_string(path.stat().st_mtime))
+        self.end_headers()
+        if path.name != "zarr.json":
+            self.sent.append(len(content))
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing of each request."""
+
+
+@contextmanager
+def serve(folder: str) -> Iterator[str]:
+    """Serve a folder in a thread, at the address that is yielded."""
+    handler = functools.partial(RangeHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def main() -> None:
+    """Read the same slices with this package and with zarr alone; print what was sent."""
+    data = np.random.default_rng(7).normal(size=SHAPE).astype("f4")
+    with tempfile.TemporaryDirectory() as folder, serve(folder) as url:
+        array = zarr.create_array(
+            folder,
+            shape=SHAPE,
+            chunks=SHAPE,
+            dtype="float32",
+            compressors=None,
+            serializer={"name": "bytes", "configuration": {"endian": "big"}},
+        )
+        array[:] = data
+        http_store = HTTPStore(url, client_options={"allow_http": True})
+        store = zarr.storage.ObjectStore(http_store, read_only=True)
+
+        print(f"{'selection':18}{'read by':37}{'requests':>9}{'bytes':>10}")
+        for name, (selection, *expected) in SLICES.items():
+            for chosen in ("numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"):
+                with zarr.config.set({"codecs.bytes": chosen}):
+                    array = zarr.open_array(store, mode="r", zarr_format=3)
+                codec = type(array.metadata.codecs[0])
+                assert f"{codec.__module__}.{codec.__qualname__}" == chosen
+                RangeHandler.sent.clear()
+                assert np.array_equal(array[selection], data[selection])
+                sent = [len(RangeHandler.sent), sum(RangeHandler.sent)]
+                assert sent == (expected if "numcodecs" in chosen else [1, data.nbytes])
+                print(f"{name:18}{chosen:37}{sent[0]:>9}{sent[1]:>10}")
+
+
+if __name__ == "__main__":
+    main()
