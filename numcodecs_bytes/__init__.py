@@ -1,6 +1,6 @@
-"""The Zarr ``bytes`` codec, for numcodecs (:class:`Bytes`) and for zarr-python.
+"""The Zarr ``bytes`` codec, for numcodecs (`Bytes`) and for zarr-python.
 
-The zarr-python codec is :class:`numcodecs_bytes.zarr.BytesCodec`. It is not imported here:
+The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported here:
 ``import numcodecs`` must stay as cheap as it is without zarr.
 """
 

@@ -1,6 +1,8 @@
-"""python -m numcodecs_bytes: who answers for "bytes" here, and why."""
+"""python -m numcodecs_bytes: who answers for "bytes" here, and what is amiss in a store."""
 
 import argparse
+import contextlib
+import dataclasses
 import inspect
 import json
 import os
@@ -121,17 +123,67 @@ def _format(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _check(location: str, *, as_json: bool) -> int:
+    """Print a report of each array at a location; return 1 where something is wrong."""
+    from numcodecs_bytes._check import check, open_store  # noqa: PLC0415 # for this alone
+
+    tqdm: Any = None
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm  # type: ignore[no-redef,import-untyped] # noqa: PLC0415 # optional
+    try:
+        store = open_store(location)
+    except (OSError, ImportError, ValueError) as error:
+        print(f"can't open {location}: {error}", file=sys.stderr)
+        return 2
+    reports = []
+    with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
+        for found in check(store, bar):
+            reports.append(found)
+            if not as_json:
+                with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+                    print(_format_array(found))
+    num_problems = sum(found.num_problems for found in reports)
+    if as_json:
+        arrays = [dataclasses.asdict(found) for found in reports]
+        print(json.dumps({"num_problems": num_problems, "arrays": arrays}, indent=2))
+    else:
+        num_chunks = sum(found.num_chunks for found in reports)
+        print(f"{len(reports)} arrays, {num_chunks} chunks, {num_problems} problems")
+    return 1 if num_problems or not reports else 0
+
+
+def _format_array(found: Any) -> str:
+    """Return a line of the table for an array, and a line for each thing to say of it."""
+    line = f"{'/' + found.path:32} {found.data_type:16} partial reads: {found.partial_reads}"
+    listed = [f"  PROBLEM {problem}" for problem in found.problems]
+    if found.num_problems > len(found.problems):
+        listed.append(f"  PROBLEM ... and {found.num_problems - len(found.problems)} more")
+    return "\n".join([line, *listed, *(f"  note    {note}" for note in found.notes)])
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report; return 1 where the package is not picked up."""
+    """Print the report that is asked for; return 1 where it holds bad news."""
     parser = argparse.ArgumentParser(
         prog="python -m numcodecs_bytes",
         description='Say who answers for "bytes" in numcodecs and zarr; exit status 1 where it is '
         "not numcodecs_bytes.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    as_json = parser.parse_args(arguments).json
+    check = parser.add_subparsers(dest="command").add_parser(
+        "check",
+        help="say what is amiss in the arrays of a store",
+        description="Say of each array in a Zarr hierarchy whether parts of its chunks can be "
+        "read, and what is amiss: metadata, chunks of a wrong length, invalid bools. Nothing is "
+        "written. Chunks that are compressed, in shards, or hold bools are read whole. Exit status "
+        "1 where there are problems, or no arrays.",
+    )
+    check.add_argument("store", help="folder, zip file, or URL that fsspec knows")
+    check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
+    options = parser.parse_args(arguments)
+    if options.command:
+        return _check(options.store, as_json=options.json)
     found = report()
-    print(json.dumps(found, indent=2) if as_json else _format(found))
+    print(json.dumps(found, indent=2) if options.json else _format(found))
     return 0 if found["picked_up"] else 1
 
 

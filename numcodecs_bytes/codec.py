@@ -3,7 +3,7 @@
 Stores the elements of an array in lexicographical (C) order, each in the byte order of ``endian``:
 the ``bytes`` codec 1.0 of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/.
 
-Configuration::
+Configuration:
 
     {"id": "bytes", "endian": "little" | "big", "dtype": "<f8" | [["name", "<i4"], ...]}
 

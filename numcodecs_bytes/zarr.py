@@ -1,7 +1,7 @@
 """BytesCodec, the ``bytes`` codec for zarr-python and so for Zarr v3.
 
 The array -> bytes codec of https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/ (1.0).
-Configuration::
+Configuration:
 
     {"name": "bytes", "configuration": {"endian": "little" | "big"}}
 

@@ -99,10 +99,11 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
-    return _struct_of(parse_dtype(descr).newbyteorder("="))
+    return struct_of(parse_dtype(descr).newbyteorder("="))
 
 
-def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+    """Return the `struct` data type of a structured dtype, packed and in native byte order."""
     fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
     for name, field in fields_of(pack_dtype(dtype)):
         if field.subdtype is not None:
@@ -112,7 +113,7 @@ def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
                 "elements a field of its own"
             )
         if field.names is not None:
-            data_type = _struct_of(field)
+            data_type = struct_of(field)
         elif field.type is np.void:
             data_type = RawBits(length=field.itemsize)
         else:

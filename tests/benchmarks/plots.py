@@ -10,7 +10,12 @@ mpl.use("svg")
 import matplotlib.pyplot as plt
 
 GREY = "#808890"
-COLOURS = {"ours": "#1a9e77", "zarr": "#d9730d", "zarrs": "#8a7fd1", "tensorstore": "#d1589b"}
+COLOURS = {
+    **dict.fromkeys(["ours", "with numcodecs_bytes"], "#1a9e77"),
+    **dict.fromkeys(["zarr", "zarr alone"], "#d9730d"),
+    "zarrs": "#8a7fd1",
+    "tensorstore": "#d1589b",
+}
 mpl.rcParams.update(
     {
         "svg.fonttype": "none",
@@ -64,33 +69,37 @@ def strips(path: Path, groups: Mapping[str, Sequence[float]], label: str) -> Non
 
 
 def bars(
-    path: Path, groups: Mapping[str, Mapping[str, float]], label: str, *, log: bool = False
+    path: Path, panels: Mapping[str, Mapping[str, Mapping[str, float]]], *, log: bool = False
 ) -> None:
-    """Plot the contenders of each group as bars."""
+    """Plot the contenders of each group as bars; a panel's name is what they measure."""
+    groups = next(iter(panels.values()))
     names = list(dict.fromkeys(name for found in groups.values() for name in found))
-    figure, axes = plt.subplots(figsize=(7, 0.13 * len(names) * len(groups) + 0.8))
+    size = (3.5 + 3.5 * len(panels), 0.13 * len(names) * len(groups) + 0.8)
+    figure, all_axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
     height = 0.8 / len(names)
-    for i, name in enumerate(names):
-        rows = [
-            row + i * height - 0.4 for row, found in enumerate(groups.values()) if name in found
-        ]
-        values = [found[name] for found in groups.values() if name in found]
-        hatch = "////" if "fused" in name else None
-        axes.barh(
-            rows,
-            values,
-            height * 0.9,
-            align="edge",
-            label=name,
-            facecolor=colour_of(name),
-            edgecolor="white",
-            linewidth=0,
-            hatch=hatch,
-        )
-    axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
-    axes.set_xscale("log" if log else "linear")
-    axes.invert_yaxis()
-    axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=8)
+    for axes, (label, measured) in zip(all_axes[0], panels.items(), strict=True):
+        for i, name in enumerate(names):
+            found = {
+                row: of_one[name] for row, of_one in enumerate(measured.values()) if name in of_one
+            }
+            drawn = axes.barh(
+                [row + i * height - 0.4 for row in found],
+                list(found.values()),
+                height * 0.9,
+                align="edge",
+                label=name,
+                facecolor=colour_of(name),
+                edgecolor="white",
+                linewidth=0,
+                hatch="////" if "fused" in name else None,
+            )
+            axes.bar_label(drawn, fmt="{:.3g}", fontsize=6, padding=2)
+        axes.set(xlabel=label, yticks=range(len(groups)), yticklabels=groups)
+        if log:
+            least = min(value for of_one in measured.values() for value in of_one.values())
+            axes.set(xscale="log", xlim=(10 ** math.floor(math.log10(least)), None))
+    all_axes[0][0].invert_yaxis()
+    all_axes[0][0].legend(ncols=len(names), loc="lower left", bbox_to_anchor=(0, 1), fontsize=8)
     save(figure, path)
 
 

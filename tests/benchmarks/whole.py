@@ -118,8 +118,7 @@ def section(settings: Settings) -> str:
                 os.sync()  # else the writing goes on while the reading is measured
     plots.bars(
         settings.out / "plots/whole-arrays.svg",
-        plotted,
-        "GB/s, big-endian float64 (more is better)",
+        {"GB/s, big-endian float64 (more is better)": plotted},
     )
     small, large = (data_of(shape).nbytes // MIB for _, shape, _ in (arrays[0], arrays[-1]))
     header = ["store", "what", "chunks", "endian", "ours, default", *PEERS, "fused: zarr / ours"]

@@ -25,6 +25,7 @@ from data_types import flat_bytes
 from peers import PEERS
 from test_zarr import ignore_unstable_data_types
 
+from numcodecs_bytes._check import check
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [
@@ -96,6 +97,19 @@ def test_we_write_what_the_reference_says(tmp_path, name):
                 _inner_chunks(chunks["c/0/0"], which[1]) for chunks in (ours, reference)
             )
         assert ours == reference, which
+
+
+@BY_DATA_TYPE
+def test_check_finds_what_is_damaged_and_nothing_else(tmp_path, name):
+    """python -m numcodecs_bytes check, on these arrays and on a copy with a byte cut off."""
+    for which in arrays_of(name):
+        write_files(tmp_path.joinpath(*which[1:]), which, reference_chunks(*which))
+    store = zarr.storage.LocalStore(tmp_path, read_only=True)
+    assert [found.problems for found in check(store)] == [[]] * len(list(arrays_of(name)))
+    chunks = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "zarr.json"]
+    for file in chunks:
+        file.write_bytes(file.read_bytes()[:-1])
+    assert sum(found.num_problems for found in check(store)) == len(chunks)
 
 
 def _inner_chunks(shard, endian):

@@ -1,0 +1,310 @@
+"""python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import warnings
+
+import numcodecs
+import pytest
+import zarr
+import zarr.storage
+from test_zarr import bytes_codec, write_array
+
+import numcodecs_bytes
+from numcodecs_bytes import _check
+from numcodecs_bytes.__main__ import main
+
+BIG = bytes_codec("big")
+ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+STRUCT = {
+    "name": "struct" if hasattr(zarr.dtype, "Struct") else "structured",
+    "configuration": {"fields": [["a", "int16"], ["b", "bool"]]},
+}
+
+
+def sharded(index_endian="little"):
+    configuration = {
+        "chunk_shape": [2],
+        "codecs": [BIG],
+        "index_codecs": [bytes_codec(index_endian), {"name": "crc32c"}],
+    }
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def check(location):
+    return {found.path: found for found in _check.check(_check.open_store(str(location)))}
+
+
+def problems_of(path):
+    """Return the problems of the one array in a folder."""
+    (found,) = check(path).values()
+    assert len(found.problems) == found.num_problems
+    return found.problems
+
+
+@pytest.fixture
+def healthy(tmp_path):
+    """Write a hierarchy of what there is: layouts, formats, edge chunks, missing chunks."""
+    group = zarr.create_group(tmp_path / "healthy")
+    settings = {"shape": (10, 7), "chunks": (4, 7), "dtype": "f4", "compressors": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of strings, for one
+        for name, more in {
+            "plain": {"serializer": BIG},
+            "zipped": {"compressors": "auto"},
+            "deep/in/shards": {"chunks": (2, 7), "shards": (4, 7)},
+            "bools": {"dtype": "?"},
+            "point": {"shape": (), "chunks": ()},
+            "empty": {"shape": (0, 7)},
+            "text": {"dtype": "str"},
+        }.items():
+            array = group.create_array(name, **(settings | more))
+            if array.size:
+                array[slice(4) if array.shape else ...] = "x" if name == "text" else 1
+        old = zarr.create_group(tmp_path / "healthy" / "v2", zarr_format=2)
+        for name, more in {
+            "raw": {},
+            "bytes": {"filters": [numcodecs_bytes.Bytes("big", "<f4")]},
+            "zipped": {"compressors": numcodecs.Zstd()},
+            "both": {
+                "filters": [numcodecs_bytes.Bytes("big")],
+                "compressors": numcodecs.Zstd(),
+                "dtype": "?",
+            },
+        }.items():
+            old.create_array(name, **(settings | more))[:4] = 1
+    return tmp_path / "healthy"
+
+
+PARTIAL_READS = {
+    "plain": "yes",
+    "zipped": "no: zstd needs whole chunks",
+    "deep/in/shards": "no: of a shard, zarr reads whole inner chunks",
+    "bools": "yes",
+    "point": "yes",
+    "empty": "yes",
+    "text": "no: vlen-utf8 needs whole chunks",
+    **dict.fromkeys(
+        ["v2/raw", "v2/bytes", "v2/zipped", "v2/both"], "no: Zarr v2 reads whole chunks"
+    ),
+}
+
+
+class TestWhatIsWell:
+    def test_every_array_is_found(self, healthy):
+        before = {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
+        found = check(healthy)
+        assert {path: report.partial_reads for path, report in found.items()} == PARTIAL_READS
+        assert not any(report.problems for report in found.values())
+        assert found["plain"].data_type == "float32"
+        assert {p: r.num_chunks for p, r in found.items()} == {
+            **dict.fromkeys(PARTIAL_READS, 3),
+            "point": 1,
+            # Nothing that the bytes codec has stored.
+            **dict.fromkeys(["empty", "text", "v2/zipped"], 0),
+        }
+        assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
+
+    def test_other_stores(self, healthy, tmp_path):
+        """A zip file, one array, and a web server, which lists nothing."""
+        archive = shutil.make_archive(tmp_path / "healthy", "zip", healthy)
+        assert check(archive).keys() == PARTIAL_READS.keys()
+        assert check(healthy / "plain").keys() == {""}
+
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        pytest.importorskip("fsspec", reason="pip install '.[stores]'")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # v3 has no specification of it
+            zarr.consolidate_metadata(healthy)
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def list_directory(self, _):
+                self.send_error(404)
+
+            def log_message(self, *_):
+                pass
+
+        handler = functools.partial(Handler, directory=healthy)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            try:
+                found = check(f"http://127.0.0.1:{server.server_port}")
+            finally:
+                server.shutdown()
+        assert found.keys() == {path for path in PARTIAL_READS if not path.startswith("v2")}
+        assert not any(report.problems for report in found.values())
+
+    def test_zarrs_own_codec(self, healthy):
+        with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+            found = check(healthy / "plain")[""]
+        assert found.partial_reads == "no: zarr.codecs.bytes.BytesCodec is chosen"
+
+
+class TestMetadata:
+    def test_missing_endian(self, tmp_path):
+        path = write_array(tmp_path / "number", None, "int16", [bytes_codec()])
+        (problem,) = problems_of(path)
+        assert problem.startswith("zarr can't open it: ")
+        assert "`endian` configuration needs to be specified" in problem
+
+        path = write_array(tmp_path / "struct", None, STRUCT, [bytes_codec()], fill_value={})
+        if STRUCT["name"] == "structured":
+            path = write_array(
+                tmp_path / "struct", None, STRUCT, [bytes_codec()], fill_value="AAAA"
+            )
+        (problem,) = problems_of(path)
+        assert 'the bytes codec has no "endian"' in problem
+
+        path = write_array(tmp_path / "index", None, "int16", [sharded(None)])
+        (problem,) = problems_of(path)
+        assert 'the bytes codec has no "endian", which uint64 needs' in problem
+
+    def test_notes(self, tmp_path):
+        path = write_array(tmp_path, bytes(4), "uint8", [bytes_codec("big", "endian")])
+        (found,) = check(path).values()
+        assert not found.problems
+        assert found.notes == [
+            'codec "endian" is called "bytes" since version 1.0',
+            '"endian" says nothing for uint8; it may be left out',
+        ]
+
+    def test_data_types_of_older_drafts(self, tmp_path):
+        path = write_array(tmp_path / "list", None, [["a", "<i2"], ["b", "|b1"]], [BIG])
+        (problem,) = problems_of(path)
+        assert problem.endswith(
+            'replace it by {"name": "struct", "configuration": {"fields": '
+            '[{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "bool"}]}}'
+        )
+        structured = STRUCT | {"name": "structured"}
+        path = write_array(tmp_path / "pairs", None, structured, [BIG], fill_value="AAAA")
+        (found,) = check(path).values()
+        assert any("data type structured is of zarr-python alone" in n for n in found.notes)
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("", "its metadata are no JSON object: ''"),
+            ("{", "its metadata are no JSON object: '{'"),
+            ("[1]", "its metadata are no JSON object: '[1]'"),
+            ('{"node_type": "array"}', "zarr can't open it: "),
+            ('{"node_type": "array", "zarr_format": 3, "data_type": 7}', "zarr can't open it: "),
+        ],
+    )
+    def test_what_is_no_metadata(self, tmp_path, text, expected):
+        """One bad document does not hide the others."""
+        zarr.create_array(tmp_path / "good", shape=2, dtype="i2")
+        tmp_path.joinpath("bad").mkdir()
+        tmp_path.joinpath("bad", "zarr.json").write_text(text)
+        found = check(tmp_path)
+        assert found["bad"].problems[0].startswith(expected)
+        assert not found["good"].problems
+
+
+class TestChunks:
+    @pytest.mark.parametrize("num_bytes", [0, 7, 9, 16])
+    def test_wrong_length(self, tmp_path, num_bytes):
+        path = write_array(tmp_path, bytes(num_bytes), "int16", [BIG])
+        assert problems_of(path) == [f"chunk c/0 holds {num_bytes} bytes, expected 8"]
+
+    def test_wrong_length_in_zarr_v2(self, healthy):
+        healthy.joinpath("v2/bytes/0.0").write_bytes(bytes(5))
+        assert problems_of(healthy / "v2/bytes") == ["chunk 0.0 holds 5 bytes, expected 112"]
+
+    def test_wrong_length_behind_other_codecs(self, tmp_path):
+        zipped = numcodecs.Zstd().encode(bytes(7))
+        path = write_array(tmp_path / "zstd", zipped, "int16", [BIG, ZSTD])
+        (problem,) = problems_of(path)
+        assert problem.startswith("chunk c/0 can't be read: chunk holds 7 bytes, expected 8")
+
+        path = tmp_path / "shards"
+        write_array(path, None, "int16", [sharded()])
+        zarr.open_array(path)[:] = 1
+        shard = path / "c/0"
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
+        (problem,) = problems_of(path)
+        assert problem.startswith("chunk c/0 can't be read: ")
+
+    @pytest.mark.parametrize("codecs", [[bytes_codec()], [bytes_codec(), ZSTD]], ids=len)
+    def test_invalid_bools(self, tmp_path, codecs):
+        stored = b"\0\1\2\xff"
+        stored = numcodecs.Zstd().encode(stored) if len(codecs) > 1 else stored
+        path = write_array(tmp_path, stored, "bool", codecs, fill_value=False)
+        (problem,) = problems_of(path)
+        assert problem.startswith("chunk c/0 holds 2 bools that are neither 0 nor 1")
+
+    def test_invalid_bools_in_structures(self, tmp_path):
+        fill_value = "AAAA" if STRUCT["name"] == "structured" else {}
+        stored = b"\1\2\1\1\2\0\1\2\7\xff\xff\1"
+        path = write_array(tmp_path, stored, STRUCT, [BIG], fill_value=fill_value)
+        (problem,) = problems_of(path)
+        assert problem.startswith("chunk c/0 holds 1 bools")
+
+    def test_invalid_bools_in_zarr_v2(self, healthy):
+        zipped = numcodecs.Zstd().encode(b"\2" + bytes(27))
+        healthy.joinpath("v2/both/1.0").write_bytes(zipped)
+        (problem,) = problems_of(healthy / "v2/both")
+        assert problem.startswith("chunk 1.0 holds 1 bools")
+
+    def test_a_filter_of_bools(self, tmp_path):
+        """What takes bools alone is read as it is, and said not to be checked."""
+        array = zarr.create_array(
+            tmp_path,
+            shape=9,
+            dtype="?",
+            zarr_format=2,
+            compressors=None,
+            filters=[numcodecs_bytes.Bytes(None, "?"), numcodecs.PackBits()],
+        )
+        array[:] = True
+        (found,) = check(tmp_path).values()
+        assert not found.problems
+        assert found.notes == ["its bools were not looked at: a codec of theirs takes nothing else"]
+
+    def test_only_the_first_are_listed(self, tmp_path):
+        path = write_array(tmp_path, None, "int16", [BIG], (100,), chunks=(1,))
+        path.joinpath("c").mkdir()
+        for i in range(100):
+            path.joinpath("c", str(i)).write_bytes(b"1")
+        (found,) = check(path).values()
+        assert found.num_problems == found.num_chunks == 100
+        assert found.problems == [f"chunk c/{i} holds 1 bytes, expected 2" for i in range(10)]
+
+
+class TestCommand:
+    def run(self, *arguments, status):
+        done = subprocess.run(
+            [sys.executable, "-m", "numcodecs_bytes", "check", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    def test_report(self, healthy):
+        out = self.run(healthy, status=0)
+        assert "/plain                           float32          partial reads: yes\n" in out
+        assert out.endswith("11 arrays, 22 chunks, 0 problems\n")
+        healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
+        out = self.run(healthy, status=1)
+        assert "\n  PROBLEM chunk plain/c/0/0 holds 5 bytes, expected 112\n" in out
+        assert out.endswith("11 arrays, 22 chunks, 1 problems\n")
+
+    def test_json(self, tmp_path, capsys):
+        write_array(tmp_path, bytes(7), "int16", [BIG])
+        assert main(["check", "--json", str(tmp_path)]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert found["num_problems"] == 1
+        assert found["arrays"][0]["problems"] == ["chunk c/0 holds 7 bytes, expected 8"]
+        assert main(["--json", "check", str(tmp_path)]) == 1
+        assert json.loads(capsys.readouterr().out) == found
+
+    def test_nothing_to_check(self, tmp_path):
+        assert "no Zarr hierarchy at" in self.run(tmp_path / "nowhere", status=2)
+        assert self.run(tmp_path, status=1) == "0 arrays, 0 chunks, 0 problems\n"
+        assert not (tmp_path / "nowhere").exists()
