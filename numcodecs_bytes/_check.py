@@ -33,7 +33,7 @@ from numcodecs_bytes._data_type import (
 )
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
-from numcodecs_bytes.zarr_data_types import parse_numpy_descr, struct_of
+from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 
 MAX_LISTED = 10
 _SIZES_AT_ONCE = 64
@@ -343,7 +343,7 @@ def _with_bytes_for_bools(array: Any, codecs: list[str]) -> Any:
         if set(codecs) - _OF_ANY_TYPE - {"blosc"}:
             return None
         data_type: Any = (
-            struct_of(dtype) if dtype.names else zarr.dtype.parse_dtype("uint8", zarr_format=3)
+            _struct_of(dtype) if dtype.names else zarr.dtype.parse_dtype("uint8", zarr_format=3)
         )
         document["data_type"] = data_type.to_json(zarr_format=3)
         document["fill_value"] = data_type.to_json_scalar(data_type.default_scalar(), zarr_format=3)

@@ -110,6 +110,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         ValueError
             If `endian` is missing, bytes are no whole number of elements, or the result could not
             be decoded again without `dtype`.
+
+        Examples
+        --------
+        >>> bytes(Bytes("big").encode(np.array([1, 256], "u2"))).hex(" ")
+        '00 01 01 00'
         """
         elements = self._elements(buf)
         stored = stored_dtype(elements.dtype, self.endian)
@@ -144,6 +149,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         ValueError
             If the bytes are too few or too many, `out` can't be written, `endian` is missing, or
             only `dtype` could tell what to swap.
+
+        Examples
+        --------
+        >>> Bytes("big").decode(bytes.fromhex("00 01 01 00"), out=np.empty((1, 2), "u2"))
+        array([[  1, 256]], dtype=uint16)
         """
         raw = _stored_bytes(buf)
         if out is None:

@@ -3,20 +3,14 @@
 Registered with zarr when this module is imported, which zarr 3.4.1 and newer do by themselves, when
 they first need a data type. On older versions: ``import numcodecs_bytes.zarr_data_types``.
 
-==============================  ============================================  ==================
-``data_type`` in the metadata   in memory                                     fill value
-==============================  ============================================  ==================
-``r8``, ``r16``, ``r24``, ...   raw bytes (``V``), never swapped              list of bytes
-``bfloat16``, ``float8_*``,     of the package ml_dtypes                      as for float32
-``float6_*``, ``float4_e2m1fn``
-``int2``, ``int4``,             of the package ml_dtypes                      as for int8
-``uint2``, ``uint4``
-``complex_bfloat16``,           of the package ml_dtypes (0.6 and newer)      as for complex64
-``complex_float16``
-``complex_float32``,            complex64, complex128                         as for complex64
-``complex_float64``
-``struct`` (on zarr 3.1.6)      structured                                    object of the fields
-==============================  ============================================  ==================
+| ``data_type`` in the metadata | in memory | fill value |
+|---|---|---|
+| ``r8``, ``r16``, ``r24``, ... | raw bytes (``V``), never swapped | list of bytes |
+| ``bfloat16``, ``float8_*``, ``float6_*``, ``float4_e2m1fn`` | of ml_dtypes | as for float32 |
+| ``int2``, ``int4``, ``uint2``, ``uint4`` | of ml_dtypes | as for int8 |
+| ``complex_bfloat16``, ``complex_float16`` | of ml_dtypes (0.6 and newer) | as for complex64 |
+| ``complex_float32``, ``complex_float64`` | complex64, complex128 | as for complex64 |
+| ``struct`` (on zarr 3.1.6) | structured | object of the fields |
 
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
@@ -99,10 +93,10 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
-    return struct_of(parse_dtype(descr).newbyteorder("="))
+    return _struct_of(parse_dtype(descr).newbyteorder("="))
 
 
-def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
     """Return the `struct` data type of a structured dtype, packed and in native byte order."""
     fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
     for name, field in fields_of(pack_dtype(dtype)):
@@ -113,7 +107,7 @@ def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
                 "elements a field of its own"
             )
         if field.names is not None:
-            data_type = struct_of(field)
+            data_type = _struct_of(field)
         elif field.type is np.void:
             data_type = RawBits(length=field.itemsize)
         else:
