@@ -215,9 +215,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         array: Any = chunk_array.as_ndarray_like()
         dtype = chunk_spec.dtype.to_native_dtype()
-        stored = self._stored_dtype(dtype)
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
+        # Of the array, whose dtype NumPy has hashed already.
+        stored = self._stored_dtype(array.dtype)
         # numcodecs filters flatten what they encode, in C order.
         if array.shape != chunk_spec.shape and array.shape != (math.prod(chunk_spec.shape),):
             raise ValueError(
@@ -235,22 +236,24 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        if self._moves_much(chunk_spec):
+        if self._moves_much(len(chunk_bytes), chunk_spec):
             return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
         return self._decode_sync(chunk_bytes, chunk_spec)
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
-        if self._moves_much(chunk_spec):
+        array: Any = chunk_array.as_ndarray_like()
+        if self._moves_much(array.nbytes, chunk_spec):
             return await asyncio.to_thread(self._encode_sync, chunk_array, chunk_spec)
         return self._encode_sync(chunk_array, chunk_spec)
 
-    def _moves_much(self, chunk_spec: "ArraySpec") -> bool:
+    def _moves_much(self, num_bytes: int, chunk_spec: "ArraySpec") -> bool:
         """Whether a chunk is worth a thread, so that others use the other cores meanwhile."""
+        if num_bytes < IN_A_THREAD_BYTES:
+            return False
         dtype = chunk_spec.dtype.to_native_dtype()
-        num_bytes = math.prod(chunk_spec.shape) * dtype.itemsize
-        return num_bytes >= IN_A_THREAD_BYTES and self._stored_dtype(dtype) != copied_as(dtype)
+        return self._stored_dtype(dtype) != copied_as(dtype)
 
     async def decode_partial(self, batch_info: Any) -> Any:
         """Return the selections of chunks, as zarr does; a single one without a task of its own."""

@@ -16,3 +16,9 @@ def pipeline(request):
     """Run a test in the default and in the fused pipeline."""
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave the benchmarks out, which need more than the tests do, unless they are asked for."""
+    named = any("benchmarks" in str(argument) for argument in config.invocation_params.args)
+    return True if collection_path.name == "benchmarks" and not named else None

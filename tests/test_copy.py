@@ -65,8 +65,10 @@ def test_every_order_of_axes_is_filled_in_c_order(shape, dtype):
 
 
 def test_tiles_are_taken_where_a_line_would_be_read_again_and_again():
-    assert _plan_tiles((4096, 4096), (1 << 15, 8), (8, 1 << 15), 8) == [512, 32]
+    assert _plan_tiles((4096, 4096), (1 << 15, 8), (8, 1 << 15), 8) == [512, 16]
     assert _plan_tiles((5000, 5000), (40000, 8), (8, 40000), 8) == [512, 256]
+    assert _plan_tiles((1000, 1000), (1000, 1), (1, 1000), 1) == [512, 256]
+    assert _plan_tiles((64, 64, 64), (4096, 64, 1), (1, 64, 4096), 1) == [64, 32, 16]
     # But not where NumPy reads each line once, or has all of them in the cache.
     assert _plan_tiles((4096, 4096), (1 << 15, 8), (1 << 15, 8), 8) is None
     assert _plan_tiles((1000, 1000), (8000, 8), (8, 8000), 8) is None
