@@ -130,18 +130,17 @@ def _check(location: str, *, as_json: bool) -> int:
     tqdm: Any = None
     with contextlib.suppress(ImportError):
         from tqdm import tqdm  # type: ignore[no-redef,import-untyped] # noqa: PLC0415 # optional
-    try:
-        store = open_store(location)
-    except (OSError, ImportError, ValueError) as error:
-        print(f"can't open {location}: {error}", file=sys.stderr)
-        return 2
     reports = []
-    with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
-        for found in check(store, bar):
-            reports.append(found)
-            if not as_json:
-                with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
-                    print(_format_array(found))
+    try:
+        with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
+            for found in check(open_store(location), bar):
+                reports.append(found)
+                if not as_json:
+                    with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+                        print(_format_array(found))
+    except (OSError, ImportError, ValueError) as error:
+        print(f"can't read {location}: {error}", file=sys.stderr)
+        return 2
     num_problems = sum(found.num_problems for found in reports)
     if as_json:
         arrays = [dataclasses.asdict(found) for found in reports]

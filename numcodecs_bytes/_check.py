@@ -256,8 +256,8 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not looked at: {error}")
         return
-    grid = [range(math.ceil(s / n)) for s, n in zip(array.shape, chunk_shape, strict=True)]
-    report.num_chunks = math.prod(map(len, grid))
+    grid_shape = [math.ceil(s / n) for s, n in zip(array.shape, chunk_shape, strict=True)]
+    report.num_chunks = math.prod(grid_shape)
     if bar is not None:
         bar.total = (bar.total or 0) + report.num_chunks
         bar.refresh()
@@ -268,7 +268,7 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
         readable = array
     is_alone = codecs in ([], ["bytes"], ["endian"])
     chunk_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
-    indices = itertools.product(*grid)
+    indices = iter(np.ndindex(*grid_shape))
     while batch := list(itertools.islice(indices, _SIZES_AT_ONCE)):
         keys = [_join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         sizes = sync(_sizes(array.store, keys)) if is_alone else [None] * len(keys)

@@ -308,3 +308,4 @@ class TestCommand:
         assert "no Zarr hierarchy at" in self.run(tmp_path / "nowhere", status=2)
         assert self.run(tmp_path, status=1) == "0 arrays, 0 chunks, 0 problems\n"
         assert not (tmp_path / "nowhere").exists()
+        assert "can't read no://such: " in self.run("no://such", status=2)

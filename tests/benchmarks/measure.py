@@ -5,6 +5,7 @@ number is the median of its rounds.
 """
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -48,7 +49,7 @@ def measure(contenders: Contenders, seconds: float, least: int = 5, most: int = 
     repeats = {name: max(1, math.ceil(TURN_SECONDS / took)) for name, took in first.items()}
     are_long = min(first.values()) > LONG_SECONDS
     times: Times = {name: [took] if are_long else [] for name, took in first.items()}
-    names = list(contenders)
+    names, order = list(contenders), random.Random(0)  # noqa: S311 # no secret
     start = time.perf_counter()
     for num_rounds in range(int(are_long), most):
         elapsed = time.perf_counter() - start
@@ -61,7 +62,8 @@ def measure(contenders: Contenders, seconds: float, least: int = 5, most: int = 
             if not times[name] or times[name][-1] < SHORT_SECONDS:
                 run()
             times[name].append(_time(run, repeats[name]))
-        names.append(names.pop(0))
+        # Else one would always come after the same other, in the memory that that one left.
+        order.shuffle(names)
     return times
 
 

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/run.py [--quick] [--only SECTION] [--out FOLDER]
 
-Everything in one process, the contenders in turn, medians. Takes 15 minutes, about 3 GB in the
+Everything in one process, the contenders in turn, medians. Takes 20 minutes, about 3 GB in the
 folder for temporary files and 6 GB of memory; --quick less than one minute and 200 MB. What is
 quick or not everything goes to a temporary folder unless --out names one. Needs the extras
 `benchmarks`, `interop` and `ml_dtypes`.
@@ -43,8 +43,9 @@ def describe_machine() -> str:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return (
         f"{cpu}, {os.cpu_count()} cores, {memory / GIB:.0f} GiB of memory, {platform.system()} "
-        f"{platform.release()}; Python {platform.python_version()}, numcodecs_bytes "
-        f"{numcodecs_bytes.__version__}, " + ", ".join(f"{p} {version(p)}" for p in PACKAGES)
+        f"{platform.release()}, files in {tempfile.gettempdir()}; Python "
+        f"{platform.python_version()}, numcodecs_bytes {numcodecs_bytes.__version__}, "
+        + ", ".join(f"{p} {version(p)}" for p in PACKAGES)
     )
 
 

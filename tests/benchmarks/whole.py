@@ -101,7 +101,11 @@ def section(settings: Settings) -> str:
         create(store, shape, chunks, endian)
         contenders = contenders_of(store, data_of(shape))
         for what in ("write", "read"):
-            found = medians(measure(contenders[what], 0.1 if settings.quick else 1, least=3))
+            found = medians(
+                measure(
+                    contenders[what], 0.1 if settings.quick else 4, least=3 if settings.quick else 7
+                )
+            )
             ours = found.pop("ours, default")
             rows.append(
                 [store_name, what, size, endian, f"{ours * 1e3:.1f}"]

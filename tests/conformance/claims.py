@@ -1,0 +1,159 @@
+"""What this package and others read of a few arrays: what the table of peers in the README says.
+
+    python claims.py WHO FOLDER
+
+in a process of its own, for zarr alone is a zarr that does not find this package. Prints which
+claims hold, as JSON. The arrays are written by hand, by `write_arrays`.
+"""
+
+import importlib.metadata
+import json
+import struct
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROW_BYTES, NUM_ROWS = 1 << 13, 1 << 11
+FIELDS = [{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "float64"}]
+# Data type and fill value, stored bytes, shape.
+ARRAYS: dict[str, tuple[Any, Any, bytes, list[int]]] = {
+    "large": ("float32", 0, bytes(ROW_BYTES * NUM_ROWS), [NUM_ROWS, ROW_BYTES // 4]),
+    "struct": (
+        {"name": "struct", "configuration": {"fields": FIELDS}},
+        {"a": 0, "b": 0},
+        struct.pack(">hdhd", 1, 0.5, -2, 1e9),
+        [2],
+    ),
+    "structured": (
+        {
+            "name": "structured",
+            "configuration": {"fields": [[f["name"], f["data_type"]] for f in FIELDS]},
+        },
+        "AAAAAAAAAAAAAA==",
+        struct.pack(">hdhd", 1, 0.5, -2, 1e9),
+        [2],
+    ),
+    "complex": ("complex64", [0, 0], struct.pack(">8f", *range(8)), [4]),
+    "bool": ("bool", False, b"\0\1\2\xff", [4]),
+    "bfloat16": ("bfloat16", 0, bytes.fromhex("3f80 c000"), [2]),
+    "int4": ("int4", 0, bytes.fromhex("01 0f"), [2]),
+    "raw": ("r24", [0, 0, 0], b"abcdef", [2]),
+}
+
+
+def write_arrays(folder: Path) -> None:
+    for name, (data_type, fill_value, stored, shape) in ARRAYS.items():
+        document = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": shape,
+            "data_type": data_type,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
+            "chunk_key_encoding": {"name": "default"},
+            "fill_value": fill_value,
+            "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}],
+            "attributes": {},
+        }
+        chunk = folder.joinpath(name, "c", *("0" for _ in shape))
+        chunk.parent.mkdir(parents=True)
+        chunk.write_bytes(stored)
+        folder.joinpath(name, "zarr.json").write_text(json.dumps(document))
+    document = {
+        "zarr_format": 2,
+        "shape": [2],
+        "chunks": [2],
+        "dtype": "<f4",
+        "fill_value": 0,
+        "order": "C",
+        "filters": [{"id": "bytes", "endian": "big", "dtype": "<f4"}],
+        "compressor": None,
+    }
+    folder.joinpath("v2").mkdir()
+    folder.joinpath("v2", ".zarray").write_text(json.dumps(document))
+    folder.joinpath("v2", "0").write_bytes(struct.pack(">2f", 1, 2))
+
+
+def claims(read: Callable[..., Any]) -> dict[str, Callable[[], bool]]:
+    """Return what is claimed; `read` takes the name of an array and a selection."""
+
+    def fetches_only_a_row() -> bool:
+        read("large", 0)
+        before = _bytes_read()
+        read("large", 7)
+        return _bytes_read() - before < 8 * ROW_BYTES
+
+    def reads_structures() -> bool:
+        return any(
+            _holds(lambda n=name: read(n).tolist() == [(1, 0.5), (-2, 1e9)])
+            for name in ("struct", "structured")
+        )
+
+    return {
+        "fetches only the bytes of a selection": fetches_only_a_row,
+        "big-endian structures": reads_structures,
+        "big-endian complex numbers, also in part": lambda: (
+            read("complex").tolist() == [1j, 2 + 3j, 4 + 5j, 6 + 7j]
+            and read("complex", slice(1, 3)).tolist() == [2 + 3j, 4 + 5j]
+        ),
+        "bools other than 0 and 1 are true": lambda: (
+            np.asarray(read("bool")).view("u1").tolist() == [0, 1, 1, 1]
+        ),
+        "bfloat16, int4": lambda: (
+            read("bfloat16").astype(float).tolist() == [1, -2]
+            and read("int4").astype(int).tolist() == [1, -1]
+        ),
+        "raw bits, `r24`": lambda: np.asarray(read("raw")).tobytes() == b"abcdef",
+        "the filter `bytes` of Zarr v2": lambda: read("v2").tolist() == [1, 2],
+    }
+
+
+def _bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def _holds(claim: Callable[[], bool]) -> bool:
+    try:
+        return claim()
+    except Exception:  # noqa: BLE001 # however it refuses
+        return False
+
+
+def reader(who: str, folder: Path) -> Callable[..., Any]:
+    if who == "TensorStore":
+        import tensorstore  # noqa: PLC0415 # an extra
+
+        def read_by_tensorstore(name: str, selection: Any = ...) -> Any:
+            spec = {
+                "driver": "zarr" if name == "v2" else "zarr3",
+                "kvstore": {"driver": "file", "path": str(folder / name)},
+            }
+            if name.startswith("struct"):  # field by field
+                fields = [
+                    tensorstore.open(spec | {"field": f}).result().read().result() for f in "ab"
+                ]
+                return np.rec.fromarrays(fields)
+            return tensorstore.open(spec).result()[selection].read().result()
+
+        return read_by_tensorstore
+    if who != "this package":
+        every = importlib.metadata.distributions
+        importlib.metadata.distributions = lambda **context: (
+            d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+        )
+    import zarr  # noqa: PLC0415
+
+    if who == "this package":
+        import numcodecs_bytes.zarr_data_types  # noqa: F401, PLC0415 # for zarr 3.1.6
+    if who == "zarrs":
+        zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
+    return lambda name, selection=...: zarr.open_array(folder / name, mode="r")[selection]
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    found = claims(reader(sys.argv[1], Path(sys.argv[2])))
+    print(json.dumps({name: _holds(claim) for name, claim in found.items()}))
