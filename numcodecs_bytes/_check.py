@@ -119,16 +119,13 @@ def _find_arrays(store: zarr.abc.store.Store, path: str) -> Iterator[tuple[str, 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
     """Yield the same from the metadata of a group; a web server lists no folders."""
     if group is None:
-        entries = (_document(store, path, ".zmetadata") or {}).get("metadata", {})
-        documents = {
-            key.removesuffix(".zarray").rstrip("/"): value
-            for key, value in entries.items()
-            if key.endswith(".zarray")
-        }
+        consolidated = _document(store, path, ".zmetadata")
     else:
-        documents = (group.get("consolidated_metadata") or {}).get("metadata", {})
-    for name, document in documents.items():
-        if document.get("node_type") != "group":
+        consolidated = group.get("consolidated_metadata")
+    documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    for key, document in (documents or {}).items():
+        name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
+        if file == ".zarray" and document.get("node_type") != "group":
             yield _join(path, name), document
 
 

@@ -121,6 +121,7 @@ class TestWhatIsWell:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # v3 has no specification of it
             zarr.consolidate_metadata(healthy)
+            zarr.consolidate_metadata(healthy / "v2", zarr_format=2)
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             def list_directory(self, _):
@@ -132,12 +133,14 @@ class TestWhatIsWell:
         handler = functools.partial(Handler, directory=healthy)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever).start()
+            url = f"http://127.0.0.1:{server.server_port}"
             try:
-                found = check(f"http://127.0.0.1:{server.server_port}")
+                found, found_v2 = check(url), check(f"{url}/v2")
             finally:
                 server.shutdown()
-        assert found.keys() == {path for path in PARTIAL_READS if not path.startswith("v2")}
-        assert not any(report.problems for report in found.values())
+        assert found.keys() | {f"v2/{path}" for path in found_v2} == PARTIAL_READS.keys()
+        assert len(found_v2) == 4
+        assert not any(report.problems for report in (*found.values(), *found_v2.values()))
 
     def test_zarrs_own_codec(self, healthy):
         with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
