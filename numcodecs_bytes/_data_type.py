@@ -241,6 +241,7 @@ def missing_endian(dtype: AnyDType) -> ValueError:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def check_storable(dtype: AnyDType) -> None:
     """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
     for leaf in leaf_dtypes(dtype):

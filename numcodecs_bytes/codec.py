@@ -296,6 +296,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
 def _as_array(buf: Any) -> Array:
     """Return an array or buffer as an array on the same memory."""
+    if type(buf) is np.ndarray:
+        return buf
     if isinstance(buf, np.generic):
         return np.asarray(buf)
     try:
@@ -314,5 +316,6 @@ def _stored_bytes(buf: Any) -> Array:
     elements = _as_array(buf)
     if elements.dtype.hasobject:
         raise TypeError(f"expected bytes, got an array of Python objects ({elements.dtype})")
-    flat = elements.reshape(-1, order="A")
-    return as_bytes(np.ascontiguousarray(flat))
+    if not elements.flags.c_contiguous:
+        elements = np.ascontiguousarray(elements.reshape(-1, order="A"))
+    return as_bytes(elements)
