@@ -141,6 +141,8 @@ def _check(location: str, *, as_json: bool) -> int:
     except (OSError, ImportError, ValueError) as error:
         print(f"can't read {location}: {error}", file=sys.stderr)
         return 2
+    if not reports:
+        print(f"no Zarr array in {location}: expected zarr.json or .zarray there", file=sys.stderr)
     num_problems = sum(found.num_problems for found in reports)
     if as_json:
         arrays = [dataclasses.asdict(found) for found in reports]
@@ -174,7 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Say of each array in a Zarr hierarchy whether parts of its chunks can be "
         "read, and what is amiss: metadata, chunks of a wrong length, invalid bools. Nothing is "
         "written. Chunks that are compressed, in shards, or hold bools are read whole. Exit status "
-        "1 where there are problems, or no arrays.",
+        "1 where there are problems or no arrays, 2 where the store can't be read.",
     )
     check.add_argument("store", help="folder, zip file, or URL that fsspec knows")
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")

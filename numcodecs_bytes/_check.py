@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import warnings
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +52,7 @@ class ArrayReport:
     path : str
         In the store.
     data_type : str
-        As NumPy calls it; empty where zarr can't open the array.
+        As NumPy calls it, "struct of 3 fields"; empty where zarr can't open the array.
     partial_reads : str
         "yes", or "no: " and why not.
     num_chunks : int
@@ -88,6 +89,8 @@ def open_store(location: str) -> zarr.abc.store.Store:
             f"no Zarr hierarchy at {location}: expected a folder, a zip file or a URL"
         )
     if Path(location).is_file():
+        if not zipfile.is_zipfile(location):
+            raise ValueError("it is a file, but no zip file, or one that is cut off")
         archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
         return archive
     return zarr.storage.LocalStore(location, read_only=True)
@@ -106,13 +109,17 @@ def _find_arrays(store: zarr.abc.store.Store, path: str) -> Iterator[tuple[str, 
     """Yield path and metadata document of each array; the text where it is no JSON object."""
     documents = (_document(store, path, name) for name in ("zarr.json", ".zarray"))
     document = next((d for d in documents if d is not None), None)
-    is_group = isinstance(document, dict) and document.get("node_type") == "group"
-    if document is not None and not is_group:
+    is_broken = isinstance(document, str)
+    if is_broken or (document is not None and document.get("node_type") != "group"):
         yield path, document
-    elif names := sync(_list(store, path)):
-        for name in names:
+        if not is_broken:
+            return
+    names = sync(_list(store, path))
+    for name in names:
+        # What is broken may be an array: its chunks are no arrays.
+        if not (is_broken and (name == "c" or name[0].isdigit())):
             yield from _find_arrays(store, _join(path, name))
-    else:
+    if not names and not is_broken:
         yield from _consolidated(store, path, document)
 
 
@@ -130,7 +137,9 @@ def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterato
 
 
 def _document(store: zarr.abc.store.Store, path: str, name: str) -> Any:
-    raw = sync(store.get(_join(path, name), default_buffer_prototype()))
+    raw = None
+    with contextlib.suppress(NotADirectoryError):
+        raw = sync(store.get(_join(path, name), default_buffer_prototype()))
     if raw is None:
         return None
     text = raw.to_bytes().decode("utf-8", "replace")
@@ -144,7 +153,9 @@ def _document(store: zarr.abc.store.Store, path: str, name: str) -> Any:
 async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
     if not store.supports_listing:
         return []
-    return sorted([name async for name in store.list_dir(path)])
+    with contextlib.suppress(NotADirectoryError):
+        return sorted([name async for name in store.list_dir(path)])
+    return []
 
 
 def _join(path: str, name: str) -> str:
@@ -161,7 +172,8 @@ def _check_array(at: zarr.storage.StorePath, document: Any, bar: Any) -> ArrayRe
     except Exception as error:  # noqa: BLE001 # whatever it is, the user is to know, and of the rest, too
         report.add_problem(_why_not_opened(document, error))
         return report
-    report.data_type = str(array.dtype)
+    names = array.dtype.names
+    report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     report.partial_reads = _partial_reads(array)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
@@ -171,6 +183,8 @@ def _check_array(at: zarr.storage.StorePath, document: Any, bar: Any) -> ArrayRe
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     if not codecs or {"bytes", "endian"} & set(codecs):
         _check_chunks(array, codecs, report, bar)
+    else:
+        report.notes.append("its chunks were not looked at: they are none of the bytes codec")
     return report
 
 
@@ -181,9 +195,10 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
             struct = parse_numpy_descr(data_type).to_json(zarr_format=3)
             return (
                 "its data type is a list of fields, as NumPy writes it, which zarr refuses: "
-                f"replace it by {json.dumps(struct)}"
+                f'replace it by {json.dumps(struct)}, and say its byte order as "endian" of the '
+                "bytes codec (examples/numpy_descr.py)"
             )
-    return f"zarr can't open it: {error}"
+    return f"zarr can't open it: {type(error).__name__}: {error}"
 
 
 def _partial_reads(array: Any) -> str:
@@ -240,8 +255,8 @@ def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
     if endian is None and has_byte_order(dtype):
         report.add_problem(
-            f'the bytes codec has no "endian", which {dtype} needs: others refuse it, or guess; '
-            "add it to the metadata"
+            f'the bytes codec has no "endian", which {dtype} needs: structures are read as little '
+            "endian here, others refuse them; add the one that it was written with"
         )
     elif endian is not None and not has_byte_order(dtype):
         report.notes.append(f'"endian" says nothing for {dtype}; it may be left out')
@@ -264,14 +279,15 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
         report.notes.append("its bools were not looked at: a codec of theirs takes nothing else")
         readable = array
     is_alone = codecs in ([], ["bytes"], ["endian"])
-    chunk_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
+    chunk_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else 0
     indices = iter(np.ndindex(*grid_shape))
     while batch := list(itertools.islice(indices, _SIZES_AT_ONCE)):
         keys = [_join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         sizes = sync(_sizes(array.store, keys)) if is_alone else [None] * len(keys)
         for index, key, size in zip(batch, keys, sizes, strict=True):
-            if size != chunk_bytes and size is not None:
-                report.add_problem(f"chunk {key} holds {size} bytes, expected {chunk_bytes}")
+            if size is not None and size != chunk_bytes:
+                why = "it is cut off" if size < chunk_bytes else "of another shape, or compressed"
+                report.add_problem(f"chunk {key} holds {size} bytes, expected {chunk_bytes}: {why}")
             elif (size is not None and has_bools) or not is_alone:
                 region = zip(index, chunk_shape, strict=True)
                 problem = _read(

@@ -115,9 +115,10 @@ class TestWhatIsWell:
         archive = shutil.make_archive(tmp_path / "healthy", "zip", healthy)
         assert check(archive).keys() == PARTIAL_READS.keys()
         assert check(healthy / "plain").keys() == {""}
+        pytest.importorskip("fsspec", reason="pip install '.[stores]'")
+        assert check(f"file://{healthy}").keys() == PARTIAL_READS.keys()
 
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
-        pytest.importorskip("fsspec", reason="pip install '.[stores]'")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # v3 has no specification of it
             zarr.consolidate_metadata(healthy)
@@ -179,10 +180,10 @@ class TestMetadata:
     def test_data_types_of_older_drafts(self, tmp_path):
         path = write_array(tmp_path / "list", None, [["a", "<i2"], ["b", "|b1"]], [BIG])
         (problem,) = problems_of(path)
-        assert problem.endswith(
+        assert (
             'replace it by {"name": "struct", "configuration": {"fields": '
             '[{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "bool"}]}}'
-        )
+        ) in problem
         structured = STRUCT | {"name": "structured"}
         path = write_array(tmp_path / "pairs", None, structured, [BIG], fill_value="AAAA")
         (found,) = check(path).values()
@@ -207,16 +208,35 @@ class TestMetadata:
         assert found["bad"].problems[0].startswith(expected)
         assert not found["good"].problems
 
+    def test_a_broken_group_does_not_hide_its_arrays(self, healthy):
+        healthy.joinpath("zarr.json").write_text("{")
+        found = check(healthy)
+        assert found.keys() == PARTIAL_READS.keys() | {""}
+        assert [path for path, report in found.items() if report.problems] == [""]
+
+    def test_chunks_of_what_is_broken_are_no_arrays(self, healthy):
+        healthy.joinpath("plain", "zarr.json").write_text("{")
+        assert check(healthy).keys() == PARTIAL_READS.keys()
+
 
 class TestChunks:
-    @pytest.mark.parametrize("num_bytes", [0, 7, 9, 16])
-    def test_wrong_length(self, tmp_path, num_bytes):
+    @pytest.mark.parametrize(
+        ("num_bytes", "why"),
+        [
+            (0, "it is cut off"),
+            (7, "it is cut off"),
+            (9, "of another shape, or compressed"),
+        ],
+    )
+    def test_wrong_length(self, tmp_path, num_bytes, why):
         path = write_array(tmp_path, bytes(num_bytes), "int16", [BIG])
-        assert problems_of(path) == [f"chunk c/0 holds {num_bytes} bytes, expected 8"]
+        assert problems_of(path) == [f"chunk c/0 holds {num_bytes} bytes, expected 8: {why}"]
 
     def test_wrong_length_in_zarr_v2(self, healthy):
         healthy.joinpath("v2/bytes/0.0").write_bytes(bytes(5))
-        assert problems_of(healthy / "v2/bytes") == ["chunk 0.0 holds 5 bytes, expected 112"]
+        assert problems_of(healthy / "v2/bytes") == [
+            "chunk 0.0 holds 5 bytes, expected 112: it is cut off"
+        ]
 
     def test_wrong_length_behind_other_codecs(self, tmp_path):
         zipped = numcodecs.Zstd().encode(bytes(7))
@@ -275,7 +295,9 @@ class TestChunks:
             path.joinpath("c", str(i)).write_bytes(b"1")
         (found,) = check(path).values()
         assert found.num_problems == found.num_chunks == 100
-        assert found.problems == [f"chunk c/{i} holds 1 bytes, expected 2" for i in range(10)]
+        assert found.problems == [
+            f"chunk c/{i} holds 1 bytes, expected 2: it is cut off" for i in range(10)
+        ]
 
 
 class TestCommand:
@@ -295,7 +317,7 @@ class TestCommand:
         assert out.endswith("11 arrays, 22 chunks, 0 problems\n")
         healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
         out = self.run(healthy, status=1)
-        assert "\n  PROBLEM chunk plain/c/0/0 holds 5 bytes, expected 112\n" in out
+        assert "\n  PROBLEM chunk plain/c/0/0 holds 5 bytes, expected 112: " in out
         assert out.endswith("11 arrays, 22 chunks, 1 problems\n")
 
     def test_json(self, tmp_path, capsys):
@@ -303,12 +325,18 @@ class TestCommand:
         assert main(["check", "--json", str(tmp_path)]) == 1
         found = json.loads(capsys.readouterr().out)
         assert found["num_problems"] == 1
-        assert found["arrays"][0]["problems"] == ["chunk c/0 holds 7 bytes, expected 8"]
+        assert found["arrays"][0]["problems"] == [
+            "chunk c/0 holds 7 bytes, expected 8: it is cut off"
+        ]
         assert main(["--json", "check", str(tmp_path)]) == 1
         assert json.loads(capsys.readouterr().out) == found
 
     def test_nothing_to_check(self, tmp_path):
         assert "no Zarr hierarchy at" in self.run(tmp_path / "nowhere", status=2)
-        assert self.run(tmp_path, status=1) == "0 arrays, 0 chunks, 0 problems\n"
+        out = self.run(tmp_path, status=1)
+        assert out.startswith("0 arrays, 0 chunks, 0 problems\n")
+        assert "expected zarr.json or .zarray there" in out
         assert not (tmp_path / "nowhere").exists()
+        tmp_path.joinpath("file").write_bytes(b"PK")
+        assert "but no zip file" in self.run(tmp_path / "file", status=2)
         assert "can't read no://such: " in self.run("no://such", status=2)

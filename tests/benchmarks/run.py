@@ -25,6 +25,7 @@ import zarr.registry
 from measure import GIB, Settings
 
 import numcodecs_bytes
+import numcodecs_bytes.zarr_data_types  # for zarr before 3.4.1
 
 SECTIONS = {
     "raw": raw.section,
