@@ -109,9 +109,9 @@ def as_time(seconds: float | None) -> str:
     return f"{seconds * factor:.3g} {unit}"
 
 
-def as_ratio(other: float | None, ours: float) -> str:
+def as_ratio(other: float | None, ours: float | None) -> str:
     """Return how many times as long the other takes as ours."""
-    if other is None:
+    if other is None or ours is None:
         return "-"
     return f"{other / ours:.{2 if other < 10 * ours else 0}f}"
 
