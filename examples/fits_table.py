@@ -99,7 +99,7 @@ def main() -> None:
         store = CountingStore(ManifestStore(ManifestGroup(arrays=arrays), registry=registry))
         group = zarr.open_group(store, mode="r", zarr_format=3)
 
-        print(f"\n{'selection':26}{'of bytes':>10}{'fetched':>9}  read by")
+        print(f"\n{'selection':26}{'bytes in all':>12}{'fetched':>9}  read by")
         for selected, name, selection, num_bytes in (
             ("a star", "STARS", np.s_[250_000], 32),
             ("ten stars", "STARS", np.s_[1000:1010], 10 * 32),
@@ -116,7 +116,7 @@ def main() -> None:
             codec = type(array.metadata.codecs[0])
             assert f"{codec.__module__}.{codec.__qualname__}" == "numcodecs_bytes.zarr.BytesCodec"
             print(
-                f"{selected:26}{array.nbytes:>10}{num_bytes:>9}  "
+                f"{selected:26}{array.nbytes:>12}{num_bytes:>9}  "
                 f"{codec.__module__}.{codec.__qualname__}"
             )
         star = group["STARS"][250_000]
