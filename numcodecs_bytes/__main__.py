@@ -138,8 +138,11 @@ def _check(location: str, *, as_json: bool) -> int:
                 if not as_json:
                     with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
                         print(_format_array(found))
-    except (OSError, ImportError, ValueError) as error:
-        print(f"can't read {location}: {error}", file=sys.stderr)
+    except BrokenPipeError:  # who reads the report has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except Exception as error:  # noqa: BLE001 # of the store, or the network
+        print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     if not reports:
         print(f"no Zarr array in {location}: expected zarr.json or .zarray there", file=sys.stderr)
@@ -159,7 +162,9 @@ def _format_array(found: Any) -> str:
     listed = [f"  PROBLEM {problem}" for problem in found.problems]
     if found.num_problems > len(found.problems):
         listed.append(f"  PROBLEM ... and {found.num_problems - len(found.problems)} more")
-    return "\n".join([line, *listed, *(f"  note    {note}" for note in found.notes)])
+    lines = [line, *listed, *(f"  note    {note}" for note in found.notes)]
+    # A name may hold anything.
+    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in li) for li in lines)
 
 
 def main(arguments: list[str] | None = None) -> int:

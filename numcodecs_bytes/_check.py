@@ -9,9 +9,12 @@ import contextlib
 import itertools
 import json
 import math
+import operator
+import re
+import reprlib
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._data_type import (
+    NATIVE_ENDIAN,
     AnyDType,
     dtype_to_json,
     fields_of,
@@ -37,9 +41,13 @@ from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 
 MAX_LISTED = 10
-_SIZES_AT_ONCE = 64
+READ_BYTES = 1 << 26
+_AT_ONCE = 64
 # Codecs that take uint8 for bool.
-_OF_ANY_TYPE = {"bytes", "endian", "transpose", "sharding_indexed", "crc32c", "gzip", "zstd"}
+_OF_ANY_TYPE = {
+    *("bytes", "endian", "transpose", "sharding_indexed", "crc32c", "gzip", "zstd", "blosc"),
+    *("zlib", "lz4", "bz2", "lzma"),
+}
 _LEGACY_DATA_TYPES = {"structured": "struct", "raw_bytes": "r8, r16, ..."}
 
 
@@ -56,7 +64,7 @@ class ArrayReport:
     partial_reads : str
         "yes", or "no: " and why not.
     num_chunks : int
-        Number of chunks, of shards in a sharded array, that were looked at or for.
+        Number of chunks, of shards in a sharded array, that were looked at.
     problems : list of str
         What is read wrongly, refused by others, or damaged; of chunks the first ten.
     num_problems : int
@@ -98,18 +106,33 @@ def open_store(location: str) -> zarr.abc.store.Store:
 
 def check(store: zarr.abc.store.Store, bar: Any = None) -> Iterator[ArrayReport]:
     """Yield a report of each array in a store; `bar` is a progress bar as tqdm has it."""
-    for path, document in _find_arrays(store, ""):
+    for path, document in _find_arrays(store, "", set()):
+        report = ArrayReport(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what zarr warns of is in the report, or not ours
-            report = _check_array(zarr.storage.StorePath(store, path), document, bar)
+            try:
+                _check_array(zarr.storage.StorePath(store, path), document, report, bar)
+            except Exception as error:  # noqa: BLE001 # the arrays after it are to be checked, too
+                report.add_problem(f"it can't be checked: {_describe(error)}")
         yield report
 
 
-def _find_arrays(store: zarr.abc.store.Store, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata document of each array; the text where it is no JSON object."""
-    documents = (_document(store, path, name) for name in ("zarr.json", ".zarray"))
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _find_arrays(
+    store: zarr.abc.store.Store, path: str, seen: set[Path]
+) -> Iterator[tuple[str, Any]]:
+    """Yield path and metadata document of each array, or why there is none."""
+    if isinstance(store, zarr.storage.LocalStore):
+        folder = (store.root / path).resolve()
+        if folder in seen:  # a link leads here
+            return
+        seen.add(folder)
+    documents = (_document(store, _join(path, name)) for name in ("zarr.json", ".zarray"))
     document = next((d for d in documents if d is not None), None)
-    is_broken = isinstance(document, str)
+    is_broken = isinstance(document, Exception)
     if is_broken or (document is not None and document.get("node_type") != "group"):
         yield path, document
         if not is_broken:
@@ -118,7 +141,7 @@ def _find_arrays(store: zarr.abc.store.Store, path: str) -> Iterator[tuple[str, 
     for name in names:
         # What is broken may be an array: its chunks are no arrays.
         if not (is_broken and (name == "c" or name[0].isdigit())):
-            yield from _find_arrays(store, _join(path, name))
+            yield from _find_arrays(store, _join(path, name), seen)
     if not names and not is_broken:
         yield from _consolidated(store, path, document)
 
@@ -126,28 +149,33 @@ def _find_arrays(store: zarr.abc.store.Store, path: str) -> Iterator[tuple[str, 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
     """Yield the same from the metadata of a group; a web server lists no folders."""
     if group is None:
-        consolidated = _document(store, path, ".zmetadata")
+        consolidated = _document(store, _join(path, ".zmetadata"))
     else:
         consolidated = group.get("consolidated_metadata")
     documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    for key, document in (documents or {}).items():
+    for key, data in documents.items() if isinstance(documents, dict) else ():
         name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
-        if file == ".zarray" and document.get("node_type") != "group":
+        document = _object(data)
+        is_group = isinstance(document, dict) and document.get("node_type") == "group"
+        if file == ".zarray" and not is_group:
             yield _join(path, name), document
 
 
-def _document(store: zarr.abc.store.Store, path: str, name: str) -> Any:
-    raw = None
-    with contextlib.suppress(NotADirectoryError):
-        raw = sync(store.get(_join(path, name), default_buffer_prototype()))
-    if raw is None:
+def _document(store: zarr.abc.store.Store, key: str) -> Any:
+    """Return a JSON object in the store, None where there is none, or why it can't be read."""
+    try:
+        raw = sync(store.get(key, default_buffer_prototype()))
+        return None if raw is None else _object(json.loads(raw.to_bytes()))
+    except NotADirectoryError:
         return None
-    text = raw.to_bytes().decode("utf-8", "replace")
-    with contextlib.suppress(ValueError):
-        document = json.loads(text)
-        if isinstance(document, dict):
-            return document
-    return text
+    except Exception as error:  # noqa: BLE001 # of the file, the store, the network
+        return error
+
+
+def _object(data: Any) -> Any:
+    if isinstance(data, dict):
+        return data
+    return TypeError(f"no JSON object, got {reprlib.repr(data)}")
 
 
 async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
@@ -162,16 +190,18 @@ def _join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def _check_array(at: zarr.storage.StorePath, document: Any, bar: Any) -> ArrayReport:
-    report = ArrayReport(at.path)
-    if isinstance(document, str):
-        report.add_problem(f"its metadata are no JSON object: {document[:80]!r}")
-        return report
+def _check_array(at: zarr.storage.StorePath, document: Any, report: ArrayReport, bar: Any) -> None:
+    if isinstance(document, Exception):
+        report.add_problem(f"its metadata can't be read: {_describe(document)}")
+        return
     try:
         array: Any = zarr.Array(zarr.AsyncArray(document, at))
-    except Exception as error:  # noqa: BLE001 # whatever it is, the user is to know, and of the rest, too
+    except Exception as error:  # noqa: BLE001 # whatever it is, the user is to know
         report.add_problem(_why_not_opened(document, error))
-        return report
+        return
+    if 0 in _chunk_shape_in(document):
+        report.add_problem("its chunks have a length of 0, expected at least 1")
+        return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     report.partial_reads = _partial_reads(array)
@@ -181,11 +211,16 @@ def _check_array(at: zarr.storage.StorePath, document: Any, bar: Any) -> ArrayRe
     else:
         _check_v2_codecs(array, report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
-    if not codecs or {"bytes", "endian"} & set(codecs):
+    if not codecs or {"bytes", "endian", "sharding_indexed"} & set(codecs):
         _check_chunks(array, codecs, report, bar)
     else:
         report.notes.append("its chunks were not looked at: they are none of the bytes codec")
-    return report
+
+
+def _chunk_shape_in(document: dict[str, Any]) -> Any:
+    if document["zarr_format"] == 2:
+        return document["chunks"]
+    return document["chunk_grid"].get("configuration", {}).get("chunk_shape", ())
 
 
 def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
@@ -198,7 +233,7 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
                 f'replace it by {json.dumps(struct)}, and say its byte order as "endian" of the '
                 "bytes codec (examples/numpy_descr.py)"
             )
-    return f"zarr can't open it: {type(error).__name__}: {error}"
+    return f"zarr can't open it: {_describe(error)}"
 
 
 def _partial_reads(array: Any) -> str:
@@ -224,7 +259,7 @@ def _codecs_in(
         configuration = {} if isinstance(codec, str) else codec.get("configuration") or {}
         yield name, configuration, is_index
         if name == "sharding_indexed":
-            yield from _codecs_in(configuration["codecs"], is_index=is_index)
+            yield from _codecs_in(configuration.get("codecs", []), is_index=is_index)
             yield from _codecs_in(configuration.get("index_codecs", []), is_index=True)
 
 
@@ -236,20 +271,35 @@ def _check_v3_codecs(array: Any, document: dict[str, Any], report: ArrayReport) 
             f"data type {name} is of zarr-python alone; the registered one is "
             f"{_LEGACY_DATA_TYPES[name]}"
         )
+    is_filtered = False  # the elements may be others, then
     for name, configuration, is_index in _codecs_in(document["codecs"]):
         if name == "endian":
             report.notes.append('codec "endian" is called "bytes" since version 1.0')
-        if name in ("bytes", "endian"):
+        if name not in ("bytes", "endian"):
+            is_filtered = is_filtered or name not in _OF_ANY_TYPE
+        elif is_index or not is_filtered:
             dtype = np.dtype("u8") if is_index else array.dtype
             _check_endian(configuration.get("endian"), dtype, report)
-        elif not is_index and name not in _OF_ANY_TYPE | {"blosc"}:
-            return  # a filter, after which the elements may be others
 
 
 def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
-    for codec in (*array.filters, *array.compressors):
-        if isinstance(codec, Bytes):
-            _check_endian(codec.endian, array.dtype if codec.dtype is None else codec.dtype, report)
+    for position, codec in enumerate((*array.filters, *array.compressors)):
+        if not isinstance(codec, Bytes):
+            continue
+        dtype = array.dtype if codec.dtype is None else codec.dtype
+        _check_endian(codec.endian, dtype, report)
+        if position or not has_byte_order(dtype) or codec.endian is None:
+            continue
+        if codec.dtype is None and not (codec.endian == NATIVE_ENDIAN and array.dtype.isnative):
+            report.add_problem(
+                f"the bytes codec has no dtype, which it needs to store {array.dtype} as "
+                f'{codec.endian} endian: add "dtype": {dtype_to_json(array.dtype)!r}'
+            )
+        elif pack_dtype(dtype) != pack_dtype(array.dtype):
+            report.add_problem(
+                f"the bytes codec decodes {dtype_to_json(dtype)!r}, which is read as the array's "
+                f"{dtype_to_json(array.dtype)!r}: wrong values, unless both are the same"
+            )
 
 
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
@@ -268,35 +318,83 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not looked at: {error}")
         return
-    grid_shape = [math.ceil(s / n) for s, n in zip(array.shape, chunk_shape, strict=True)]
-    report.num_chunks = math.prod(grid_shape)
-    if bar is not None:
-        bar.total = (bar.total or 0) + report.num_chunks
-        bar.refresh()
-    has_bools = any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype))
-    readable = _with_bytes_for_bools(array, codecs) if has_bools else array
-    if readable is None:
-        report.notes.append("its bools were not looked at: a codec of theirs takes nothing else")
-        readable = array
+    grid = [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
     is_alone = codecs in ([], ["bytes"], ["endian"])
-    chunk_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else 0
-    indices = iter(np.ndindex(*grid_shape))
-    while batch := list(itertools.islice(indices, _SIZES_AT_ONCE)):
+    num_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
+    readable = None if is_alone else array
+    if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
+        readable = _with_bytes_for_bools(array, codecs, report)
+    for batch in _chunks(array, grid, bar):
         keys = [_join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(_sizes(array.store, keys)) if is_alone else [None] * len(keys)
+        sizes = sync(_sizes(array.store, keys))
         for index, key, size in zip(batch, keys, sizes, strict=True):
-            if size is not None and size != chunk_bytes:
-                why = "it is cut off" if size < chunk_bytes else "of another shape, or compressed"
-                report.add_problem(f"chunk {key} holds {size} bytes, expected {chunk_bytes}: {why}")
-            elif (size is not None and has_bools) or not is_alone:
-                region = zip(index, chunk_shape, strict=True)
-                problem = _read(
-                    readable, array.dtype, tuple(slice(i * n, (i + 1) * n) for i, n in region)
-                )
-                if problem:
+            if size is None:
+                continue
+            report.num_chunks += 1
+            if num_bytes not in (None, size):
+                why = "it is cut off" if size < num_bytes else "of another shape, or compressed"
+                report.add_problem(f"chunk {key} holds {size} bytes, expected {num_bytes}: {why}")
+            elif readable is not None:
+                for problem in _problems_in(readable, array.dtype, index):
                     report.add_problem(f"chunk {key} {problem}")
-            if bar is not None:
-                bar.update()
+
+
+def _chunks(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the indices of chunks, some at a time: of those that there are, or may be."""
+    if bar is not None:
+        bar.total = (bar.total or 0) + math.prod(grid)
+        bar.refresh()
+    for batch in _listed_chunks(array, grid) or _all_chunks(grid):
+        yield batch
+        if bar is not None:
+            bar.update(len(batch))
+
+
+def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
+    """Return the indices of the chunks that the store lists, None where it can't list any key."""
+    encoding = getattr(array.metadata, "chunk_key_encoding", None)
+    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
+        return None
+    prefix = f"{array.path}/".lstrip("/")
+    keys = array.store.list_prefix(prefix)
+    first = sync(_take(keys))  # at least the metadata
+    if not first:
+        return None
+
+    def index_of(key: str) -> tuple[int, ...] | None:
+        name = key.removeprefix(prefix)
+        index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
+        is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
+        return index if is_in_grid and array.metadata.encode_chunk_key(index) == name else None
+
+    batches = itertools.chain([first], iter(lambda: sync(_take(keys)), []))
+    return ([i for i in map(index_of, batch) if i is not None] for batch in batches)
+
+
+def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    num_chunks = math.prod(grid)
+    for start in range(0, num_chunks, _AT_ONCE):
+        numbers = range(start, min(start + _AT_ONCE, num_chunks))
+        yield [_index_of(number, grid) for number in numbers]
+
+
+async def _take(keys: AsyncIterator[str]) -> list[str]:
+    """Return the next keys of many."""
+    taken: list[str] = []
+    async for key in keys:
+        taken.append(key)
+        if len(taken) == _AT_ONCE:
+            break
+    return taken
+
+
+def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
+    """Return the index of a chunk by its number in C order; NumPy's is for 64 bits only."""
+    index = []
+    for length in reversed(grid):
+        number, i = divmod(number, length)
+        index.append(i)
+    return tuple(reversed(index))
 
 
 def _stored_item_size(array: Any) -> int:
@@ -309,26 +407,35 @@ async def _sizes(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Non
     """Return the sizes of chunks in bytes, None of those that do not exist."""
 
     async def size_of(key: str) -> int | None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return await store.getsize(key)
         return None
 
     return await asyncio.gather(*map(size_of, keys))
 
 
-def _read(array: Any, dtype: AnyDType, region: tuple[slice, ...]) -> str:
-    """Return what is wrong in a region of an array of dtype, which may have uint8 for bool."""
-    try:
-        elements = np.asarray(array[region])
-    except Exception as error:  # noqa: BLE001 # as where it is opened
-        return f"can't be read: {error}"
-    num_invalid = 0 if array.dtype == dtype else _count_invalid(elements, dtype)
-    if not num_invalid:
-        return ""
-    return (
-        f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true, and by other "
-        "libraries as they are"
-    )
+def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterator[str]:
+    """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
+    chunk_shape = array.shards or array.chunks
+    # Of large shards, an inner chunk at a time.
+    is_large = math.prod(chunk_shape) * dtype.itemsize > READ_BYTES
+    steps = array.chunks if is_large else chunk_shape
+    axes = zip(index, chunk_shape, array.shape, steps, strict=True)
+    starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
+    num_invalid = 0
+    for start in itertools.product(*starts):
+        region = tuple(slice(s, s + step) for s, step in zip(start, steps, strict=True))
+        try:
+            elements = np.asarray(array[region])
+        except Exception as error:  # noqa: BLE001 # as where it is opened
+            yield f"can't be read: {_describe(error)}"
+            break
+        num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
+    if num_invalid:
+        yield (
+            f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true, and by "
+            "other libraries as they are"
+        )
 
 
 def _count_invalid(elements: Any, dtype: AnyDType) -> int:
@@ -340,27 +447,33 @@ def _count_invalid(elements: Any, dtype: AnyDType) -> int:
     return int(np.count_nonzero(elements > 1)) if dtype.kind == "b" else 0
 
 
-def _with_bytes_for_bools(array: Any, codecs: list[str]) -> Any:
-    """Return the same array with uint8 for bool, None where its codecs do not take that."""
+def _with_bytes_for_bools(array: Any, codecs: list[str], report: ArrayReport) -> Any:
+    """Return the same array with uint8 for bool, as it is where its codecs do not take that."""
+    if set(codecs) - _OF_ANY_TYPE:
+        report.notes.append("its bools were not looked at: a codec takes nothing else")
+        return array
     dtype = _bytes_for_bools(pack_dtype(array.dtype))
     document: Any = dict(array.metadata.to_dict())
     if document["zarr_format"] == 2:
-        if set(codecs) - _OF_ANY_TYPE - {"blosc", "zlib", "lz4", "bz2", "lzma"}:
-            return None
         document |= {"dtype": dtype_to_json(dtype), "fill_value": None}
-        document["filters"] = [
-            Bytes(f.endian, _bytes_for_bools(array.dtype if f.dtype is None else f.dtype))
-            for f in array.filters
-        ] or None
+        document["filters"] = [_taking_bytes(f, array.dtype) for f in array.filters] or None
+        document["compressor"] = next(
+            (_taking_bytes(c, array.dtype) for c in array.compressors), None
+        )
     else:
-        if set(codecs) - _OF_ANY_TYPE - {"blosc"}:
-            return None
         data_type: Any = (
             _struct_of(dtype) if dtype.names else zarr.dtype.parse_dtype("uint8", zarr_format=3)
         )
         document["data_type"] = data_type.to_json(zarr_format=3)
         document["fill_value"] = data_type.to_json_scalar(data_type.default_scalar(), zarr_format=3)
     return zarr.Array(zarr.AsyncArray(document, array.store_path))
+
+
+def _taking_bytes(codec: Any, dtype: AnyDType) -> Any:
+    """Return a codec of an array of dtype as it is, the bytes codec with uint8 for bool."""
+    if not isinstance(codec, Bytes):
+        return codec
+    return Bytes(codec.endian, _bytes_for_bools(dtype if codec.dtype is None else codec.dtype))
 
 
 def _bytes_for_bools(dtype: AnyDType) -> AnyDType:
