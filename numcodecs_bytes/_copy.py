@@ -17,6 +17,7 @@ from numcodecs_bytes._data_type import (
     fields_of,
     has_unused_bits,
     max_byte,
+    ml_dtype_name,
     pack_dtype,
     swap_unit,
 )
@@ -60,9 +61,10 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
+    if np.may_share_memory(raw, out):
+        raw = raw.copy()  # of some overlaps NumPy reads what it has written
     if is_column_major(out):
         out = out.T
-    out = out if out.ndim else out.reshape(1)  # of 0-d structures NumPy does not see an overlap
     _copy(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
     for numbers in _with_unused_bits(out):
         _make_valid(numbers)
@@ -70,7 +72,13 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
     """Return the stored bytes of an array on a GPU as flat uint8, where it is."""
-    return _swap_on_device(array.reshape(-1).view(np.uint8), array.dtype, stored)
+    flat = array.reshape(-1)
+    if not flat.flags.c_contiguous:
+        flat = flat.copy()
+    raw = flat.view(np.uint8)
+    if array.dtype.kind == "b":
+        return (raw != 0).view(np.uint8)
+    return _swap_on_device(raw, array.dtype, stored)
 
 
 def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
@@ -82,12 +90,13 @@ def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
 
 def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
     # CuPy has no dtypes in the other byte order: bytes are swapped as bytes.
-    unit, out_unit = swap_unit(copied_as(source)), swap_unit(copied_as(out))
-    if unit is None or out_unit is None:
-        raise TypeError(f"arrays on a GPU hold numbers of one size, got {out}; read it on the CPU")
-    if unit == out_unit:
+    for dtype in (source, out):
+        if dtype.kind not in "iufc" or ml_dtype_name(dtype):
+            raise TypeError(f"arrays on a GPU hold numbers of CuPy, got {dtype}; use the CPU")
+    if source == out:
         return raw
-    return raw.reshape(-1, unit.itemsize)[:, ::-1].copy().reshape(-1)
+    size = source.itemsize // 2 if source.kind == "c" else source.itemsize
+    return raw.reshape(-1, size)[:, ::-1].copy().reshape(-1)
 
 
 def _copy(out: Array, source: Array) -> None:
@@ -151,7 +160,7 @@ TILE_BYTES = 1 << 15  # at least: each costs 1 us
 
 def _copy_in_tiles(out: Array, source: Array) -> None:
     tile = _plan_tiles(out.shape, out.strides, source.strides, out.itemsize)
-    if tile is None or np.may_share_memory(out, source):
+    if tile is None:
         np.copyto(out, source, casting="unsafe")
         return
     starts = (range(0, n, length) for n, length in zip(out.shape, tile, strict=True))
@@ -275,7 +284,9 @@ def _with_valid_bytes(array: Array) -> Array:
         numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
         for numbers in _with_unused_bits(array)
     ):
-        array = array.copy()
+        # Zeros, because `copy` hands out old memory as padding.
+        array, source = np.zeros(array.shape, array.dtype), array
+        array[...] = source
         for numbers in _with_unused_bits(array):
             _make_valid(numbers)
     return array

@@ -236,21 +236,21 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        if self._moves_much(len(chunk_bytes), chunk_spec):
+        if self._moves_much(chunk_bytes.as_array_like(), chunk_spec):
             return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
         return self._decode_sync(chunk_bytes, chunk_spec)
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
-        array: Any = chunk_array.as_ndarray_like()
-        if self._moves_much(array.nbytes, chunk_spec):
+        if self._moves_much(chunk_array.as_ndarray_like(), chunk_spec):
             return await asyncio.to_thread(self._encode_sync, chunk_array, chunk_spec)
         return self._encode_sync(chunk_array, chunk_spec)
 
-    def _moves_much(self, num_bytes: int, chunk_spec: "ArraySpec") -> bool:
+    def _moves_much(self, array: Any, chunk_spec: "ArraySpec") -> bool:
         """Whether a chunk is worth a thread, so that others use the other cores meanwhile."""
-        if num_bytes < IN_A_THREAD_BYTES:
+        # CuPy's current device and stream are a thread's own.
+        if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
             return False
         dtype = chunk_spec.dtype.to_native_dtype()
         return self._stored_dtype(dtype) != copied_as(dtype)

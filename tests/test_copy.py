@@ -109,3 +109,23 @@ def test_an_out_that_overlaps_its_bytes_is_not_filled_in_tiles():
 def test_what_is_swapped_as_integers(dtype, unit):
     expected = None if unit is None else np.dtype(unit)
     assert swap_unit(np.dtype(dtype)) == expected
+
+
+def test_an_out_that_overlaps_its_bytes_in_other_steps():
+    """Of one axis, NumPy's own copy reads what it has written."""
+    memory = np.arange(20, dtype=np.uint8)
+    out = Bytes("little", "u1").decode(memory[4:12], out=memory[0:16:2])
+    assert out.tolist() == list(range(4, 12))
+
+
+def test_padding_beside_an_invalid_bool_is_zero():
+    """NumPy copies structures without their padding: old memory would be handed out."""
+    dtype = np.dtype([("a", "?"), ("b", "<i8")], align=True)
+    stored = np.zeros((5000, 9), np.uint8)
+    stored[:, 0] = 2
+    for _ in range(3):
+        old = [np.full(5000 * dtype.itemsize, 0xAB, np.uint8) for _ in range(8)]
+        del old  # where the next arrays of that size are likely to lie
+        decoded = Bytes("little", dtype).decode(stored.tobytes())
+        assert decoded["a"].view(np.uint8).tolist() == [1] * 5000
+        assert not decoded.view(np.uint8).reshape(-1, dtype.itemsize)[:, 1:8].any()

@@ -26,6 +26,7 @@ class DeviceArray:
     ndim = property(lambda self: self._array.ndim)
     size = property(lambda self: self._array.size)
     nbytes = property(lambda self: self._array.nbytes)
+    flags = property(lambda self: self._array.flags)
     itemsize = property(lambda self: self._array.itemsize)
     base = None
 
@@ -82,20 +83,36 @@ def test_numbers_are_swapped_where_they_are(case, endian):
     assert decoded.get().tobytes() == array.tobytes()
 
 
-def test_the_order_of_axes_and_0d():
-    array = np.arange(12, dtype="f4").reshape(3, 4)
-    for given, shape in ((array.T, (4, 3)), (array[1, 1:2].reshape(()), ())):
-        spec = spec_of(shape, "f4")
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda a: a.T,
+        lambda a: a[1, 1:2].reshape(()),
+        lambda a: a.reshape(-1)[::2],
+        lambda a: a.reshape(-1)[::-1],
+        lambda a: a[:, ::2],
+        lambda a: a[:, :1],
+        lambda a: np.broadcast_to(a[0, :1], (5,)),
+    ],
+)
+def test_any_layout(select):
+    """CuPy views no array as bytes whose elements are not next to each other."""
+    given = select(np.arange(12, dtype="f4").reshape(3, 4))
+    for endian in ENDIANS:
+        spec = spec_of(given.shape, "f4")
         nd_buffer, _ = buffers(spec, given, b"")
-        encoded = BytesCodec(endian="big")._encode_sync(nd_buffer, spec).as_array_like()
-        assert encoded.get().tobytes() == np.ascontiguousarray(given).astype(">f4").tobytes()
+        encoded = BytesCodec(endian=endian)._encode_sync(nd_buffer, spec).as_array_like()
+        stored = np.dtype("f4").newbyteorder(endian)
+        assert encoded.get().tobytes() == np.ascontiguousarray(given).astype(stored).tobytes()
 
 
 def test_an_invalid_bool_is_true():
     spec = spec_of((3,), "?")
-    _, buffer = buffers(spec, np.zeros(3, "?"), b"\0\xff\2")
-    decoded = BytesCodec(endian=None)._decode_sync(buffer, spec).as_ndarray_like()
-    assert decoded.get().tobytes() == b"\0\1\1"
+    stored = b"\0\xff\2"
+    nd_buffer, buffer = buffers(spec, np.frombuffer(stored, "?"), stored)
+    codec = BytesCodec(endian=None)
+    assert codec._decode_sync(buffer, spec).as_ndarray_like().get().tobytes() == b"\0\1\1"
+    assert codec._encode_sync(nd_buffer, spec).as_array_like().get().tobytes() == b"\0\1\1"
 
 
 def test_bad_chunks_are_refused_as_on_the_cpu():
@@ -105,10 +122,11 @@ def test_bad_chunks_are_refused_as_on_the_cpu():
         BytesCodec(endian="big")._decode_sync(buffer, spec)
     with pytest.raises(ValueError, match="array does not fit the chunk: got shape \\(4,\\)"):
         BytesCodec(endian="big")._encode_sync(nd_buffer, spec)
-    spec = spec_of((3,), [("a", "i2"), ("b", "f8")])
-    _, buffer = buffers(spec, np.zeros(3, "f4"), bytes(30))
-    with pytest.raises(TypeError, match="arrays on a GPU hold numbers of one size"):
-        BytesCodec(endian="big")._decode_sync(buffer, spec)
+    for dtype in ([("a", "i4"), ("b", "i4")], "M8[s]", "U2"):
+        spec = spec_of((3,), dtype)
+        _, buffer = buffers(spec, np.zeros(3, "f4"), bytes(24))
+        with pytest.raises(TypeError, match="arrays on a GPU hold numbers of CuPy"):
+            BytesCodec(endian="big")._decode_sync(buffer, spec)
 
 
 def test_on_a_gpu(tmp_path):
