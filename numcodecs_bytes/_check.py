@@ -357,8 +357,8 @@ def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]
         return None
     prefix = f"{array.path}/".lstrip("/")
     keys = array.store.list_prefix(prefix)
-    first = sync(_take(keys))  # at least the metadata
-    if not first:
+    first = sync(_take(keys))
+    if not any(key.startswith(prefix) for key in first):  # not even the metadata
         return None
 
     def index_of(key: str) -> tuple[int, ...] | None:

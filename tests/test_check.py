@@ -110,14 +110,21 @@ class TestWhatIsWell:
         assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
 
     def test_other_stores(self, healthy, tmp_path):
-        """A zip file, one array, and a web server, which lists nothing."""
+        """A zip file, a URL, and a web server, which lists nothing: each with a damaged chunk."""
+        healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
+
+        def problems(found):
+            return [problem for report in found.values() for problem in report.problems]
+
         archive = shutil.make_archive(tmp_path / "healthy", "zip", healthy)
-        assert check(archive).keys() == PARTIAL_READS.keys()
-        assert check(healthy / "plain").keys() == {""}
-        pytest.importorskip("fsspec", reason="pip install '.[stores]'")
-        assert check(f"file://{healthy}").keys() == PARTIAL_READS.keys()
+        found = check(archive)
+        assert found.keys() == PARTIAL_READS.keys()
+        assert problems(found) == ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is cut off"]
 
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        pytest.importorskip("fsspec", reason="pip install '.[stores]'")
+        assert check(f"file://{healthy}") == found
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # v3 has no specification of it
             zarr.consolidate_metadata(healthy)
@@ -140,7 +147,8 @@ class TestWhatIsWell:
                 server.shutdown()
         assert found.keys() | {f"v2/{path}" for path in found_v2} == PARTIAL_READS.keys()
         assert len(found_v2) == 4
-        assert not any(report.problems for report in (*found.values(), *found_v2.values()))
+        assert len(problems(found)) == 1
+        assert not problems(found_v2)
 
     def test_zarrs_own_codec(self, healthy):
         with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
