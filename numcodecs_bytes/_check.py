@@ -288,18 +288,24 @@ def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
             continue
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)
-        if position or not has_byte_order(dtype) or codec.endian is None:
-            continue
-        if codec.dtype is None and not (codec.endian == NATIVE_ENDIAN and array.dtype.isnative):
-            report.add_problem(
-                f"the bytes codec has no dtype, which it needs to store {array.dtype} as "
-                f'{codec.endian} endian: add "dtype": {dtype_to_json(array.dtype)!r}'
-            )
-        elif pack_dtype(dtype) != pack_dtype(array.dtype):
+        if position:
+            continue  # what it stores is what the filter before made
+        if pack_dtype(dtype) != pack_dtype(array.dtype):
             report.add_problem(
                 f"the bytes codec decodes {dtype_to_json(dtype)!r}, which is read as the array's "
                 f"{dtype_to_json(array.dtype)!r}: wrong values, unless both are the same"
             )
+        elif codec.dtype is None and _needs_dtype(codec, dtype):
+            report.add_problem(
+                f"the bytes codec has no dtype, which it needs to store {dtype} as "
+                f'{codec.endian} endian: add "dtype": {dtype_to_json(dtype)!r}'
+            )
+
+
+def _needs_dtype(codec: Bytes, dtype: AnyDType) -> bool:
+    """Whether the bytes codec of a Zarr v2 array of dtype swaps, or leaves what is not native."""
+    is_native = codec.endian == NATIVE_ENDIAN and dtype == dtype.newbyteorder("=")
+    return codec.endian is not None and has_byte_order(dtype) and not is_native
 
 
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
@@ -344,10 +350,14 @@ def _chunks(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, .
     if bar is not None:
         bar.total = (bar.total or 0) + math.prod(grid)
         bar.refresh()
+    num_left = math.prod(grid)
     for batch in _listed_chunks(array, grid) or _all_chunks(grid):
         yield batch
+        num_left -= len(batch)
         if bar is not None:
             bar.update(len(batch))
+    if bar is not None:
+        bar.update(num_left)  # those that do not exist
 
 
 def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:

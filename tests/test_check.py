@@ -109,6 +109,21 @@ class TestWhatIsWell:
         }
         assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
 
+    def test_the_progress_bar_gets_to_its_end(self, healthy):
+        class Bar:
+            total = None
+            num_done = 0
+
+            def refresh(self):
+                pass
+
+            def update(self, num_chunks):
+                self.num_done += num_chunks
+
+        bar = Bar()
+        list(_check.check(_check.open_store(str(healthy)), bar))
+        assert bar.num_done == bar.total == 22
+
     def test_other_stores(self, healthy, tmp_path):
         """A zip file, a URL, and a web server, which lists nothing: each with a damaged chunk."""
         healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
@@ -243,6 +258,7 @@ class TestMetadata:
             ("<i2", {"endian": "big", "dtype": "<i4"}, "the bytes codec decodes '<i4'"),
             (">i2", {"endian": "little"}, "the bytes codec has no dtype"),
             ("<i2", {"dtype": "<i2"}, 'the bytes codec has no "endian"'),
+            ("<i2", {"dtype": "|u1"}, "the bytes codec decodes '|u1'"),
         ],
     )
     def test_configurations_that_read_wrong_in_zarr_v2(

@@ -175,8 +175,8 @@ def partial_reads(settings: Settings, edges: tuple[int, ...]) -> str:
 WHERE_SLOWER = """\
 Where ours is slower: zarrs reads and indexes in Rust, without zarr's event loop, and needs no
 request to a store for a byte range, which opens the file each time: so a column takes what its
-requests take, or reading over it. A row and a small box take what zarr's own indexing, pipeline,
-event loop and thread take; of 0.25 ms, codec and store have 0.04 ms.
+requests take, or reading over it. What a row and a small box take beyond the
+bare requests is zarr's own indexing, pipeline and event loop.
 """
 
 

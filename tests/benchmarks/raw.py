@@ -235,7 +235,7 @@ WHY_SHORT = """\
 Slower than zarr's own codec beyond noise: {num_short} of {num_cells} cells. {num_by_a_call} of
 them by less than {microseconds:.0f} µs, which a call takes that checks data type, shape and length
 and looks up what is stored (on zarr 3.1.6 less than zarr's own): nearly all cells of 1 KiB and
-64 KiB, and of native chunks that nothing has to be done with. Writing a chunk takes zarr 40 µs at
+64 KiB, and of native chunks that nothing has to be done with. Writing a chunk takes zarr 35 µs at
 least. The others are listed: bool is looked through for bytes that are no bools, which zarr's own
 codec passes on; what else is here moves by the same loops of NumPy as zarr's own.
 """

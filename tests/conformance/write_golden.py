@@ -1,6 +1,6 @@
 """Write the golden files: python tests/conformance/write_golden.py [tensorstore zarrs zarrita.js].
 
-`golden/reference.json` is the calculation in arrays.py, the others are what each implementation
+`golden/reference.jsonl` is the calculation in arrays.py, the others are what each implementation
 that is installed writes for the same elements (zarrita.js: see zarrita.mjs). Tests only read them.
 An array is a line: data type, endian, layout, and the files of it as hexadecimal digits. Metadata
 are those of `metadata_of`, the elements those of tests/data_types.py.
