@@ -23,7 +23,7 @@ from numcodecs_bytes._data_type import (
 )
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._byte_ranges import PartialReadPlan
+    from numcodecs_bytes._partial_read.plan import Plan
 
 Array = np.ndarray[Any, AnyDType]
 
@@ -68,6 +68,16 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     _copy(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
     for numbers in _with_unused_bits(out):
         _make_valid(numbers)
+
+
+def as_numpy(array: Any) -> Any:
+    """Return an array as NumPy's, where it is not on a GPU: CuPy refuses that."""
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        return np.asarray(array)
+    except TypeError:
+        return array
 
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
@@ -203,16 +213,18 @@ def _plan_tiles(
     return tile
 
 
-def select_fetched(fetched: Array, stored: AnyDType, plan: "PartialReadPlan") -> Array:
-    """Return the selected elements of the fetched ranges, in the stored dtype.
+def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: Any) -> Array:
+    """Return the elements of a selection, which a plan is for, in the stored dtype.
 
     A view, or for arrays of indices a copy that is never larger than what is fetched or selected.
     """
-    if math.prod(plan.shape) == 0:
+    if not plan.is_whole and math.prod(plan.shape) == 0:
         return np.empty(plan.shape, stored)
     strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
     # Unlike as_strided, this raises where a window would reach beyond the memory.
     selected: Array = np.ndarray(plan.window_shape, stored, fetched, strides=strides)
+    if plan.is_whole:
+        return np.asanyarray(selected[selection])
 
     def pick(positions: tuple[Any, ...], axes: Iterable[int]) -> None:
         nonlocal selected
@@ -279,12 +291,17 @@ def _make_valid(numbers: Array) -> None:
         np.bitwise_and(values, max_byte(numbers.dtype), out=values)
 
 
-def _with_valid_bytes(array: Array) -> Array:
-    """Return the array with valid bools and small numbers; copies where one is invalid."""
-    if has_unused_bits(array.dtype) and any(
+def has_invalid_bytes(array: Array) -> bool:
+    """Whether a bool is neither 0x00 nor 0x01, or a small number has high bits."""
+    return has_unused_bits(array.dtype) and any(
         numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
         for numbers in _with_unused_bits(array)
-    ):
+    )
+
+
+def _with_valid_bytes(array: Array) -> Array:
+    """Return the array with valid bools and small numbers; copies where one is invalid."""
+    if has_invalid_bytes(array):
         # Zeros, because `copy` hands out old memory as padding.
         array, source = np.zeros(array.shape, array.dtype), array
         array[...] = source

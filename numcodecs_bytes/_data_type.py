@@ -221,6 +221,17 @@ def has_same_elements(dtype: AnyDType, other: AnyDType) -> bool:
     )
 
 
+def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
+    """Whether the elements of two types, no structures, are of one size and swapped by one unit."""
+
+    def unit_bytes(dtype: AnyDType) -> int:
+        unit = swap_unit(copied_as(dtype)) if has_byte_order(dtype) else None
+        return 1 if unit is None else unit.itemsize
+
+    is_plain = dtype.names is None and other.names is None
+    return is_plain and dtype.itemsize == other.itemsize and unit_bytes(dtype) == unit_bytes(other)
+
+
 @functools.lru_cache(maxsize=256)
 def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
     """Return the dtype of the stored bytes, or raise where there is none."""

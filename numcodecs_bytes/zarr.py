@@ -13,40 +13,33 @@ is read (and written as ``bytes``); structured types without ``endian`` are take
 with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
-import asyncio
 import enum
 import math
-import numbers
 import sys
-import time
 import warnings
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import zarr
-import zarr.abc.store
 import zarr.codecs
 import zarr.dtype
-import zarr.storage
 from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
-from zarr.abc.store import RangeByteRequest
-from zarr.core.buffer import cpu
 
-from numcodecs_bytes._byte_ranges import is_whole_chunk, plan_partial_read
 from numcodecs_bytes._copy import (
     as_bytes,
+    as_numpy,
     decode_array,
     decode_on_device,
     encode_array,
     encode_on_device,
-    ready_to_copy,
-    select_fetched,
 )
 from numcodecs_bytes._data_type import (
+    NATIVE_ENDIAN,
     AnyDType,
     Endian,
+    are_swapped_alike,
     check_storable,
     copied_as,
     has_byte_order,
@@ -59,6 +52,8 @@ from numcodecs_bytes._data_type import (
     parse_endian,
     stored_dtype,
 )
+from numcodecs_bytes._partial_read.fetch import Chunk, check_length, fetch, fetch_sync
+from numcodecs_bytes._threads import compute_pool, run_in_thread
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteGetter
@@ -66,49 +61,21 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.common import JSON
 
-    from numcodecs_bytes._byte_ranges import PartialReadPlan
-
 # Before 3.3, zarr's MemoryStore keeps the very buffer that it is given, and so the caller's array
 # where nothing had to be copied on the way (zarr-python#4156).
 _STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
-# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, and writes
-# what they evolved to.
+# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, writes what
+# they evolved to, and takes an endian that is missing for the machine's.
 _DROPS_ENDIAN_BEFORE_FILTERS = not hasattr(zarr.dtype, "Struct")
 
 # zarr warns of a structured type without `endian` since it has the data type `struct`; zarr 3.1.6
 # wrote such arrays itself.
 _WARNS_OF_STRUCT_WITHOUT_ENDIAN = hasattr(zarr.dtype, "Struct")
 
-
-# What a request costs, in bytes that could be read instead; `numcodecs_bytes.request_cost_bytes` in
-# zarr's config sets it. Locally: LocalStore.get_sync takes 15 to 25 us in the page cache; it reads
-# at 6 to 15 GB/s where memory is used again, at 2 GB/s where much of it is new. So reading over
-# gaps of 128 KiB pays for a 64x64 box of a 1 GiB chunk (6 MiB in 0.5 ms, not 64 requests in
-# 1.4 ms), but not for a column (1 GiB in 550 ms, not 11,584 requests in 190 ms).
-LOCAL_REQUEST_COST_BYTES = 1 << 17
-LOCAL_REQUEST_COST_BYTES_OF_MUCH = 1 << 16
-MUCH_BYTES = 16 << 20
-# Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
-# leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
-# 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
-REMOTE_REQUEST_COST_BYTES = 1 << 18
-
-# From this size a swap takes longer than a hop to a thread and back (50 us).
-IN_A_THREAD_BYTES = 1 << 20
-
-# After so long, reading byte ranges in a thread looks whether it is still wanted.
-_SECONDS_IN_A_THREAD = 0.1
-
-_GET = {"get", "get_sync"}
-_NO_SUCH_RANGE = ("requested range", "invalid range", "invalidrange", "not satisfiable")
-_REMEDY = (
-    "read it with zarr's own codec, "
-    "zarr.config.set({'codecs.bytes': 'zarr.codecs.bytes.BytesCodec'})"
-)
-_slots_of_loops: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[int | None, asyncio.Semaphore]
-] = weakref.WeakKeyDictionary()
+# From this size, chunks that are swapped were written 1.1 to 2 times as fast in threads, in zarr's
+# default pipeline on two cores; of half the size, as fast as on the event loop.
+IN_A_THREAD_BYTES = 1 << 21
 
 
 class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
@@ -145,6 +112,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     # endian, because the array's data type has none: zarr 3.1.6 does that even where a filter hands
     # the codec another data type.
     _declared_endian: Endian | None
+    _endian_if_missing: Endian | None = None
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -184,7 +152,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         evolved = self
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            object.__setattr__(evolved, "_declared_endian", self._declared_endian)
+            if dtype.kind != "b":  # others reverse bools that are declared big-endian
+                object.__setattr__(evolved, "_declared_endian", self._declared_endian)
+            if _DROPS_ENDIAN_BEFORE_FILTERS:
+                object.__setattr__(evolved, "_endian_if_missing", NATIVE_ENDIAN)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
@@ -203,17 +174,17 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        raw: Any = chunk_bytes.as_array_like()
+        raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype = chunk_spec.dtype.to_native_dtype()
         stored = self._stored_dtype(dtype)
-        _check_length(raw.nbytes, chunk_spec, stored)
+        check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         # Not a lazily swapped view: numcodecs filters view what they get as their own dtype.
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        array: Any = chunk_array.as_ndarray_like()
+        array: Any = as_numpy(chunk_array.as_ndarray_like())
         dtype = chunk_spec.dtype.to_native_dtype()
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
@@ -237,14 +208,16 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         if self._moves_much(chunk_bytes.as_array_like(), chunk_spec):
-            return await asyncio.to_thread(self._decode_sync, chunk_bytes, chunk_spec)
+            decode = partial(self._decode_sync, chunk_bytes, chunk_spec)
+            return await run_in_thread(compute_pool(), decode)
         return self._decode_sync(chunk_bytes, chunk_spec)
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
         if self._moves_much(chunk_array.as_ndarray_like(), chunk_spec):
-            return await asyncio.to_thread(self._encode_sync, chunk_array, chunk_spec)
+            encode = partial(self._encode_sync, chunk_array, chunk_spec)
+            return await run_in_thread(compute_pool(), encode)
         return self._encode_sync(chunk_array, chunk_spec)
 
     def _moves_much(self, array: Any, chunk_spec: "ArraySpec") -> bool:
@@ -265,62 +238,19 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     async def _decode_partial_single(
         self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        ranges = self._plan(byte_getter, selection, chunk_spec)
-        if ranges is None:
-            chunk_bytes = await byte_getter.get(chunk_spec.prototype)
-            return self._select(chunk_bytes, selection, chunk_spec)
-        if _reads_synchronously(getattr(byte_getter, "store", None)):
-            # In one thread, not a hop for each range; back now and then, to notice a cancellation.
-            while await asyncio.to_thread(ranges.fetch_sync, byte_getter, _SECONDS_IN_A_THREAD):
-                pass
-        else:
-            await ranges.fetch(byte_getter)
-        return ranges.selected()
+        selected = await fetch(byte_getter, self._chunk(selection, chunk_spec))
+        return _as_nd_buffer(selected, chunk_spec)
 
     def _decode_partial_sync(
         self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        ranges = self._plan(byte_getter, selection, chunk_spec)
-        if ranges is None:
-            chunk_bytes = byte_getter.get_sync(prototype=chunk_spec.prototype)
-            return self._select(chunk_bytes, selection, chunk_spec)
-        ranges.fetch_sync(byte_getter)
-        return ranges.selected()
+        selected = fetch_sync(byte_getter, self._chunk(selection, chunk_spec))
+        return _as_nd_buffer(selected, chunk_spec)
 
-    def _plan(self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec") -> "_Ranges | None":
-        """Return the byte ranges to fetch; None where the whole chunk is to be got."""
-        if isinstance(selection, tuple) and is_whole_chunk(selection, chunk_spec.shape):
-            return None
-        stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
-        store = getattr(byte_getter, "store", None)
-        # What is in memory is handed out as a view: nothing is cheaper than all of it.
-        is_in_memory = (
-            type(byte_getter).__module__ == zarr.codecs.sharding.__name__
-            or type(store) is zarr.storage.MemoryStore
-        )
-        is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
-        if is_in_memory or not is_on_cpu or not stored.itemsize:
-            return None
-        cost, cost_of_much = _request_costs(store)
-        plan = plan_partial_read(selection, chunk_spec.shape, stored.itemsize, cost)
-        if cost_of_much < cost and (plan is None or plan.num_bytes > MUCH_BYTES):
-            plan = plan_partial_read(selection, chunk_spec.shape, stored.itemsize, cost_of_much)
-        return None if plan is None else _Ranges(plan, chunk_spec, stored)
-
-    def _select(
-        self, chunk_bytes: "Buffer | None", selection: Any, chunk_spec: "ArraySpec"
-    ) -> "NDBuffer | None":
-        """Return the selection of a whole chunk; in the stored byte order, where it is a view."""
-        if chunk_bytes is None:
-            return None
-        raw = chunk_bytes.as_array_like()
-        if not isinstance(raw, np.ndarray):
-            return self._decode_sync(chunk_bytes, chunk_spec)[selection]
-        stored = self._stored_dtype(chunk_spec.dtype.to_native_dtype())
-        _check_length(raw.nbytes, chunk_spec, stored)
-        selected = np.asanyarray(raw.view(stored).reshape(chunk_spec.shape)[selection])
-        array: Any = ready_to_copy(selected, chunk_spec.dtype.to_native_dtype())
-        return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
+    def _chunk(self, selection: Any, chunk_spec: "ArraySpec") -> Chunk:
+        dtype = chunk_spec.dtype.to_native_dtype()
+        stored = self._stored_dtype(dtype)
+        return Chunk(selection, chunk_spec.shape, dtype, stored, chunk_spec.prototype)
 
     @property
     def _endian(self) -> Any:
@@ -328,7 +258,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return getattr(self.endian, "value", self.endian)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._declared_endian)
+        return stored_dtype(dtype, self._declared_endian or self._endian_if_missing)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
@@ -352,7 +282,9 @@ def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
         as_float = dtype.newbyteorder(array.dtype.byteorder)
         if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
             return array.view(as_float)
-    if not has_same_elements(array.dtype, dtype):
+    # Filters hand on numbers of other types than they declare, which zarr's own codec stores as
+    # they are: `astype` to float32 before `delta` of int32, for example.
+    if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
         raise TypeError(
             f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
             "either byte order; convert it with astype"
@@ -360,174 +292,5 @@ def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
     return array
 
 
-def _check_length(num_bytes: int, chunk_spec: "ArraySpec", stored: AnyDType) -> None:
-    expected = math.prod(chunk_spec.shape) * stored.itemsize
-    if num_bytes != expected:
-        raise ValueError(
-            f"chunk holds {num_bytes} bytes, expected {expected} for {_describe(chunk_spec)}; "
-            f"it may be {'truncated' if num_bytes < expected else 'of another shape or compressed'}"
-        )
-
-
-def _describe(chunk_spec: "ArraySpec") -> str:
-    return f"shape {chunk_spec.shape} of {chunk_spec.dtype.to_native_dtype()}"
-
-
-def _request_costs(store: Any) -> tuple[int, int]:
-    """Return what a request costs in bytes, and where much is read."""
-    cost = zarr.config.get("numcodecs_bytes.request_cost_bytes", None)
-    if cost is None:
-        if _reads_synchronously(store):
-            return LOCAL_REQUEST_COST_BYTES, LOCAL_REQUEST_COST_BYTES_OF_MUCH
-        return REMOTE_REQUEST_COST_BYTES, REMOTE_REQUEST_COST_BYTES
-    if not isinstance(cost, numbers.Integral) or isinstance(cost, bool) or cost < 0:
-        raise ValueError(
-            "numcodecs_bytes.request_cost_bytes in zarr's config must be a number of bytes, 0 or "
-            f"more, got {cost!r}"
-        )
-    return int(cost), int(cost)
-
-
-def _reads_synchronously(store: Any) -> bool:
-    """Whether the store can be read without an event loop, and then gives what `get` gives."""
-    if not hasattr(store, "get_sync") or not getattr(store, "_supports_sync_io", True):
-        return False
-    # A subclass that overrides `get` alone wants it called, also where it is wrapped.
-    owners = (c for c in type(store).__mro__ if not vars(c).keys().isdisjoint(_GET))
-    owner = next(owners, object)
-    inner = getattr(store, "_store", None)
-    return "get_sync" in vars(owner) and (
-        not isinstance(inner, zarr.abc.store.Store) or _reads_synchronously(inner)
-    )
-
-
-def _request_slots() -> asyncio.Semaphore:
-    """Return what bounds the requests of all chunks, as zarr's `async.concurrency` says."""
-    loop = asyncio.get_running_loop()
-    limit = zarr.config.get("async.concurrency")
-    slots = _slots_of_loops.setdefault(loop, {})
-    return slots.setdefault(limit, asyncio.Semaphore(limit or sys.maxsize))
-
-
-class _Ranges:
-    """The byte ranges of one chunk while they are fetched."""
-
-    def __init__(self, plan: "PartialReadPlan", chunk_spec: "ArraySpec", stored: AnyDType) -> None:
-        self.plan = plan
-        self.chunk_spec = chunk_spec
-        self.stored = stored
-        self.fetched: Any = None
-        self._requests = self._iterate()
-        self._num_present = self._num_missing = 0
-
-    def _iterate(self) -> Iterator[tuple[RangeByteRequest, list[tuple[int, int, int]]]]:
-        """Yield each range with what to keep of it: start, end, and place in what is fetched."""
-        pieces = zip(self.plan.piece_starts.tolist(), self.plan.piece_ends.tolist(), strict=True)
-        piece = next(pieces, None)
-        place = 0
-        for start, end in zip(self.plan.starts.tolist(), self.plan.ends.tolist(), strict=True):
-            if self._num_missing:
-                return  # nobody asks on for a chunk that is missing
-            kept = []
-            while piece is not None and piece[0] < end:
-                kept.append((piece[0] - start, piece[1] - start, place))
-                place += piece[1] - piece[0]
-                piece = next(pieces, None)
-            yield RangeByteRequest(start, end), kept
-
-    def fetch_sync(self, byte_getter: Any, seconds: float = math.inf) -> bool:
-        """Fetch one range after the other for a while; return whether there may be more."""
-        end = time.monotonic() + seconds
-        for request, kept in self._requests:
-            try:
-                answer = byte_getter.get_sync(
-                    prototype=self.chunk_spec.prototype, byte_range=request
-                )
-            except Exception as error:
-                self._explain(error, request)
-                raise
-            self._take(answer, request, kept)
-            if time.monotonic() > end:
-                return True
-        return False
-
-    async def fetch(self, byte_getter: Any) -> None:
-        """Fetch the ranges concurrently."""
-        slots = _request_slots()
-
-        async def fetch_in_turn() -> None:
-            for request, kept in self._requests:
-                try:
-                    async with slots:
-                        answer = await byte_getter.get(self.chunk_spec.prototype, request)
-                except Exception as error:
-                    self._explain(error, request)
-                    raise
-                self._take(answer, request, kept)
-
-        num_requests = self.plan.num_requests
-        num_tasks = min(zarr.config.get("async.concurrency") or num_requests, num_requests)
-        failure = None
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for _ in range(num_tasks):
-                    tasks.create_task(fetch_in_turn())
-        except BaseExceptionGroup as errors:
-            failure = errors.exceptions[0]
-        if failure is not None:
-            raise failure  # as it is, with its own context
-
-    def _explain(self, error: Exception, request: RangeByteRequest) -> None:
-        """Say what was read; raise our own error where the store knows no such range."""
-        what = f"bytes {request.start} to {request.end} of a chunk of {_describe(self.chunk_spec)}"
-        text = str(error).lower()
-        if "not supported" in text and "range" in text:
-            raise ValueError(
-                f"can't read {what}: the store or its server ignores byte ranges; {_REMEDY}"
-            ) from error
-        if any(phrase in text for phrase in _NO_SUCH_RANGE):
-            raise ValueError(f"{what} are not there; the chunk may be truncated") from error
-        error.add_note(f"while reading {what}")
-
-    def _take(
-        self, answer: "Buffer | None", request: RangeByteRequest, kept: list[tuple[int, int, int]]
-    ) -> None:
-        """Check an answer and put what is kept of it where it belongs."""
-        if answer is None:
-            self._num_missing += 1
-            return
-        self._num_present += 1
-        expected = request.end - request.start
-        if len(answer) != expected:
-            raise ValueError(
-                f"got {len(answer)} bytes for bytes {request.start} to {request.end} of a chunk of "
-                f"{_describe(self.chunk_spec)}, expected {expected}; "
-                + (
-                    "it may be truncated"
-                    if len(answer) < expected
-                    else f"the store or its server may ignore byte ranges: {_REMEDY}"
-                )
-            )
-        array = answer.as_numpy_array().view(np.uint8)
-        if len(self.plan.piece_starts) == 1:
-            self.fetched = array
-            return
-        if self.fetched is None:
-            self.fetched = np.empty(self.plan.num_kept_bytes, np.uint8)
-        for start, end, place in kept:
-            self.fetched[place : place + end - start] = array[start:end]
-
-    def selected(self) -> "NDBuffer | None":
-        """Return the selection; None where the chunk is missing."""
-        if self._num_missing and not self._num_present:
-            return None
-        if self._num_present != self.plan.num_requests:
-            raise ValueError(
-                f"a chunk of {_describe(self.chunk_spec)} was not read whole: "
-                f"{self._num_present} of {self.plan.num_requests} byte ranges came, "
-                f"{self._num_missing} found no chunk; it may be written to or deleted at the same "
-                "time, or its store have cancelled a request: read it again"
-            )
-        selected = select_fetched(self.fetched, self.stored, self.plan)
-        array: Any = ready_to_copy(selected, self.chunk_spec.dtype.to_native_dtype())
-        return self.chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
+def _as_nd_buffer(array: Any, chunk_spec: "ArraySpec") -> "NDBuffer | None":
+    return None if array is None else chunk_spec.prototype.nd_buffer.from_ndarray_like(array)

@@ -432,7 +432,7 @@ def check_one(data):
         warnings.simplefilter("ignore")
         if "zarr_format" not in document:
             return _check_configuration(document, plain, chunk)
-        with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": cost}):
             return check_document(document, chunk, present, store_class, draws)
 
 

@@ -302,7 +302,7 @@ class ArrayHistory(RuleBasedStateMachine):
         self.config.close()
         self.config.enter_context(
             zarr.config.set(
-                {"codec_pipeline.path": pipeline, "numcodecs_bytes.request_cost_bytes": cost}
+                {"codec_pipeline.path": pipeline, "numcodecs_bytes.max_gap_bytes": cost}
             )
         )
         self.array = zarr.open_array(

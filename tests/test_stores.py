@@ -1,30 +1,43 @@
-"""Partial reads from real stores: what NumPy selects, fetched in ranges, and errors that speak.
+"""Every line of the table of stores: what is asked for, the length of a chunk, its version.
 
-The extra `stores` brings fsspec, obstore and an S3 server; nginx is Debian's. What is not there is
-skipped.
+Each store is read next to zarr's own codec, which reads whole chunks. The extra `stores` brings
+fsspec, obstore and an S3 server; nginx is Debian's. What is not there is skipped.
 """
 
 import functools
+import gc
 import http.server
+import random
+import re
 import shutil
 import socket
 import subprocess
+import tarfile
 import threading
 import time
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
+import zarr.experimental.cache_store
 import zarr.storage
-from test_partial_read import create
+from test_partial_read import create, random_selections, select
+from zarr.core.buffer import default_buffer_prototype
 
+from numcodecs_bytes._partial_read import getters, stores
+from numcodecs_bytes._partial_read.open_file import OpenFile
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",  # of the stores' own packages
+    "ignore:.*was not created with `asynchronous=True`",
 )
 SHAPE = (64, 96)
 DATA = np.arange(np.prod(SHAPE)).reshape(SHAPE) * 1.5
+NUM_BYTES = DATA.nbytes
 
 
 def wait_for(port):
@@ -74,15 +87,34 @@ def nginx(folder, tmp_path):
         server.terminate()
 
 
-@pytest.fixture
-def plain_http(folder):
-    """Return the address of a server that ignores byte ranges."""
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serve files; ignores byte ranges, as Python's own server does."""
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
+    def log_message(self, *_):
+        pass
 
-    handler = functools.partial(Quiet, directory=str(folder))
+
+class WithoutTotal(Handler):
+    """Answer a range without saying how long the whole is, which obstore does not take."""
+
+    def do_GET(self):
+        if "Range" not in self.headers:
+            super().do_GET()
+            return
+        path = self.translate_path(self.path)
+        first, last = map(int, re.findall("[0-9]+", self.headers["Range"]))
+        body = Path(path).read_bytes()[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/*")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(params=[Handler, WithoutTotal])
+def odd_server(request, folder):
+    """Return the address of a server that does not do as others do with byte ranges."""
+    handler = functools.partial(request.param, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -116,16 +148,64 @@ def fsspec_store(url, **options):
     return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=True)
 
 
+def http_store(address):
+    return fsspec_store(address, asynchronous=True, skip_instance_cache=True)
+
+
+def references(folder, target, **options):
+    """Return a store of references to the folder's files, each a part of a file."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    chunk = folder / "c/0/0"
+    parts = {
+        "zarr.json": (folder / "zarr.json").read_text(),
+        "c/0/0": [target, 0, chunk.stat().st_size],
+    }
+    if target.startswith("file:"):  # not at the beginning, as in a NetCDF file
+        (folder / "file").write_bytes(b"header" + chunk.read_bytes() + bytes(1000))
+        parts["c/0/0"][:2] = (folder / "file").as_uri(), 6
+    file_system = fsspec.filesystem("reference", fo=parts, asynchronous=True, **options)
+    return zarr.storage.FsspecStore(file_system, read_only=True, path="")
+
+
+def references_over_http(folder, address):
+    """Return the same for files behind a server."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    file_system = fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True)
+    return references(folder, f"{address}/c/0/0", fs={"http": file_system, None: file_system})
+
+
+def wrapped(file_system):
+    """Return a synchronous file system as zarr wraps it."""
+    wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+    return wrapper.AsyncFileSystemWrapper(file_system, asynchronous=True)
+
+
+def cached(cache, folder, root):
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    inner = fsspec.filesystem("http" if root.startswith("http") else "file")
+    file_system = fsspec.filesystem(
+        cache, fs=inner, cache_storage=str(folder.parent / cache), skip_instance_cache=True
+    )
+    return zarr.storage.FsspecStore(wrapped(file_system), read_only=True, path=root)
+
+
+def dir_of_local(folder):
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    local = wrapped(fsspec.filesystem("file"))
+    file_system = fsspec.filesystem("dir", path=str(folder), fs=local, asynchronous=True)
+    return zarr.storage.FsspecStore(file_system, read_only=True, path="")
+
+
 def obstore_store(kind, *args, **kwargs):
-    stores = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
-    make = getattr(stores, kind)
+    upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
+    make = getattr(upstream, kind)
     make = make.from_url if args and "://" in str(args[0]) else make
     return zarr.storage.ObjectStore(make(*args, **kwargs), read_only=True)
 
 
 def memory_store(folder):
     buffers = {
-        path.relative_to(folder).as_posix(): zarr.core.buffer.cpu.Buffer.from_bytes(
+        path.relative_to(folder).as_posix(): default_buffer_prototype().buffer.from_bytes(
             path.read_bytes()
         )
         for path in folder.rglob("*")
@@ -134,79 +214,467 @@ def memory_store(folder):
     return zarr.storage.MemoryStore(buffers)
 
 
-def zip_store(folder):
-    path = shutil.make_archive(str(folder), "zip", folder)
-    return zarr.storage.ZipStore(path, mode="r")
+def zipped(folder, compression=zipfile.ZIP_STORED):
+    """Return the path of a zip file of the folder."""
+    path = folder.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                archive.write(file, file.relative_to(folder))
+    return path
 
 
-def server_of(name):
-    return lambda request: request.getfixturevalue(name)
+def tarred(folder):
+    path = folder.with_suffix(".tar")
+    with tarfile.open(path, "w") as archive:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                archive.add(file, file.relative_to(folder))
+    return path
 
 
-STORES = {
-    "local": lambda r: zarr.storage.LocalStore(r.getfixturevalue("folder"), read_only=True),
-    "memory": lambda r: memory_store(r.getfixturevalue("folder")),
-    "zip": lambda r: zip_store(r.getfixturevalue("folder")),
-    "fsspec local": lambda r: fsspec_store(r.getfixturevalue("folder").as_uri()),
-    "fsspec http": lambda r: fsspec_store(r.getfixturevalue("nginx"), asynchronous=True),
-    "fsspec s3": lambda r: fsspec_store(
-        "s3://data/array",
-        endpoint_url=r.getfixturevalue("s3"),
-        asynchronous=True,
-        skip_instance_cache=True,
+class Subclass(zarr.storage.LocalStore):
+    """A user's store."""
+
+
+class Plain(zarr.abc.store.Store):
+    """A user's store that is no wrapper: another store stands in an attribute."""
+
+    supports_writes = supports_deletes = supports_partial_writes = supports_listing = False
+
+    def __init__(self, inner):
+        super().__init__(read_only=True)
+        self.inner = inner
+
+    def __eq__(self, other):
+        return self is other
+
+    __hash__ = None
+
+    async def get(self, key, prototype, byte_range=None):
+        return await self.inner.get(key, prototype, byte_range)
+
+    async def get_partial_values(self, *_):
+        raise NotImplementedError
+
+    async def exists(self, key):
+        return await self.inner.exists(key)
+
+    async def set(self, *_):
+        raise NotImplementedError
+
+    async def delete(self, *_):
+        raise NotImplementedError
+
+    async def list_prefix(self, _prefix=""):
+        raise NotImplementedError
+
+    list = list_dir = list_prefix
+
+
+def cache_store(store):
+    return zarr.experimental.cache_store.CacheStore(store, cache_store=zarr.storage.MemoryStore())
+
+
+def local_store(folder):
+    return zarr.storage.LocalStore(folder, read_only=True)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a store on a folder, and what holds for it.
+
+    `reads` is how it is read: of an open "file", in "ranges", or "whole". Where `has_length`, a
+    chunk of the wrong length is noticed by any selection.
+    """
+
+    open: object
+    reads: str
+    has_length: bool = True
+
+
+TABLE = {
+    "LocalStore": Line(lambda folder, _: local_store(folder), "file"),
+    "MemoryStore": Line(lambda folder, _: memory_store(folder), "whole"),
+    "ZipStore": Line(lambda folder, _: zarr.storage.ZipStore(zipped(folder), mode="r"), "file"),
+    "ZipStore, deflated": Line(
+        lambda folder, _: zarr.storage.ZipStore(zipped(folder, zipfile.ZIP_DEFLATED), mode="r"),
+        "whole",
     ),
-    "obstore local": lambda r: obstore_store("LocalStore", str(r.getfixturevalue("folder"))),
-    "obstore http": lambda r: obstore_store(
-        "HTTPStore", r.getfixturevalue("nginx"), client_options={"allow_http": True}
+    "ObjectStore, local": Line(
+        lambda folder, _: obstore_store("LocalStore", str(folder)), "ranges"
     ),
-    "obstore s3": lambda r: obstore_store(
-        "S3Store",
-        "data",
-        prefix="array",
-        endpoint=r.getfixturevalue("s3"),
-        client_options={"allow_http": True},
-        virtual_hosted_style_request=False,
+    "ObjectStore, http": Line(
+        lambda _, server: obstore_store(
+            "HTTPStore", server("nginx"), client_options={"allow_http": True}
+        ),
+        "ranges",
     ),
+    "ObjectStore, s3": Line(
+        lambda _, server: obstore_store(
+            "S3Store",
+            "data",
+            prefix="array",
+            endpoint=server("s3"),
+            client_options={"allow_http": True},
+            virtual_hosted_style_request=False,
+        ),
+        "ranges",
+    ),
+    "fsspec, http": Line(lambda _, server: http_store(server("nginx")), "ranges", has_length=False),
+    "fsspec, s3": Line(
+        lambda _, server: fsspec_store(
+            "s3://data/array",
+            endpoint_url=server("s3"),
+            asynchronous=True,
+            skip_instance_cache=True,
+        ),
+        "ranges",
+        has_length=False,
+    ),
+    "fsspec, references to http": Line(
+        lambda folder, server: references_over_http(folder, server("nginx")), "ranges"
+    ),
+    "fsspec, local": Line(lambda folder, _: fsspec_store(folder.as_uri()), "file"),
+    "fsspec, references to local": Line(lambda folder, _: references(folder, "file:"), "file"),
+    "fsspec, dir of local": Line(
+        lambda folder, _: dir_of_local(folder), "ranges", has_length=False
+    ),
+    "fsspec, zip": Line(
+        lambda folder, _: fsspec_store(f"zip://::{zipped(folder).as_uri()}"), "whole"
+    ),
+    "fsspec, references to zip": Line(
+        lambda folder, _: references(
+            folder, "zip://c/0/0", remote_protocol="zip", remote_options={"fo": zipped(folder)}
+        ),
+        "whole",
+    ),
+    "fsspec, tar": Line(
+        lambda folder, _: fsspec_store(f"tar://::file://{tarred(folder)}"), "whole"
+    ),
+    "fsspec, memory": Line(lambda folder, _: in_memory_of_fsspec(folder), "whole"),
+    **{
+        f"fsspec, {cache}, {where}": Line(
+            lambda folder, server, cache=cache, where=where: cached(
+                cache, folder, str(folder) if where == "local" else server("nginx")
+            ),
+            "whole",
+        )
+        for cache in ("simplecache", "filecache", "blockcache")
+        for where in ("local", "http")
+    },
+    "CacheStore": Line(lambda folder, _: cache_store(local_store(folder)), "whole"),
+    "wrapped CacheStore": Line(
+        lambda folder, _: zarr.storage.LoggingStore(cache_store(local_store(folder))), "whole"
+    ),
+    "wrapped ZipStore": Line(
+        lambda folder, _: zarr.storage.WrapperStore(
+            zarr.storage.ZipStore(zipped(folder), mode="r")
+        ),
+        "whole",
+    ),
+    "wrapped fsspec, zip": Line(
+        lambda folder, _: Plain(fsspec_store(f"zip://::{zipped(folder).as_uri()}")), "whole"
+    ),
+    "WrapperStore": Line(
+        lambda folder, _: zarr.storage.WrapperStore(local_store(folder)), "ranges", has_length=False
+    ),
+    "LoggingStore": Line(
+        lambda folder, _: zarr.storage.LoggingStore(local_store(folder)), "ranges", has_length=False
+    ),
+    "a subclass": Line(
+        lambda folder, _: Subclass(folder, read_only=True), "ranges", has_length=False
+    ),
+    "a user's": Line(lambda folder, _: Plain(local_store(folder)), "ranges", has_length=False),
 }
+BY_LINE = pytest.mark.parametrize("name", TABLE)
 
 
-@pytest.fixture(params=STORES)
-def store(request):
-    """Return a store with the array at its root."""
-    return STORES[request.param](request)
+def in_memory_of_fsspec(folder):
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    file_system = fsspec.filesystem("memory")
+    file_system.put(str(folder), f"/{folder}", recursive=True)
+    return fsspec_store(f"memory:///{folder}")
 
 
-@pytest.mark.parametrize("cost", [0, None, 10**9], ids=["every run", "default", "one range"])
+@pytest.fixture
+def open_store(folder, request):
+    """Return what opens a store of the table on the folder."""
+    return lambda name: TABLE[name].open(folder, request.getfixturevalue)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Return a list of how chunks are read, filled as they are."""
+    seen = []
+
+    def note(owner, name, how):
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def noted(*args, **kwargs):
+            seen.append(how)
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner in (getters.OnLoop, getters.Blocking):
+        note(owner, "get_whole", "whole")
+        note(owner, "get_range", "ranges")
+    note(stores, "_get_object_range", "ranges")
+    note(OpenFile, "read", "file")
+    return seen
+
+
+def zarrs_own(store):
+    """Return the array as zarr alone reads it."""
+    with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+        array = zarr.open_array(store, mode="r")
+    assert type(array.metadata.codecs[0]) is not BytesCodec
+    return array
+
+
+@BY_LINE
 @pytest.mark.usefixtures("pipeline")
-def test_every_store(store, cost):
+def test_every_store_is_read_as_the_table_says(open_store, reads, name):
+    store = open_store(name)
     array = zarr.open_array(store, mode="r")
     assert type(array.metadata.codecs[0]) is BytesCodec
-    points = np.array([63, 0, 5, 5]), np.array([95, 0, 7, 7])
-    with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
-        assert np.array_equal(array[7], DATA[7])
-        assert np.array_equal(array[3:60:7, 5:9], DATA[3:60:7, 5:9])
-        assert np.array_equal(array.vindex[points], DATA[points])
-        assert np.array_equal(array.oindex[[9, 3], ::40], DATA[np.ix_([9, 3], [0, 40, 80])])
-        assert np.array_equal(array[:], DATA)
+    reads.clear()
+    assert np.array_equal(array[7], DATA[7])
+    assert reads == [TABLE[name].reads]
 
 
-@pytest.mark.parametrize("length", [100, 40_000])
-@pytest.mark.parametrize("name", STORES)
+@BY_LINE
 @pytest.mark.usefixtures("pipeline")
-def test_a_truncated_chunk_in_every_store(request, folder, name, length):
-    """Each store says it in its own way: a short answer, or an error of its own."""
-    chunk = folder / "c/0/0"
-    chunk.write_bytes(chunk.read_bytes()[:length])
-    array = zarr.open_array(STORES[name](request), mode="r")
-    with pytest.raises(ValueError, match="truncated"):
-        array[60]
-    with pytest.raises(ValueError, match="truncated"):
-        array[::9, 90]
-
-
-@pytest.mark.usefixtures("pipeline")
-def test_a_server_that_ignores_byte_ranges(plain_http):
-    array = zarr.open_array(fsspec_store(plain_http, asynchronous=True), mode="r")
-    with pytest.raises(ValueError, match="ignore byte ranges"):
-        array[7]
+def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
+    store = open_store(name)
+    array, alone = zarr.open_array(store, mode="r"), zarrs_own(store)
+    rng = random.Random(name)  # noqa: S311
+    for max_gap_bytes in (None, 10**9) if "s3" in name else (0, None, 10**9):
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
+            for way, selection, expected in random_selections(rng, SHAPE, 3):
+                selected = np.asarray(select(array, way, selection))
+                assert np.array_equal(selected, expected(DATA))
+                assert np.array_equal(selected, select(alone, way, selection))
     assert np.array_equal(array[:], DATA)
+
+
+@BY_LINE
+@pytest.mark.parametrize("length", [100, 40_000, NUM_BYTES + 8])
+@pytest.mark.usefixtures("pipeline")
+def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, length):
+    """A gzipped chunk under "uncompressed" gave garbage."""
+    chunk = folder / "c/0/0"
+    chunk.write_bytes(chunk.read_bytes().ljust(length)[:length])
+    array = zarr.open_array(open_store(name), mode="r")
+    has_length = TABLE[name].has_length
+    message = rf"chunk 'c/0/0' of .* holds {length} bytes, expected {NUM_BYTES} for shape"
+    is_short = length < NUM_BYTES
+    selections = [
+        slice(None),
+        *([60] if has_length or is_short else []),
+        *([0] if has_length else []),
+    ]
+    for selection in selections:
+        with pytest.raises(ValueError, match=message):
+            array[selection]
+    if has_length or is_short:
+        with pytest.raises(ValueError, match=message):
+            array[::9, 90]
+
+
+def versions_seen(array, monkeypatch, owner, name, overwrite):
+    """Read a column while `overwrite` is called after the first of its ranges came."""
+    method = getattr(owner, name)
+    calls = []
+
+    def first_then_overwrite(*args, **kwargs):
+        result = method(*args, **kwargs)
+        calls.append(args)
+        if len(calls) == 1:
+            overwrite()
+        return result
+
+    monkeypatch.setattr(owner, name, first_then_overwrite)
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        column = array[:, 5]
+    assert len(calls) > 1
+    return [np.array_equal(column, data[:, 5]) for data in (DATA, -DATA)]
+
+
+def overwrite(folder):
+    """Write another version of the chunk, as zarr and obstore do: under another name first."""
+    chunk = folder / "c/0/0"
+    new = chunk.with_suffix(".new")
+    new.write_bytes((-DATA).astype(">f8").tobytes())
+    new.replace(chunk)
+
+
+@pytest.mark.parametrize("name", ["LocalStore", "fsspec, local"])
+@pytest.mark.usefixtures("pipeline")
+def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypatch, name):
+    array = zarr.open_array(open_store(name), mode="r")
+    write = functools.partial(overwrite, folder)
+    assert versions_seen(array, monkeypatch, OpenFile, "_read_into", write) == [True, False]
+    assert np.array_equal(array[:, 5], -DATA[:, 5])
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_a_member_that_is_replaced(folder):
+    """A zip file holds both; nobody can write to it while one is read."""
+    store = zarr.storage.ZipStore(zipped(folder), mode="a")
+    array = zarr.open_array(store, mode="r+")
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        assert np.array_equal(array[:, 5], DATA[:, 5])
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            array[:] = -DATA
+        assert np.array_equal(array[:, 5], -DATA[:, 5])
+    store.close()
+
+
+class TestObjectStore:
+    @pytest.fixture(params=["local", "memory"])
+    def upstream(self, request, folder):
+        upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
+        if request.param == "local":
+            return upstream.LocalStore(str(folder))
+        store = upstream.MemoryStore()
+        for path in folder.rglob("*"):
+            if path.is_file():
+                store.put(path.relative_to(folder).as_posix(), path.read_bytes())
+        return store
+
+    @pytest.fixture
+    def asked(self, upstream, monkeypatch, reads):
+        """Return the array, and a function that reads a column while it is overwritten."""
+        get_range = stores._get_object_range
+        reads.clear()
+
+        def read(num_times):
+            num_left = num_times
+
+            async def get(store, path, start, end):
+                nonlocal num_left
+                answer = await get_range(store, path, start, end)
+                if start == 8 * 5 and num_left:  # the first range
+                    num_left -= 1
+                    version = -DATA if num_left % 2 == 0 else DATA
+                    await store.put_async("c/0/0", version.astype(">f8").tobytes())
+                return answer
+
+            monkeypatch.setattr(stores, "_get_object_range", get)
+            array = zarr.open_array(zarr.storage.ObjectStore(upstream), mode="r")
+            reads.clear()
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 1}):
+                return array[:, 5]
+
+        return read
+
+    def test_no_request_more_where_nothing_changes(self, asked, reads):
+        assert np.array_equal(asked(0), DATA[:, 5])
+        assert reads == ["ranges"] * 64
+
+    def test_it_is_asked_again_where_it_changed(self, asked, reads):
+        assert np.array_equal(asked(1), -DATA[:, 5])
+        assert reads == ["ranges"] * (2 + 64)
+
+    def test_it_is_read_whole_where_it_changes_all_the_time(self, asked, reads):
+        assert np.array_equal(asked(9), -DATA[:, 5])
+        assert reads == ["ranges"] * 6 + ["whole"]
+
+
+class TestWhatIsNoLongerZarrsOwn:
+    """Short cuts are for exactly zarr's own classes: who overrides a method wants it called."""
+
+    @staticmethod
+    async def negated(buffer):
+        prototype = default_buffer_prototype()
+        buffer = await buffer
+        raw = b"{" if buffer is None else buffer.to_bytes()
+        if raw.startswith(b"{"):  # metadata
+            return buffer
+        return prototype.buffer.from_bytes((-np.frombuffer(raw, ">f8")).astype(">f8").tobytes())
+
+    @pytest.mark.parametrize("kind", [zarr.storage.LocalStore, zarr.storage.MemoryStore])
+    def test_a_get_set_on_the_instance(self, folder, kind):
+        store = local_store(folder) if kind is zarr.storage.LocalStore else memory_store(folder)
+        get = store.get
+        store.get = lambda *args, **kwargs: self.negated(get(*args, **kwargs))
+        assert np.array_equal(zarr.open_array(store)[7], -DATA[7])
+
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_subclass_of_store_path(self, folder):
+        class Negating(zarr.storage.StorePath):
+            async def get(self, *args, **kwargs):
+                return await TestWhatIsNoLongerZarrsOwn.negated(super().get(*args, **kwargs))
+
+            def get_sync(self, **kwargs):
+                buffer = super().get_sync(**kwargs)
+                negated = -buffer.as_numpy_array().view(">f8")
+                return buffer.from_bytes(negated.astype(">f8").tobytes())
+
+        store = zarr.storage.LocalStore(folder)
+        opened = zarr.open_array(store)
+        path = Negating(store, "")
+        array = zarr.Array(zarr.AsyncArray(opened.metadata, path))
+        assert np.array_equal(array[7], -DATA[7])
+
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_file_system_whose_method_is_replaced(self, folder):
+        fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+        file_system = fsspec.filesystem("file", skip_instance_cache=True)
+        cat_file = file_system.cat_file
+        calls = []
+        file_system.cat_file = lambda *args, **kwargs: (
+            calls.append(args) or cat_file(*args, **kwargs)
+        )
+        store = zarr.storage.FsspecStore(wrapped(file_system), path=str(folder))
+        array = zarr.open_array(store)
+        num_calls = len(calls)
+        assert np.array_equal(array[7], DATA[7])
+        assert len(calls) == num_calls + 1
+
+
+@pytest.fixture(autouse=True)
+def _every_store_is_the_first_of_its_class():
+    stores._warned_of.clear()
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "obstore"])
+@pytest.mark.usefixtures("pipeline")
+def test_a_server_that_ignores_byte_ranges(odd_server, reads, kind, caplog):
+    """`python -m http.server` could not be read, and the remedy did not help an open array."""
+    if kind == "fsspec":
+        store = http_store(odd_server)
+    else:
+        store = obstore_store("HTTPStore", odd_server, client_options={"allow_http": True})
+    array = zarr.open_array(store, mode="r")
+    assert np.array_equal(array[7], DATA[7])
+    assert np.array_equal(array[:, 5], DATA[:, 5])
+    assert np.array_equal(array[:], DATA)
+    records = [record for record in caplog.records if record.name == "numcodecs_bytes"]
+    if records:  # fsspec does not look for the total
+        assert reads[-2:] == ["whole", "whole"]
+        (record,) = records
+        assert re.search(
+            f"Store.* does not support byte ranges .* {NUM_BYTES} bytes", record.getMessage()
+        )
+
+
+def test_a_store_that_refused_is_forgotten_with_it(folder):
+    """Stores have no hash; one may be made where another one was."""
+
+    class Refusing(Plain):
+        async def get(self, key, prototype, byte_range=None):
+            if byte_range is not None:
+                raise NotImplementedError
+            return await super().get(key, prototype)
+
+    store = Refusing(local_store(folder))
+    assert np.array_equal(zarr.open_array(store)[7], DATA[7])
+    key = id(store)
+    assert stores._refused[key]() is store
+    del store
+    gc.collect()
+    assert key not in stores._refused

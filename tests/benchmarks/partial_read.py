@@ -15,17 +15,11 @@ import zarr
 import zarr.storage
 from measure import MIB, Settings, cases, measure, medians, table
 from whole import PIPELINES, ZARRS, create, opened, opened_by_tensorstore
-from zarr.abc.store import RangeByteRequest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._byte_ranges import plan_partial_read
-from numcodecs_bytes.zarr import (
-    LOCAL_REQUEST_COST_BYTES,
-    LOCAL_REQUEST_COST_BYTES_OF_MUCH,
-    MUCH_BYTES,
-    REMOTE_REQUEST_COST_BYTES,
-)
+from numcodecs_bytes._partial_read.open_file import open_local
+from numcodecs_bytes._partial_read.plan import plan_read
+from numcodecs_bytes._partial_read.stores import LOCAL_MAX_GAP_BYTES, REMOTE_MAX_GAP_BYTES
 
 LATENCY, BANDWIDTH = 0.03, 100e6
 # Edge of the chunk in float64, 128 MiB and 1 GiB. zarr's own codec reads the smaller one only.
@@ -36,26 +30,18 @@ WHO = ("ours", "zarr", "zarrs", "tensorstore", "bare")
 README_NAMES = {"zarr": "zarr alone", "ours": "with numcodecs_bytes"}
 
 
-class CountingStore(zarr.storage.LocalStore):
-    """Count the bytes that are fetched of chunks."""
-
-    num_bytes = 0
-
-    def count(self, key: str, buffer: Any) -> Any:
-        self.num_bytes += 0 if key.endswith("zarr.json") or buffer is None else len(buffer)
-        return buffer
-
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        return self.count(key, await super().get(key, *args, **kwargs))
-
-    def get_sync(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        return self.count(key, super().get_sync(key, *args, **kwargs))
-
-
 def fetched_bytes(path: Path, codec: str, select: Callable[[zarr.Array], Any]) -> int:
-    store = CountingStore(path, read_only=True)
-    select(opened(store, codec, PIPELINES["default"]))
-    return store.num_bytes
+    """Return how many bytes Linux counts as read by this process."""
+
+    def num_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    array = opened(path, codec, PIPELINES["default"])
+    before = num_read()
+    nothing = num_read() - before
+    before = num_read()
+    select(array)
+    return num_read() - before - nothing
 
 
 def selections(n: int) -> dict[str, tuple[Any, Callable[[zarr.Array], Any]]]:
@@ -65,30 +51,24 @@ def selections(n: int) -> dict[str, tuple[Any, Callable[[zarr.Array], Any]]]:
         "row": ((n // 2, slice(0, n)), lambda a: a[n // 2]),
         "64x64 box": ((slice(1000, 1064), slice(2000, 2064)), lambda a: a[1000:1064, 2000:2064]),
         "1000 points": (points, lambda a: a.vindex[points]),
-        "column": ((slice(0, n), slice(7, 8)), lambda a: a[:, 7]),
+        "column": ((slice(0, n), 7), lambda a: a[:, 7]),
+        "every 16th row": ((slice(0, n, 16), slice(0, n)), lambda a: a[::16]),
     }
 
 
 def bare(path: Path, selection: Any, shape: tuple[int, int]) -> Callable[[], Any]:
-    """Return what gets the same ranges from the store itself, in one thread."""
-    plan = plan_partial_read(selection, shape, 8, LOCAL_REQUEST_COST_BYTES)
-    if plan is None or plan.num_bytes > MUCH_BYTES:
-        plan = plan_partial_read(selection, shape, 8, LOCAL_REQUEST_COST_BYTES_OF_MUCH)
-    chunk = zarr.storage.StorePath(zarr.storage.LocalStore(path, read_only=True), "c/0/0")
-    sync(chunk.store._open())
-    ranges = [None]
-    if plan is not None:
-        ranges = [
-            RangeByteRequest(s, e)
-            for s, e in zip(plan.starts.tolist(), plan.ends.tolist(), strict=True)
-        ]
+    """Return what reads the same ranges from the file itself, in one thread."""
 
-    def get_all() -> None:
-        for byte_range in ranges:
-            chunk.get_sync(prototype=default_buffer_prototype(), byte_range=byte_range)
+    def read() -> None:
+        plan = plan_read(selection, shape, 8, LOCAL_MAX_GAP_BYTES)
+        file = open_local(str(path / "c/0/0"))
+        try:
+            file.read(plan, lambda: True)
+        finally:
+            file.close()
 
     async def in_a_thread() -> None:
-        await asyncio.to_thread(get_all)
+        await asyncio.to_thread(read)
 
     return lambda: sync(in_a_thread())
 
@@ -103,8 +83,8 @@ def section(settings: Settings) -> str:
 INTRODUCTION = """\
 ## Partial reads of a single chunk in LocalStore, in ms
 
-zarr, tensorstore: on the chunk of {chunk} only, which they read whole; bare: the same ranges from
-the store alone.
+zarr, tensorstore: on the chunk of {chunk} only, which they read whole; bare: the same ranges of the
+file, in a thread, without zarr.
 
 ![partial reads](plots/partial-reads.svg)
 """
@@ -199,22 +179,22 @@ def simulated_store(settings: Settings, edge: int) -> str:
     store = SimulatedStore(array_store)
     store.link = asyncio.Lock()
     array = opened(store, "ours", PIPELINES["default"])
-    costs = (1 << 20, 1 << 24) if settings.quick else (0, *(1 << k for k in range(12, 25)))
+    gaps = (1 << 20, 1 << 24) if settings.quick else (0, *(1 << k for k in range(12, 25)))
     rows = []
     for name, (_, select) in cases("simulated store", selections(edge).items()):
         found = {}
-        for cost in (REMOTE_REQUEST_COST_BYTES, *costs):
-            if cost not in found and not (cost < 1 << 15 and name == "column"):
-                with zarr.config.set({"numcodecs_bytes.request_cost_bytes": cost}):
+        for gap in (REMOTE_MAX_GAP_BYTES, *gaps):
+            if gap not in found and not (gap < 1 << 15 and name == "column"):
+                with zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
                     start = time.perf_counter()
                     select(array)
-                    found[cost] = time.perf_counter() - start
-        best = min(found, key=lambda cost: found[cost])
-        default = found[REMOTE_REQUEST_COST_BYTES]
+                    found[gap] = time.perf_counter() - start
+        best = min(found, key=lambda gap: found[gap])
+        default = found[REMOTE_MAX_GAP_BYTES]
         measured = f"{default:.3f}", f"{found[best]:.3f}", str(best), f"{default / found[best]:.2f}"
         rows.append([as_mib(edge), name, *measured])
     return (
         f"## A simulated store: {LATENCY * 1e3:.0f} ms, {BANDWIDTH / 1e6:.0f} MB/s, in s\n\n"
-        "best: the best of all request costs from 0 to 16 MiB in powers of two.\n\n"
-        + table(["chunk", "selection", "default", "best", "at a cost of", "default / best"], rows)
+        "best: the best of all largest gaps from 0 to 16 MiB in powers of two.\n\n"
+        + table(["chunk", "selection", "default", "best", "with gaps of", "default / best"], rows)
     )

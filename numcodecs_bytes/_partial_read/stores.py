@@ -1,0 +1,405 @@
+"""The one door for stores: how to ask for parts of a chunk, and what may be relied on.
+
+Byte ranges are a short cut, taken where they are known to be sound. In doubt a chunk is read whole,
+as zarr's own codec reads it: by the byte getter's `get`, or `get_sync` in zarr's fused pipeline.
+
+| store                             | parts of a chunk | its length      | one version      |
+|-----------------------------------|------------------|-----------------|------------------|
+| LocalStore                        | of an open file  | of the file     | yes              |
+| MemoryStore, a shard in memory    | whole: a view    | yes             | yes              |
+| ZipStore: stored members          | of an open file  | in the archive  | yes; CRC ignored |
+| ZipStore: compressed members      | whole            | yes             | yes              |
+| ObjectStore                       | ranges           | in the answers  | by their `e_tag` |
+| FsspecStore on local files, also  | of an open file  | of the file     | yes              |
+| by reference                      |                  |                 |                  |
+| FsspecStore on an asynchronous    | ranges           | of a reference  | not told         |
+| file system, down to its leaf     |                  |                 |                  |
+| FsspecStore on any other          | whole            | yes             | yes              |
+| caching wrappers (CacheStore)     | whole            | yes             | yes              |
+| any other                         | ranges           | not told        | not told         |
+
+A store stands in its own line only where it is exactly that class, with the methods that zarr gave
+it, behind an exact `StorePath`: whoever overrides a method wants it called. Everything else is "any
+other", unless it stands on something of which no ranges may be read.
+
+Ranges are asked for by the byte getter's own `get`, not by `Store.get_ranges`: a wrapper that
+overrides `get`, to decrypt for example, inherits a `get_ranges` that goes past it.
+
+To add a store, write a function that returns its source (`File`, `Ranges`, or None for whole
+chunks), add it to `_SOURCES`, and add its line above, in docs and in `tests/test_stores.py`.
+"""
+
+import contextlib
+import logging
+import numbers
+import re
+import weakref
+import zipfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr.abc.store
+import zarr.codecs.sharding
+import zarr.storage
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+
+from numcodecs_bytes._partial_read.open_file import (
+    Bytes,
+    OpenFile,
+    open_local,
+    read_from_file,
+)
+
+logger = logging.getLogger("numcodecs_bytes")
+
+# Largest gaps that are read over, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's config
+# overrides them. Reading from an open file takes 1 us more per range, in which the page cache gives
+# 8 KiB.
+LOCAL_MAX_GAP_BYTES = 1 << 13
+# Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
+# leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
+# 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
+REMOTE_MAX_GAP_BYTES = 1 << 18
+
+_WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
+_LOCAL = "fsspec.implementations.local.LocalFileSystem"
+_REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
+_DIR = "fsspec.implementations.dirfs.DirFileSystem"
+_GENERIC = "fsspec.generic.GenericFileSystem"
+_CACHE = "zarr.experimental.cache_store.CacheStore"
+
+# The methods by which zarr reads.
+_OWN_METHODS = {
+    owner: (owner.get, getattr(owner, "get_sync", None))
+    for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, StorePath)
+}
+
+
+class Answer(NamedTuple):
+    """What a store answers when asked for a range: bytes, and what it says of the whole chunk."""
+
+    raw: Bytes
+    num_bytes: int | None = None
+    version: object = None
+
+
+class File(NamedTuple):
+    """A chunk, or a part of something, that can be opened and then read synchronously.
+
+    Attributes
+    ----------
+    open : callable
+        Returns the chunk as an open file.
+    missing : tuple of type
+        What it raises where there is no such chunk.
+    in_thread : bool
+        Whether to read in a thread, as the store itself does.
+    """
+
+    open: Callable[[], OpenFile]
+    missing: tuple[type[Exception], ...]
+    in_thread: bool = True
+    max_gap_bytes: int = LOCAL_MAX_GAP_BYTES
+
+
+class Ranges(NamedTuple):
+    """A chunk whose ranges are asked for, several at a time.
+
+    Attributes
+    ----------
+    num_bytes : int or None
+        Length of the chunk where it is known before anything is asked.
+    get : callable or None
+        Returns the answer for the range from a first byte to an end, None where there is no such
+        chunk. None: ask the byte getter.
+    """
+
+    num_bytes: int | None = None
+    get: Callable[[int, int], Awaitable[Answer | None]] | None = None
+    max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
+
+
+Source = File | Ranges
+
+
+class ReadWhole(Exception):  # noqa: N818 # not an error
+    """Ranges of this chunk can't be relied on: it is to be read whole.
+
+    Parameters
+    ----------
+    refusal : str or None
+        How the store shows that it has no ranges; None where it may be for this chunk alone.
+    raw : numpy.ndarray or None
+        The whole chunk, where it came already.
+    """
+
+    def __init__(self, refusal: str | None = None, raw: Bytes | None = None) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+        self.raw = raw
+
+
+def find_source(byte_getter: Any) -> Source | None:
+    """Return how to read parts of a chunk; None where it is to be read whole."""
+    store: Any = getattr(byte_getter, "store", None)
+    kind = type(store)
+    if kind is MemoryStore or type(byte_getter).__module__ == zarr.codecs.sharding.__name__:
+        return None  # in memory
+    if _has_refused(store):
+        return None
+    find = _SOURCES.get(kind)
+    is_own = _has_own_methods(byte_getter, StorePath)
+    if find is not None and is_own and _has_own_methods(store, kind):
+        # `get` opens a store that is closed.
+        return find(store, byte_getter.path) if store._is_open else None  # noqa: SLF001
+    return Ranges() if _may_be_read_in_parts(store) else None
+
+
+def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
+    """Whether an instance is of exactly this class, and reads as zarr made it read."""
+    if type(instance) is not owner:
+        return False
+    get, get_sync = _OWN_METHODS[owner]
+    return (
+        owner.get is get
+        and getattr(owner, "get_sync", None) is get_sync
+        and "get" not in instance.__dict__
+        and "get_sync" not in instance.__dict__
+    )
+
+
+def _may_be_read_in_parts(store: Any, max_depth: int = 4) -> bool:
+    """Whether a store of any class stands on nothing of which no ranges may be read."""
+    if isinstance(store, ZipStore) or _is_instance(store, _CACHE) or not max_depth:
+        return False
+    for value in getattr(store, "__dict__", {}).values():
+        if isinstance(value, zarr.abc.store.Store):
+            if not _may_be_read_in_parts(value, max_depth - 1):
+                return False
+        elif hasattr(type(value), "cat_file") and not _has_sound_ranges(value):
+            return False
+    return True
+
+
+def _is_instance(value: object, name: str) -> bool:
+    """Whether a value is of a class of this name, which may not be imported for that."""
+    return any(f"{c.__module__}.{c.__qualname__}" == name for c in type(value).__mro__)
+
+
+def _is_exactly(value: object, name: str) -> bool:
+    return f"{type(value).__module__}.{type(value).__qualname__}" == name
+
+
+def _of_local_store(store: LocalStore, path: str) -> File:
+    name = f"{store.root}/{path}"
+    return File(
+        partial(open_local, name), (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+    )
+
+
+def _of_zip_store(store: ZipStore, path: str) -> File:
+    return File(partial(_open_member, store, path), (KeyError,), in_thread=False)
+
+
+def _open_member(store: ZipStore, path: str) -> OpenFile:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(store._lock)  # noqa: SLF001
+        archive = store._zf  # noqa: SLF001
+        member = archive.getinfo(path)
+        is_encrypted = member.flag_bits & 1
+        if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
+            raise ReadWhole
+        file = stack.enter_context(archive.open(member))
+        return OpenFile(partial(read_from_file, file), stack.pop_all().close, member.file_size)
+
+
+def _of_object_store(store: ObjectStore[Any], path: str) -> Ranges:
+    return Ranges(get=partial(_get_object_range, store.store, path))
+
+
+async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
+    import obstore  # noqa: PLC0415 # whoever has such a store has the package
+
+    try:
+        response = await obstore.get_async(store, path, options={"range": (start, end)})
+        raw: Any = await response.bytes_async()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    return Answer(np.frombuffer(raw, np.uint8), response.meta["size"], response.meta["e_tag"])
+
+
+def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
+    root = store.path.rstrip("/")
+    path = (f"{root}/{path}" if root else path).rstrip("/")
+    file_system = store.fs
+    if _is_local(file_system):
+        name = file_system.sync_fs._strip_protocol(path)  # noqa: SLF001
+        return File(partial(open_local, name), store.allowed_exceptions)
+    if not _has_sound_ranges(file_system):
+        return None
+    return _of_reference(file_system, path) if _is_exactly(file_system, _REFERENCE) else Ranges()
+
+
+def _is_local(file_system: Any) -> bool:
+    """Whether it is fsspec's own file system for local files, in fsspec's own wrapper."""
+    if not _is_exactly(file_system, _WRAPPER) or not _is_exactly(file_system.sync_fs, _LOCAL):
+        return False
+    # An instance whose method was replaced is not.
+    inner = file_system.sync_fs
+    wrapped = getattr(vars(file_system).get("_cat_file"), "__wrapped__", None)
+    return "cat_file" not in vars(inner) and wrapped == inner.cat_file
+
+
+def _has_sound_ranges(file_system: Any) -> bool:
+    """Whether an fsspec file system may be asked for several ranges at a time.
+
+    The synchronous ones may not: zip and tar files share one position, caches fill while they are
+    read. Nor do those that stand on others, unless it is known on which.
+    """
+    if _is_exactly(file_system, _REFERENCE):
+        return all(_has_sound_ranges(leaf) for leaf in file_system.fss.values())
+    if _is_exactly(file_system, _DIR):
+        return _has_sound_ranges(file_system.fs)
+    if _is_exactly(file_system, _WRAPPER):
+        return _is_local(file_system)
+    if _is_exactly(file_system, _LOCAL):
+        return True
+    return (
+        file_system.async_impl is True
+        and not _is_instance(file_system, _WRAPPER)
+        and not _is_instance(file_system, _GENERIC)
+        and not any(hasattr(type(inner), "cat_file") for inner in vars(file_system).values())
+    )
+
+
+def _of_reference(file_system: Any, path: str) -> Source | None:
+    """Return how to read what a reference points to; its table has the length."""
+    from fsspec.core import split_protocol  # noqa: PLC0415 # whoever has references has the package
+
+    try:
+        part = file_system.references[path]
+        url, offset, num_bytes = part
+        url = file_system.target if url is None else url
+        leaf = file_system.fss[split_protocol(url)[0]]
+        if not _is_local(leaf):
+            return Ranges(int(num_bytes))
+        name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None  # missing, inline, a whole file, or of a form that we don't know
+    return File(partial(open_local, name, int(offset), int(num_bytes)), ())
+
+
+_SOURCES: dict[Any, Callable[[Any, str], Source | None]] = {
+    LocalStore: _of_local_store,
+    ZipStore: _of_zip_store,
+    ObjectStore: _of_object_store,
+    FsspecStore: _of_fsspec_store,
+}
+
+
+def max_gap_bytes(source: Source) -> int:
+    """Return the largest gap between two ranges that is read over, in bytes.
+
+    Raises
+    ------
+    ValueError
+        If `numcodecs_bytes.max_gap_bytes` in zarr's config is no number of bytes.
+    """
+    gap = zarr.config.get("numcodecs_bytes.max_gap_bytes", None)
+    if gap is None:
+        return source.max_gap_bytes
+    if not isinstance(gap, numbers.Integral) or isinstance(gap, bool) or gap < 0:
+        raise ValueError(
+            "numcodecs_bytes.max_gap_bytes in zarr's config must be a number of bytes, 0 or more, "
+            f"got {gap!r}"
+        )
+    return int(gap)
+
+
+def describe(byte_getter: Any) -> str:
+    """Return the name of a chunk, and of its store where the byte getter tells it."""
+    coordinates = getattr(byte_getter, "chunk_coords", None)
+    if coordinates is not None:
+        return f"inner chunk {coordinates} of a shard"
+    path = getattr(byte_getter, "path", None)
+    if path is None:
+        return "a chunk"
+    return f"chunk {path!r} of {describe_store(getattr(byte_getter, 'store', None))}"
+
+
+def describe_store(store: object) -> str:
+    """Return the name of a store, which may not know one, or hold much in it."""
+    try:
+        name = " ".join(repr(store).split())
+    except Exception:  # noqa: BLE001 # a name is not worth an error
+        name = ""
+    return name if 0 < len(name) <= MAX_NAME_LENGTH else type(store).__name__
+
+
+MAX_NAME_LENGTH = 200
+
+# How stores and servers refuse ranges.
+_REFUSING_ERRORS = (NotImplementedError, TypeError, ValueError, AttributeError, AssertionError)
+_REFUSING_STATUS = (400, 405, 501)  # of HTTP
+_REFUSALS = re.compile("content.?range|unexpected.?range|range.?not.?supported", re.IGNORECASE)
+# How they say that a chunk has no such range, which may be because it is shorter.
+_NO_SUCH_RANGE = re.compile(
+    "requested range|invalid.?range|not satisfiable|out of range of file", re.IGNORECASE
+)
+
+
+def explain_failure(error: BaseException) -> ReadWhole | None:
+    """Return why to read a chunk whole after a range failed; None where the failure is to go up.
+
+    What may pass, such as a timeout, goes up, and so does that there is no such chunk: it is for
+    the whole chunk as well.
+    """
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)
+    for cause in causes:
+        text = "" if isinstance(cause, OSError) else str(cause)
+        if (
+            isinstance(cause, _REFUSING_ERRORS)
+            or type(cause).__name__ == "NotSupportedError"  # obstore's
+            or getattr(cause, "status", None) in _REFUSING_STATUS
+            or _REFUSALS.search(text)
+        ):
+            return ReadWhole(f"raises {type(cause).__name__}")
+        if getattr(cause, "status", None) == 416 or _NO_SUCH_RANGE.search(text):
+            return ReadWhole()
+    return None
+
+
+_refused: dict[int, weakref.ref[Any]] = {}
+_warned_of: set[type] = set()
+
+
+def _has_refused(store: Any) -> bool:
+    remembered = _refused.get(id(store))
+    return remembered is not None and remembered() is store
+
+
+def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
+    """Read whole chunks of a store from now on, and say so: loudly of the first of its class.
+
+    By identity and weakly: stores have no hash.
+    """
+    if store is None or _has_refused(store):
+        return
+    key = id(store)
+    try:
+        _refused[key] = weakref.ref(store, lambda _: _refused.pop(key, None))
+    except TypeError:
+        return
+    logger.log(
+        logging.INFO if type(store) in _warned_of else logging.WARNING,
+        "%s does not support byte ranges (it %s): whole chunks are read instead, %d bytes for a "
+        "part of one",
+        describe_store(store),
+        refusal,
+        num_bytes,
+    )
+    _warned_of.add(type(store))
