@@ -27,6 +27,7 @@ from numcodecs_bytes._copy import (
     decode_array,
     decode_into,
     encode_array,
+    has_invalid_bytes,
     is_column_major,
 )
 from numcodecs_bytes._data_type import (
@@ -217,12 +218,20 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
         raw = _stored_bytes(elements)
         self._check_whole(raw, self.dtype.itemsize)
-        return raw.view(self.dtype)
+        viewed: Array = raw.view(self.dtype)
+        if has_invalid_bytes(viewed):
+            raise ValueError(
+                f"the bytes are not the memory of {self.dtype}: got a byte that is no value of it, "
+                "such as 2 for a bool, expected elements; if a codec before this one made them, "
+                'set dtype in the configuration of the bytes codec to "|u1"'
+            )
+        return viewed
 
     def _check_can_be_decoded(self, buf: Any, elements: Array) -> None:
         """Raise where a codec without dtype would store what it can't give back."""
         dtype = elements.dtype
-        if isinstance(buf, (np.ndarray, np.generic, array.array)) or dtype.itemsize > 1:
+        is_array = isinstance(buf, (np.ndarray, np.generic, array.array)) or dtype.itemsize > 1
+        if is_array and has_byte_order(dtype):
             native = dtype.newbyteorder("=")
             if self.endian is not None and dtype not in (native, dtype.newbyteorder(self.endian)):
                 raise ValueError(

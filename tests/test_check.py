@@ -72,7 +72,7 @@ def healthy(tmp_path):
             "bytes": {"filters": [numcodecs_bytes.Bytes("big", "<f4")]},
             "zipped": {"compressors": numcodecs.Zstd()},
             "both": {
-                "filters": [numcodecs_bytes.Bytes("big")],
+                "filters": [numcodecs_bytes.Bytes("big", "?")],
                 "compressors": numcodecs.Zstd(),
                 "dtype": "?",
             },
