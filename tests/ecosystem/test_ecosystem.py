@@ -1,0 +1,48 @@
+"""Packages that stand on zarr end the same with and without this package.
+
+The extra `ecosystem` brings them, in the newest versions that this Python gets.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from programs import PROGRAMS
+
+HERE = Path(__file__).parent
+
+
+def run(package, folder, *modes):
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, HERE / "programs.py", package, folder, *modes],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    last_line = done.stderr.rstrip().rpartition("\n")[2]
+    if last_line.startswith("ModuleNotFoundError"):
+        pytest.skip(f"{last_line}: pip install '.[ecosystem]'")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])  # some packages print
+
+
+@pytest.mark.parametrize("package", PROGRAMS)
+def test_programs_end_the_same(package, tmp_path, capsys):
+    """tifffile's store has no byte ranges, others stand on files that are read in place."""
+    start = time.monotonic()
+    with_us, alone = run(package, tmp_path / "with"), run(package, tmp_path / "alone", "alone")
+    assert (with_us["codec"], alone["codec"]) == ("numcodecs_bytes.zarr", "zarr.codecs.bytes")
+    assert with_us["results"] == alone["results"]
+    assert not [result for result in alone["results"].values() if "Error" in result]
+    with capsys.disabled():
+        seconds = time.monotonic() - start
+        print(
+            f"\n{package} {version(package)}, zarr {version('zarr')}: {len(alone['results'])} "
+            f"reads are the same with and without numcodecs_bytes ({seconds:.0f} s)"
+        )
