@@ -1,4 +1,4 @@
-"""The kernels: array -> stored bytes and back. The only code that moves bytes.
+"""The kernels: array -> stored bytes and back. No other code moves bytes in memory.
 
 Each returns a view where nothing has to move. Callers have checked that sizes fit and that the
 dtypes differ in byte order, padding and titles only, and in what `copied_as` does.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numcodecs_bytes._partial_read.plan import Plan
 
 Array = np.ndarray[Any, AnyDType]
+Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
 def encode_array(array: Array, stored: AnyDType) -> Array:
@@ -211,6 +212,23 @@ def _plan_tiles(
             room = TILE_BYTES // (math.prod(tile) * item_size)
             tile[axis] = min(max(room, 1), shape[axis])
     return tile
+
+
+def copy_pieces(out: Array, raw: Array, starts: Indices, lengths: Indices) -> None:
+    """Fill out with pieces of raw, end to end; both flat uint8, starts and lengths in bytes."""
+    length = int(lengths[0])
+    if length <= SMALL_PIECE_BYTES and (lengths == length).all():
+        # At each byte, what begins there. Unlike as_strided, this raises beyond the memory.
+        windows = np.ndarray(len(raw) - length + 1, f"V{length}", raw, strides=(1,))
+        out.view(windows.dtype)[:] = windows[starts]
+        return
+    place = 0
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        out[place : place + length] = raw[start : start + length]
+        place += length
+
+
+SMALL_PIECE_BYTES = 1 << 12
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: Any) -> Array:

@@ -23,7 +23,6 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._partial_read import stores
-from numcodecs_bytes._partial_read.open_file import OpenFile
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
@@ -583,10 +582,10 @@ class TestCancellation:
             nonlocal num_read
             num_read += 1
             time.sleep(0.01)
-            return read_into(*arguments)
+            return pread(*arguments)
 
-        read_into = OpenFile._read_into
-        monkeypatch.setattr(OpenFile, "_read_into", slow)
+        pread = os.pread
+        monkeypatch.setattr(os, "pread", slow)
         store = zarr.storage.LocalStore(tmp_path)
         sync(store._open())
         # asyncio.run waits for its threads.

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numcodecs_bytes._copy import select_fetched
-from numcodecs_bytes._partial_read.plan import plan_read
+from numcodecs_bytes._copy import copy_pieces, select_fetched
+from numcodecs_bytes._partial_read.plan import Merging, plan_read
 
 
 @st.composite
@@ -45,19 +45,19 @@ def cases(draw):
         draw(selections(shape)),
         shape,
         draw(st.sampled_from([1, 2, 8, 12])),
-        draw(st.sampled_from([0, 1, 8, 40, 100, 10**9])),
+        Merging(draw(st.sampled_from([0, 1, 8, 40, 100, 10**9]))),
         draw(st.one_of(st.none(), st.permutations(range(len(shape))).map(tuple))),
     )
 
 
-def fetch(plan, raw):
-    """Lay the pieces of a plan end to end."""
-    fetched = np.zeros(plan.num_kept_bytes, np.uint8)
-    for start, end, pieces in plan.requests():
-        part = raw[start:end]
-        for first, last, place in pieces:
-            assert 0 <= first < last <= end - start
-            fetched[place : place + last - first] = part[first:last]
+def fetch(ranges, raw):
+    """Lay the pieces of ranges end to end."""
+    fetched = np.zeros(ranges.num_kept_bytes, np.uint8)
+    for start, end, place, piece_starts, piece_lengths in ranges.requests():
+        assert (piece_starts >= 0).all()
+        assert (piece_starts + piece_lengths <= end - start).all()
+        out = fetched[place : place + piece_lengths.sum()]
+        copy_pieces(out, raw[start:end], piece_starts, piece_lengths)
     return fetched
 
 
@@ -66,13 +66,13 @@ def as_stored(array, axis_order):
     return array if axis_order is None else array.transpose(axis_order)
 
 
-def fewest(selection, shape, item_size, max_gap_bytes, axis_order):
+def fewest(selection, shape, item_size, merging, axis_order):
     """Return requests and bytes of the best plan: every gap for itself, over all elements."""
     needed = np.zeros(shape, bool)
     needed[selection] = True
     items = np.flatnonzero(as_stored(needed, axis_order))
     gaps = (np.diff(items) - 1) * item_size
-    read = gaps <= max_gap_bytes
+    read = gaps <= merging.max_gap_bytes
     return int(items.size > 0) + int((~read).sum()), items.size * item_size + int(gaps[read].sum())
 
 
@@ -90,23 +90,24 @@ def test_plan_fetch_and_place_give_what_numpy_selects(case):
 
     plan = plan_read(*case)
 
-    got = select_fetched(fetch(plan, raw), dtype, plan, selection)
+    got = select_fetched(fetch(plan.ranges, raw), dtype, plan, selection)
     assert got.shape == expected.shape
     assert got.tobytes() == expected.tobytes()
     assert plan.is_whole or plan.shape == expected.shape
-    assert plan.num_bytes <= raw.size
-    assert all(start >= end for start, end in zip(plan.starts[1:], plan.ends[:-1], strict=True))
-    assert all(start < end for start, end in zip(plan.starts, plan.ends, strict=True))
+    assert plan.ranges.num_bytes <= raw.size
+    assert plan.ranges.num_kept_bytes <= plan.ranges.num_bytes
+    assert (plan.ranges.starts[1:] >= plan.ranges.ends[:-1]).all()
+    assert (plan.ranges.starts < plan.ranges.ends).all()
 
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(cases())
 def test_no_other_plan_is_cheaper(case):
-    max_gap_bytes = case[3]
+    max_gap_bytes = case[3].max_gap_bytes
     plan = plan_read(*case)
     num_requests, num_bytes = fewest(*case)
     best = num_requests * max_gap_bytes + num_bytes
-    assert plan.num_requests * max_gap_bytes + plan.num_bytes == best
+    assert plan.num_requests * max_gap_bytes + plan.ranges.num_bytes == best
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,8 @@ def test_no_other_plan_is_cheaper(case):
 )
 def test_ranges_of_an_8_by_8_chunk(selection, expected):
     """One byte an item, and a request as dear as 8 bytes: gaps of up to 8 are read over."""
-    plan = plan_read(selection, (8, 8), 1, 8)
-    assert [(start, end) for start, end, _ in plan.requests()] == expected
+    plan = plan_read(selection, (8, 8), 1, Merging(8))
+    assert [(start, end) for start, end, *_ in plan.ranges.requests()] == expected
 
 
 @pytest.mark.parametrize(
@@ -152,13 +153,13 @@ def test_ranges_of_an_8_by_8_chunk(selection, expected):
     ids=str,
 )
 def test_the_whole_chunk_is_read_where_it_is_needed_or_the_selection_is_of_no_known_kind(selection):
-    plan = plan_read(selection, (8, 8), 1, 8)
+    plan = plan_read(selection, (8, 8), 1, Merging(8))
     assert plan.is_whole
-    assert [(start, end) for start, end, _ in plan.requests()] == [(0, 64)]
+    assert [(start, end) for start, end, *_ in plan.ranges.requests()] == [(0, 64)]
 
 
 def test_a_chunk_without_axes_is_read_whole():
-    assert plan_read((), (), 8, 0).is_whole
+    assert plan_read((), (), 8, Merging(0)).is_whole
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_a_chunk_without_axes_is_read_whole():
 )
 def test_an_index_out_of_the_chunk_is_left_to_numpy(selection):
     """If the chunk is missing, zarr gives the fill value without looking at the selection."""
-    assert plan_read(selection, (8, 8), 1, 8).is_whole
+    assert plan_read(selection, (8, 8), 1, Merging(8)).is_whole
 
 
 @pytest.mark.parametrize("shape", [(2**61, 8), (2**63,), (2**31, 2**31, 2**31)], ids=str)
@@ -176,16 +177,36 @@ def test_a_chunk_that_no_integer_reaches_is_read_whole(shape):
     """Offsets beyond 2**63 wrapped: the last element was read where the first one is."""
     last = tuple(n - 1 for n in shape)
     for selection in (last, np.ix_(*([k] for k in last)), tuple(np.array([k]) for k in last)):
-        plan = plan_read(selection, shape, 8, 0)
-        assert plan.is_whole
-        assert plan.ends == (8 * np.prod(shape, dtype=object),)
+        assert plan_read(selection, shape, 8, Merging(0)).is_whole
+
+
+def test_a_range_with_gaps_is_no_longer_than_two_blocks():
+    """What is read over must not need as much memory as the chunk."""
+    plan = plan_read((slice(None), 3), (1000, 100), 8, Merging(10**9, 4096))
+    assert (plan.ranges.ends - plan.ranges.starts).max() <= 2 * 4096
+    assert plan.num_requests == pytest.approx(1000 * 800 / 4096, abs=1)
+    whole_rows = plan_read((slice(None, None, 5), slice(None)), (100, 1000), 8, Merging(0, 4096))
+    assert whole_rows.num_requests == 20  # a piece is never cut
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(cases(), st.integers(0, 50))
+def test_ranges_split_anywhere_are_the_same_ranges(case, num):
+    ranges = plan_read(*case).ranges
+    parts = ranges.split(num)
+    assert len(parts[0].starts) == min(num, len(ranges.starts))
+    for whole, *halves in zip(ranges, *parts, strict=True):
+        np.testing.assert_array_equal(np.concatenate(halves), whole)
+    raw = np.arange(np.prod(case[1]) * case[2]).astype(np.uint8)
+    halves = [fetch(part, raw) for part in parts if len(part.starts)]
+    np.testing.assert_array_equal(np.concatenate([[], *halves]), fetch(ranges, raw))
 
 
 def test_planning_does_not_depend_on_the_number_of_elements():
     """A slice of a terabyte is a few integers, not an index for every element."""
     shape = (10**6, 10**6)
-    plan = plan_read((slice(5, 10**6 - 5), slice(0, 10**6, 2)), shape, 1, 1)
-    assert (plan.num_requests, plan.num_bytes) == (1, (10**6 - 11) * 10**6 + 10**6 - 1)
+    plan = plan_read((slice(5, 10**6 - 5), slice(0, 10**6, 2)), shape, 1, Merging(1))
+    assert (plan.num_requests, plan.ranges.num_bytes) == (1, (10**6 - 11) * 10**6 + 10**6 - 1)
 
 
 @pytest.mark.parametrize("cost", [1 << 10, 1 << 17, 1 << 20])
@@ -200,5 +221,5 @@ def test_the_number_of_requests_is_bounded_by_their_cost(cost):
         (rng.integers(0, 10_000, 100_000), rng.integers(0, 1_000, 100_000)),
         np.ix_(rng.integers(0, 10_000, 2_000), rng.integers(0, 1_000, 500)),
     ):
-        plan = plan_read(selection, shape, item_size, cost)
+        plan = plan_read(selection, shape, item_size, Merging(cost))
         assert plan.is_whole or plan.num_requests <= num_bytes // cost + 1

@@ -13,20 +13,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._copy import as_numpy, decode_on_device, ready_to_copy, select_fetched
+from numcodecs_bytes._copy import (
+    as_numpy,
+    copy_pieces,
+    decode_on_device,
+    ready_to_copy,
+    select_fetched,
+)
 from numcodecs_bytes._data_type import AnyDType
 from numcodecs_bytes._partial_read.getters import Blocking, Getter, IsWanted, OnLoop
-from numcodecs_bytes._partial_read.open_file import Bytes
-from numcodecs_bytes._partial_read.plan import Plan, Request, plan_read, plan_whole
+from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, Bytes
+from numcodecs_bytes._partial_read.plan import Merging, Plan, Request, plan_read, plan_whole
 from numcodecs_bytes._partial_read.stores import (
     Answer,
     File,
-    Ranges,
     ReadWhole,
+    Remote,
+    configured_gap_bytes,
     describe,
     explain_failure,
     find_source,
-    max_gap_bytes,
     remember_refusal,
 )
 
@@ -141,10 +147,13 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     source = find_source(getter.byte_getter) if item_size and chunk.is_on_cpu else None
     refusal = raw = None
     if source is not None:
-        plan = plan_read(chunk.selection, chunk.shape, item_size, max_gap_bytes(source))
+        gap = configured_gap_bytes()
+        max_gap_bytes = source.max_gap_bytes if gap is None else gap
+        merging = Merging(max_gap_bytes, BLOCK_BYTES if isinstance(source, File) else None)
+        plan = plan_read(chunk.selection, chunk.shape, item_size, merging)
         try:
             if isinstance(source, File):
-                read = partial(_read_file, source, chunk, plan)
+                read = partial(_read_file, source, chunk, plan, adapts=gap is None)
                 return await getter.run(read, in_thread=source.in_thread), plan, None
             if not plan.is_whole:
                 return await _get_parts(getter, source, chunk, plan), plan, None
@@ -156,7 +165,9 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     return raw, plan_whole(chunk.shape, item_size), refusal
 
 
-def _read_file(source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted) -> Bytes | None:
+def _read_file(
+    source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted, *, adapts: bool
+) -> Bytes | None:
     """Return the pieces of a plan, None where there is no such chunk."""
     try:
         file = source.open()
@@ -165,22 +176,23 @@ def _read_file(source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted) -> B
     except OSError as error:
         raise ReadWhole from error  # it is for the store to say what is wrong
     try:
-        fetched = file.read(plan, is_wanted) if file.num_bytes == chunk.num_bytes else None
+        if file.num_bytes == chunk.num_bytes:
+            fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
+            if fetched is not None:
+                return fetched
     finally:
         file.close()
-    if fetched is None:
-        raise ReadWhole
-    return fetched
+    raise ReadWhole
 
 
-async def _get_parts(getter: Getter, source: Ranges, chunk: Chunk, plan: Plan) -> Bytes | None:
+async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> Bytes | None:
     """Return the pieces of a plan, None where there is no such chunk."""
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
     for _ in range(_NUM_TRIES if source.get else 1):
         parts = _Parts(chunk, plan)
         with contextlib.suppress(_Changed):
-            await getter.get_all(plan, partial(_get_part, getter, source, parts))
+            await getter.get_all(plan.ranges, partial(_get_part, getter, source, parts))
             if parts.num_present == plan.num_requests:
                 return parts.fetched
             if parts.is_missing and not parts.num_present:
@@ -189,7 +201,7 @@ async def _get_parts(getter: Getter, source: Ranges, chunk: Chunk, plan: Plan) -
     raise ReadWhole
 
 
-async def _get_part(getter: Getter, source: Ranges, parts: "_Parts", request: Request) -> None:
+async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Request) -> None:
     if parts.is_missing:
         return  # the ranges after the first missing one are not asked for
     try:
@@ -218,19 +230,20 @@ class _Parts:
         self.num_present = 0
         self.is_missing = False
         self._version: object = None
-        self._chunk = chunk
-        self._plan = plan
+        self._chunk_bytes = chunk.num_bytes
+        self._num_requests = plan.num_requests
+        self._num_kept_bytes = plan.ranges.num_kept_bytes
 
     def take(self, request: Request, answer: Answer | None) -> None:
         """Check an answer and put what is kept of it where it belongs."""
         if answer is None:
             self.is_missing = True
             return
-        if answer.num_bytes not in (None, self._chunk.num_bytes):
+        if answer.num_bytes not in (None, self._chunk_bytes):
             raise ReadWhole
         raw = answer.raw.view(np.uint8)
         if len(raw) != request.end - request.start:
-            is_whole = len(raw) == self._chunk.num_bytes
+            is_whole = len(raw) == self._chunk_bytes
             raise ReadWhole(
                 "answers with other bytes than it is asked for", raw if is_whole else None
             )
@@ -238,10 +251,10 @@ class _Parts:
             raise _Changed
         self._version = answer.version
         self.num_present += 1
-        if len(self._plan.piece_starts) == 1:
+        if self._num_requests == 1 and len(request.piece_starts) == 1:
             self.fetched = raw
             return
         if not len(self.fetched):
-            self.fetched = np.empty(self._plan.num_kept_bytes, np.uint8)
-        for first, last, place in request.pieces:
-            self.fetched[place : place + last - first] = raw[first:last]
+            self.fetched = np.empty(self._num_kept_bytes, np.uint8)
+        kept = self.fetched[request.place : request.place + int(request.piece_lengths.sum())]
+        copy_pieces(kept, raw, request.piece_starts, request.piece_lengths)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import zarr
 from zarr.abc.store import RangeByteRequest
 
-from numcodecs_bytes._partial_read.plan import Plan, Request
+from numcodecs_bytes._partial_read.plan import Ranges, Request
 from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")
@@ -52,16 +52,16 @@ class OnLoop:
         finally:
             cancelled.append(True)
 
-    async def get_all(self, plan: Plan, get: Get) -> None:
-        """Get all ranges of a plan, several at a time.
+    async def get_all(self, ranges: Ranges, get: Get) -> None:
+        """Get all ranges, several at a time.
 
         This coroutine gets one after the other in any case, as zarr's own codec would get the whole
         chunk. Others help it, as long as there are fewer requests in the event loop than zarr's
         `async.concurrency`. Nobody waits for a place: its holder may be a store that reads another
         array inside `get`.
         """
-        requests = plan.requests()
-        num_left = plan.num_requests
+        requests = ranges.requests()
+        num_left = len(ranges.starts)
         if num_left == 1:
             await get(next(requests))
             return
@@ -127,9 +127,9 @@ class Blocking:
         """As of `OnLoop`."""
         return read(lambda: True)
 
-    async def get_all(self, plan: Plan, get: Get) -> None:
-        """Get all ranges of a plan, one after the other."""
-        for request in plan.requests():
+    async def get_all(self, ranges: Ranges, get: Get) -> None:
+        """Get all ranges, one after the other."""
+        for request in ranges.requests():
             await get(request)
 
 

@@ -25,6 +25,116 @@ import numpy as np
 Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
+class Request(NamedTuple):
+    """A range, in bytes of the chunk, and what to keep of it.
+
+    Attributes
+    ----------
+    start, end : int
+        First byte and end (exclusive) of the range.
+    place : int
+        Where what is kept of it begins in all that is kept, in bytes.
+    piece_starts, piece_lengths : numpy.ndarray
+        What is kept of it, in bytes of the range.
+    """
+
+    start: int
+    end: int
+    place: int
+    piece_starts: Indices
+    piece_lengths: Indices
+
+
+class Ranges(NamedTuple):
+    """Ranges of bytes to fetch, ascending, and the pieces of them to keep.
+
+    Attributes
+    ----------
+    starts, ends : numpy.ndarray
+        First byte and end (exclusive) of each range, shape ``(num_ranges,)``.
+    piece_starts, piece_ends : numpy.ndarray
+        The same of the pieces, each within a range, shape ``(num_pieces,)``. A range begins and
+        ends with a piece.
+    """
+
+    starts: Indices
+    ends: Indices
+    piece_starts: Indices
+    piece_ends: Indices
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes in all ranges."""
+        return int((self.ends - self.starts).sum())
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Number of bytes in all pieces."""
+        return int((self.piece_ends - self.piece_starts).sum())
+
+    @property
+    def have_gaps(self) -> bool:
+        """Whether there is more in the ranges than what is kept."""
+        return len(self.starts) < len(self.piece_starts)
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the ranges, in ascending order."""
+        lengths = self.piece_ends - self.piece_starts
+        first = np.searchsorted(self.piece_starts, self.starts)
+        last = np.append(first[1:], len(lengths))
+        places = (np.cumsum(lengths) - lengths)[first]
+        # Python's integers take four times the memory of NumPy's: some at a time.
+        for batch in range(0, len(first), 1024):
+            some = slice(batch, batch + 1024)
+            columns = (self.starts, self.ends, places, first, last)
+            for start, end, place, i, k in zip(*(c[some].tolist() for c in columns), strict=True):
+                yield Request(start, end, place, self.piece_starts[i:k] - start, lengths[i:k])
+
+    def split(self, num: int) -> "tuple[Ranges, Ranges]":
+        """Return the first ranges, so many, and the others."""
+        if num >= len(self.starts):
+            return self, self._of(slice(0), slice(0))
+        piece = int(np.searchsorted(self.piece_starts, self.starts[num])) if self.have_gaps else num
+        return (
+            self._of(slice(num), slice(piece)),
+            self._of(slice(num, None), slice(piece, None)),
+        )
+
+    def _of(self, ranges: slice, pieces: slice) -> "Ranges":
+        return Ranges(
+            self.starts[ranges],
+            self.ends[ranges],
+            self.piece_starts[pieces],
+            self.piece_ends[pieces],
+        )
+
+
+class Merging(NamedTuple):
+    """Which pieces are read as one range.
+
+    Attributes
+    ----------
+    max_gap_bytes : int
+        Largest gap between two pieces that is read over, at least 0.
+    block_bytes : int or None
+        No range of several pieces is longer than twice that.
+    """
+
+    max_gap_bytes: int
+    block_bytes: int | None = None
+
+    def merge(self, starts: Indices, ends: Indices) -> Ranges:
+        """Return the ranges for pieces, which are ascending, shape ``(num_pieces,)``."""
+        if len(starts) <= 1:
+            return Ranges(starts, ends, starts, ends)
+        is_apart = starts[1:] - ends[:-1] > self.max_gap_bytes
+        if self.block_bytes:
+            blocks = ends // self.block_bytes
+            is_apart |= blocks[1:] != blocks[:-1]
+        is_first, is_last = np.append(True, is_apart), np.append(is_apart, True)
+        return Ranges(starts[is_first], ends[is_last], starts, ends)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """Byte ranges to fetch, and where the selected elements lie in them.
@@ -37,11 +147,8 @@ class Plan:
 
     Attributes
     ----------
-    starts, ends : sequence of int
-        First byte and end (exclusive) of each range in the chunk, ascending, shape
-        ``(num_requests,)``.
-    piece_starts, piece_ends : sequence of int
-        The same of the pieces to keep, each within a range, shape ``(num_pieces,)``.
+    ranges : Ranges
+        What to fetch, in bytes of the chunk.
     window_shape, window_strides : tuple of int
         Shape, and strides in items.
     index, order : tuple of (numpy.ndarray or None)
@@ -52,10 +159,7 @@ class Plan:
         Whether the whole chunk is to be fetched.
     """
 
-    starts: Sequence[int] | Indices
-    ends: Sequence[int] | Indices
-    piece_starts: Sequence[int] | Indices
-    piece_ends: Sequence[int] | Indices
+    ranges: Ranges
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     index: tuple[Indices | None, ...]
@@ -66,48 +170,7 @@ class Plan:
     @property
     def num_requests(self) -> int:
         """Number of ranges."""
-        return len(self.starts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes in all ranges."""
-        return int(np.subtract(self.ends, self.starts).sum())
-
-    @property
-    def num_kept_bytes(self) -> int:
-        """Number of bytes in all pieces."""
-        return int(np.subtract(self.piece_ends, self.piece_starts).sum())
-
-    def requests(self) -> "Iterator[Request]":
-        """Yield the ranges, in ascending order."""
-        pieces = zip(_ints(self.piece_starts), _ints(self.piece_ends), strict=True)
-        piece = next(pieces, None)
-        place = 0
-        for start, end in zip(_ints(self.starts), _ints(self.ends), strict=True):
-            kept = []
-            while piece is not None and piece[0] < end:
-                kept.append((piece[0] - start, piece[1] - start, place))
-                place += piece[1] - piece[0]
-                piece = next(pieces, None)
-            yield Request(start, end, kept)
-
-
-class Request(NamedTuple):
-    """A range, in bytes of the chunk, and what to keep of it.
-
-    Of each of the `pieces` in it: start and end in the range, and place in what is kept.
-    """
-
-    start: int
-    end: int
-    pieces: list[tuple[int, int, int]]
-
-
-def _ints(indices: Sequence[int] | Indices) -> Iterator[int]:
-    """Yield Python's integers, which take four times the memory of NumPy's: some at a time."""
-    for start in range(0, len(indices), 1024):
-        batch = indices[start : start + 1024]
-        yield from (batch.tolist() if isinstance(batch, np.ndarray) else batch)
+        return len(self.ranges.starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +194,7 @@ def plan_read(
     selection: Any,
     chunk_shape: tuple[int, ...],
     item_size: int,
-    max_gap_bytes: int,
+    merging: Merging,
     axis_order: tuple[int, ...] | None = None,
 ) -> Plan:
     """Return the cheapest byte ranges for a selection of a chunk.
@@ -146,8 +209,8 @@ def plan_read(
         Shape of the chunk in elements.
     item_size : int
         Stored size of an element in bytes, at least 1.
-    max_gap_bytes : int
-        Largest gap between two ranges, in bytes, that is read over, at least 0.
+    merging : Merging
+        Which ranges are read as one.
     axis_order : tuple of int, optional
         The axes of the chunk in the order in which it is stored: the elements along the last one
         are neighbours. By default C order.
@@ -166,11 +229,11 @@ def plan_read(
     if num_bytes <= sys.maxsize and not _is_whole(selectors, chunk_shape):
         strides = _strides(chunk_shape, axis_order)
         if _are_points(selectors):
-            plan = _plan_points(selectors, chunk_shape, strides, item_size, max_gap_bytes)
+            plan = _plan_points(selectors, chunk_shape, strides, item_size, merging)
         elif (axes := _parse_axes(selectors, chunk_shape)) is not None:
             by_stride = range(len(axes))[::-1] if axis_order is None else axis_order[::-1]
-            plan = _plan_product(axes, by_stride, strides, item_size, max_gap_bytes)
-    if plan is None or (plan.num_requests == 1 and plan.num_bytes == num_bytes):
+            plan = _plan_product(axes, by_stride, strides, item_size, merging)
+    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == num_bytes):
         return plan_whole(chunk_shape, item_size, axis_order)
     return plan
 
@@ -180,13 +243,11 @@ def plan_whole(
     chunk_shape: tuple[int, ...], item_size: int, axis_order: tuple[int, ...] | None = None
 ) -> Plan:
     """Return the plan to fetch a whole chunk with one request; parameters as of `plan_read`."""
-    starts, ends = (0,), (math.prod(chunk_shape) * item_size,)
+    # No store has a chunk that NumPy's integers can't reach.
+    num_bytes = min(math.prod(chunk_shape) * item_size, sys.maxsize)
     all_of_it = (None,) * len(chunk_shape)
     return Plan(
-        starts=starts,
-        ends=ends,
-        piece_starts=starts,
-        piece_ends=ends,
+        ranges=Merging(0).merge(np.array([0]), np.array([num_bytes])),
         window_shape=chunk_shape,
         window_strides=_strides(chunk_shape, axis_order),
         index=all_of_it,
@@ -291,12 +352,18 @@ def _as_array(indices: range | Indices) -> Indices:
     return indices
 
 
+# Gaps in a piece are kept in memory: small ones always, because a piece takes 32 bytes of its own,
+# and any that is read over in a piece of so many bytes.
+KEPT_GAP_BYTES = 1 << 8
+KEPT_BYTES = 1 << 16
+
+
 def _plan_product(
     axes: list[_Axis],
     by_stride: Sequence[int],
     strides: tuple[int, ...],
     item_size: int,
-    max_gap_bytes: int,
+    merging: Merging,
 ) -> Plan:
     """Return the plan for one set of indices per axis.
 
@@ -308,7 +375,7 @@ def _plan_product(
         The axes, those with the smallest stride first.
     strides : tuple of int
         Distance of neighbours along each axis, in items.
-    item_size, max_gap_bytes : int
+    item_size, merging
         As of `plan_read`.
 
     Returns
@@ -335,7 +402,11 @@ def _plan_product(
             lengths = np.tile(lengths, num)
             window[k] = (num, num_items, None)
             num_items *= num
-        elif (splits := _split(indices, stride, length, item_size, max_gap_bytes)) is None:
+            continue
+        kept_gap_bytes = merging.max_gap_bytes
+        if (extent * stride + length) * item_size > KEPT_BYTES:
+            kept_gap_bytes = min(kept_gap_bytes, max(length * item_size, KEPT_GAP_BYTES))
+        if (splits := _split(indices, stride, length, item_size, kept_gap_bytes)) is None:
             if isinstance(indices, range):
                 window[k] = (num, indices.step * stride, None)
             else:
@@ -359,29 +430,13 @@ def _plan_product(
     if not num_items:
         starts, lengths = np.array([first]), np.array([length])
     starts = starts * item_size
-    ends = starts + lengths * item_size
-    range_starts, range_ends = _merge(starts, ends, max_gap_bytes)
     return Plan(
-        starts=range_starts,
-        ends=range_ends,
-        piece_starts=starts,
-        piece_ends=ends,
+        ranges=merging.merge(starts, starts + lengths * item_size),
         window_shape=tuple(window[k][0] for k in kept),
         window_strides=tuple(window[k][1] for k in kept),
         index=tuple(window[k][2] for k in kept),
         order=tuple(axes[k].order for k in kept),
         shape=tuple(axes[k].num_selected for k in kept),
-    )
-
-
-def _merge(starts: Indices, ends: Indices, max_gap_bytes: int) -> tuple[Indices, Indices]:
-    """Return ascending ranges, those merged whose gap is no larger than `max_gap_bytes`."""
-    if len(starts) == 1:
-        return starts, ends
-    is_apart = starts[1:] - ends[:-1] > max_gap_bytes
-    return (
-        starts[np.concatenate([[True], is_apart])],
-        ends[np.concatenate([is_apart, [True]])],
     )
 
 
@@ -403,7 +458,7 @@ def _plan_points(
     chunk_shape: tuple[int, ...],
     strides: tuple[int, ...],
     item_size: int,
-    max_gap_bytes: int,
+    merging: Merging,
 ) -> Plan | None:
     """Return the plan for points, None where one is out of bounds or their shapes don't fit."""
     try:
@@ -420,17 +475,12 @@ def _plan_points(
             return None
         items = items + array.astype(np.intp, copy=False) * stride
     items = np.broadcast_to(items, shape).ravel()
-    ordered = items if (np.diff(items) >= 0).all() else np.sort(items)
-    starts, ends = _merge(ordered * item_size, (ordered + 1) * item_size, max_gap_bytes)
-    # Where each range lies in the fetched items, less where it lies in the chunk.
-    place = (np.cumsum(ends - starts) - ends) // item_size
-    positions = items + place[np.searchsorted(starts, items * item_size, side="right") - 1]
+    positions = None
+    if not (np.diff(items) > 0).all():
+        items, positions = np.unique(items, return_inverse=True)
     return Plan(
-        starts=starts,
-        ends=ends,
-        piece_starts=starts,
-        piece_ends=ends,
-        window_shape=(int((ends - starts).sum()) // item_size,),
+        ranges=merging.merge(items * item_size, (items + 1) * item_size),
+        window_shape=(len(items),),
         window_strides=(1,),
         index=(None,),
         order=(positions,),
@@ -440,4 +490,5 @@ def _plan_points(
 
 def _plan_nothing(shape: tuple[int, ...]) -> Plan:
     nothing = (None,) * len(shape)
-    return Plan((), (), (), (), shape, (0,) * len(shape), nothing, nothing, shape)
+    none = np.empty(0, np.intp)
+    return Plan(Ranges(none, none, none, none), shape, (0,) * len(shape), nothing, nothing, shape)

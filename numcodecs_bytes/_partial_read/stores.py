@@ -25,7 +25,7 @@ other", unless it stands on something of which no ranges may be read.
 Ranges are asked for by the byte getter's own `get`, not by `Store.get_ranges`: a wrapper that
 overrides `get`, to decrypt for example, inherits a `get_ranges` that goes past it.
 
-To add a store, write a function that returns its source (`File`, `Ranges`, or None for whole
+To add a store, write a function that returns its source (`File`, `Remote`, or None for whole
 chunks), add it to `_SOURCES`, and add its line above, in docs and in `tests/test_stores.py`.
 """
 
@@ -104,7 +104,7 @@ class File(NamedTuple):
     max_gap_bytes: int = LOCAL_MAX_GAP_BYTES
 
 
-class Ranges(NamedTuple):
+class Remote(NamedTuple):
     """A chunk whose ranges are asked for, several at a time.
 
     Attributes
@@ -121,7 +121,7 @@ class Ranges(NamedTuple):
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
 
 
-Source = File | Ranges
+Source = File | Remote
 
 
 class ReadWhole(Exception):  # noqa: N818 # not an error
@@ -154,7 +154,7 @@ def find_source(byte_getter: Any) -> Source | None:
     if find is not None and is_own and _has_own_methods(store, kind):
         # `get` opens a store that is closed.
         return find(store, byte_getter.path) if store._is_open else None  # noqa: SLF001
-    return Ranges() if _may_be_read_in_parts(store) else None
+    return Remote() if _may_be_read_in_parts(store) else None
 
 
 def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
@@ -215,8 +215,8 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
         return OpenFile(partial(read_from_file, file), stack.pop_all().close, member.file_size)
 
 
-def _of_object_store(store: ObjectStore[Any], path: str) -> Ranges:
-    return Ranges(get=partial(_get_object_range, store.store, path))
+def _of_object_store(store: ObjectStore[Any], path: str) -> Remote:
+    return Remote(get=partial(_get_object_range, store.store, path))
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
@@ -239,7 +239,7 @@ def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
         return File(partial(open_local, name), store.allowed_exceptions)
     if not _has_sound_ranges(file_system):
         return None
-    return _of_reference(file_system, path) if _is_exactly(file_system, _REFERENCE) else Ranges()
+    return _of_reference(file_system, path) if _is_exactly(file_system, _REFERENCE) else Remote()
 
 
 def _is_local(file_system: Any) -> bool:
@@ -284,7 +284,7 @@ def _of_reference(file_system: Any, path: str) -> Source | None:
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         if not _is_local(leaf):
-            return Ranges(int(num_bytes))
+            return Remote(int(num_bytes))
         name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # missing, inline, a whole file, or of a form that we don't know
@@ -299,17 +299,17 @@ _SOURCES: dict[Any, Callable[[Any, str], Source | None]] = {
 }
 
 
-def max_gap_bytes(source: Source) -> int:
-    """Return the largest gap between two ranges that is read over, in bytes.
+def configured_gap_bytes() -> int | None:
+    """Return `numcodecs_bytes.max_gap_bytes` of zarr's config, the largest gap that is read over.
 
     Raises
     ------
     ValueError
-        If `numcodecs_bytes.max_gap_bytes` in zarr's config is no number of bytes.
+        If it is no number of bytes.
     """
     gap = zarr.config.get("numcodecs_bytes.max_gap_bytes", None)
     if gap is None:
-        return source.max_gap_bytes
+        return None
     if not isinstance(gap, numbers.Integral) or isinstance(gap, bool) or gap < 0:
         raise ValueError(
             "numcodecs_bytes.max_gap_bytes in zarr's config must be a number of bytes, 0 or more, "

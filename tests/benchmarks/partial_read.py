@@ -17,8 +17,8 @@ from measure import MIB, Settings, cases, measure, medians, table
 from whole import PIPELINES, ZARRS, create, opened, opened_by_tensorstore
 from zarr.core.sync import sync
 
-from numcodecs_bytes._partial_read.open_file import open_local
-from numcodecs_bytes._partial_read.plan import plan_read
+from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, open_local
+from numcodecs_bytes._partial_read.plan import Merging, plan_read
 from numcodecs_bytes._partial_read.stores import LOCAL_MAX_GAP_BYTES, REMOTE_MAX_GAP_BYTES
 
 LATENCY, BANDWIDTH = 0.03, 100e6
@@ -60,10 +60,10 @@ def bare(path: Path, selection: Any, shape: tuple[int, int]) -> Callable[[], Any
     """Return what reads the same ranges from the file itself, in one thread."""
 
     def read() -> None:
-        plan = plan_read(selection, shape, 8, LOCAL_MAX_GAP_BYTES)
+        plan = plan_read(selection, shape, 8, Merging(LOCAL_MAX_GAP_BYTES, BLOCK_BYTES))
         file = open_local(str(path / "c/0/0"))
         try:
-            file.read(plan, lambda: True)
+            file.read(plan.ranges, lambda: True, adapts=True)
         finally:
             file.close()
 

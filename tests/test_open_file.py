@@ -1,0 +1,127 @@
+"""A file that is opened once: random ranges against its bytes, every way to read, slow files."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from numcodecs_bytes._partial_read import open_file
+from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, OpenFile, open_local
+from numcodecs_bytes._partial_read.plan import Merging
+
+RAW = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
+OFFSET = 1000
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "chunk").write_bytes(b"x" * OFFSET + RAW.tobytes() + b"behind")
+    return str(tmp_path / "chunk")
+
+
+def random_pieces(seed):
+    """Return pieces of many sizes, equal ones and others, near and far."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.choice([1, 2, 3, 8, 100, 5000, 300_000]))
+    num = int(rng.integers(1, min(3000, RAW.size // (2 * size)) + 1))
+    starts = np.sort(rng.choice(RAW.size // (2 * size), num, replace=False)) * 2 * size
+    return starts, starts + (size if seed % 2 else rng.integers(1, 2 * size, num))
+
+
+@pytest.fixture(params=["preadv", "pread", "seek"])
+def way(request, monkeypatch):
+    """Take away what Windows and old macOS have not."""
+    if request.param in ("pread", "seek"):
+        monkeypatch.delattr(os, "preadv")
+    if request.param == "seek":
+        monkeypatch.delattr(os, "pread")
+
+
+@pytest.mark.parametrize("gap", [0, 50, 10_000, 10**9])
+@pytest.mark.usefixtures("way")
+def test_pieces_are_those_of_the_file(path, gap):
+    for seed in range(40):
+        starts, ends = random_pieces(seed)
+        ranges = Merging(gap, BLOCK_BYTES).merge(starts, ends)
+        expected = np.concatenate([RAW[i:k] for i, k in zip(starts, ends, strict=True)])
+        file = open_local(path, OFFSET, RAW.size)
+        try:
+            assert file.num_bytes == RAW.size
+            fetched = file.read(ranges, lambda: True, adapts=True)
+        finally:
+            file.close()
+        np.testing.assert_array_equal(fetched, expected)
+
+
+@pytest.mark.parametrize("size", [8, 8192])
+@pytest.mark.usefixtures("way")
+def test_a_file_that_is_too_short_is_noticed(path, size):
+    """It may be truncated after it was opened."""
+    starts = np.arange(0, RAW.size - size, 3 * size)
+    for gap in (0, 10**9):
+        file = open_local(path, OFFSET)
+        os.truncate(path, OFFSET + starts[-1] + size - 1)
+        try:
+            ranges = Merging(gap, BLOCK_BYTES).merge(starts, starts + size)
+            assert file.read(ranges, lambda: True, adapts=True) is None
+        finally:
+            file.close()
+
+
+def test_reading_stops_when_nothing_is_wanted_any_more(path):
+    starts = np.arange(0, RAW.size, 100)
+    ranges = Merging(0, BLOCK_BYTES).merge(starts, starts + 8)
+    asked = []
+    file = open_local(path, OFFSET)
+    try:
+        assert file.read(ranges, lambda: asked.append(1) or len(asked) < 6, adapts=False) is None
+    finally:
+        file.close()
+    assert len(asked) == 6
+
+
+class TimedFile:
+    """A file in a world where nothing but its requests takes time."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds, self.sizes = 0.0, seconds, []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def read_at(self, size, position):
+        self.sizes.append(size)
+        # One that is slow by chance, now and then, says nothing of the others.
+        self.now += self.seconds + (0.01 if len(self.sizes) == 5 else 0)
+        return RAW[position : position + size].tobytes()
+
+    def read_column(self, *, adapts=True):
+        """Read 8 bytes of every 32 KiB of a chunk, as of one of 4096 columns of float64."""
+        starts = np.arange(7, RAW.size - 8, 1 << 15)
+        ranges = Merging(1 << 13, BLOCK_BYTES).merge(starts, starts + 8)
+        file = OpenFile(self.read_at, lambda: None, RAW.size)
+        fetched = file.read(ranges, lambda: True, adapts=adapts)
+        np.testing.assert_array_equal(fetched.reshape(-1, 8), RAW[starts[:, None] + np.arange(8)])
+        return len(starts)
+
+
+class TestSlowFiles:
+    def test_of_files_in_the_page_cache_only_the_ranges_are_read(self, monkeypatch):
+        file = TimedFile(monkeypatch, seconds=1e-6)
+        assert file.read_column() == len(file.sizes)
+
+    @pytest.mark.parametrize("seconds", [1e-4, 5e-3])
+    def test_of_a_disk_or_a_network_gaps_are_read_over(self, monkeypatch, seconds):
+        """Thousands of requests of milliseconds would take longer than the whole chunk."""
+        file = TimedFile(monkeypatch, seconds)
+        file.read_column()
+        num_timed = sum(size == 8 for size in file.sizes)
+        assert open_file.NUM_TIMED * open_file.FIRST_BATCH <= num_timed < 60
+        assert len(file.sizes) - num_timed <= RAW.size // BLOCK_BYTES + 1
+
+    def test_a_gap_that_takes_longer_than_a_request_is_not_read_over(self, monkeypatch):
+        file = TimedFile(monkeypatch, seconds=3e-5)  # in which 15 KB are read
+        assert file.read_column() == len(file.sizes)
+
+    def test_who_sets_the_gap_gets_it(self, monkeypatch):
+        file = TimedFile(monkeypatch, seconds=5e-3)
+        assert file.read_column(adapts=False) == len(file.sizes)
