@@ -675,7 +675,106 @@ def test_a_store_that_refused_is_forgotten_with_it(folder):
     store = Refusing(local_store(folder))
     assert np.array_equal(zarr.open_array(store)[7], DATA[7])
     key = id(store)
-    assert stores._refused[key]() is store
+    assert store in stores._refusing
     del store
     gc.collect()
-    assert key not in stores._refused
+    assert key not in stores._refusing._references
+
+
+class Inverting:
+    """A path that decrypts what it reads."""
+
+    __slots__ = ()
+
+    def read_bytes(self):
+        raw = super().read_bytes()
+        return raw if self.name == "zarr.json" else bytes(255 - byte for byte in raw)
+
+
+class InvertingPath(Inverting, type(Path())):
+    __slots__ = ()
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_a_path_with_methods_of_its_own_is_read_by_them(folder):
+    store = local_store(folder)
+    store.root = InvertingPath(folder)
+    with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+        alone = zarr.open_array(store, mode="r")[7]
+    assert not np.array_equal(alone, DATA[7])
+    assert np.array_equal(zarr.open_array(store, mode="r")[7], alone)
+
+
+@pytest.mark.parametrize("name", ["LocalStore", "fsspec, local"])
+@pytest.mark.usefixtures("pipeline")
+def test_a_folder_in_the_place_of_a_chunk(tmp_path, name):
+    """It opens as a file does, and may be as long."""
+    shape = (tmp_path.stat().st_size,)
+    path = tmp_path / "array"
+    zarr.create_array(path, shape=shape, dtype="u1", compressors=None, fill_value=7)
+    (path / "c/0").mkdir(parents=True)
+    store = local_store(path)
+    if name != "LocalStore":
+        pytest.importorskip("fsspec")
+        store = zarr.storage.FsspecStore.from_url(f"file://{path}")
+    assert zarr.open_array(store, mode="r")[:3].tolist() == [7] * 3
+
+
+class TestWhatAStoreStandsOn:
+    """Several ranges at a time are wrong, or slow, of what can't be told from outside."""
+
+    @pytest.fixture
+    def zip_file_system(self, folder, tmp_path):
+        fsspec = pytest.importorskip("fsspec")
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.write(folder / "c/0/0", "c/0/0")
+        return fsspec.filesystem("zip", fo=str(tmp_path / "a.zip"))
+
+    def test_where_it_may_hold_it(self, zip_file_system, folder):
+        class Slots(Plain):
+            __slots__ = ("hidden",)
+
+        local = local_store(folder)
+        mapping = zip_file_system.get_mapper("")
+        slots = Slots(local)
+        slots.hidden = zip_file_system
+        plain = [Plain(local) for _ in range(4)]
+        for store, held in zip(
+            plain,
+            (zip_file_system, [zip_file_system], {"a": zip_file_system}, mapping),
+            strict=True,
+        ):
+            assert stores._may_be_read_in_parts(store)
+            store.held = held
+        for store in (slots, *plain):
+            assert not stores._may_be_read_in_parts(store)
+
+    def test_what_looks_like_a_file_system(self, folder):
+        class Odd:
+            __slots__ = ()
+
+            def cat_file(self):
+                raise NotImplementedError
+
+        store = Plain(local_store(folder))
+        store.held = Odd()
+        assert np.array_equal(zarr.open_array(store, mode="r")[7], DATA[7])
+
+    def test_a_reference_file_system_of_another_class(self, zip_file_system):
+        reference = pytest.importorskip("fsspec.implementations.reference")
+
+        class Other(reference.ReferenceFileSystem):
+            pass
+
+        for kind in (reference.ReferenceFileSystem, Other):
+            references = kind({"c/0/0": ["c/0/0", 0, 8]}, fs=zip_file_system, asynchronous=True)
+            assert not stores._has_sound_ranges(references)
+
+    def test_an_inline_reference_of_three_characters(self, tmp_path, monkeypatch):
+        reference = pytest.importorskip("fsspec.implementations.reference")
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "a").write_bytes(b"wrong")
+        references = reference.ReferenceFileSystem(
+            {"c/0": "a13"}, remote_protocol="file", asynchronous=True
+        )
+        assert stores._of_reference(references, "c/0") is None

@@ -29,6 +29,7 @@ from numcodecs_bytes._partial_read.stores import (
     File,
     ReadWhole,
     Remote,
+    answering,
     configured_gap_bytes,
     describe,
     explain_failure,
@@ -106,6 +107,7 @@ def fetch_sync(byte_getter: Any, chunk: Chunk) -> Any:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
+    coroutine.close()
     raise RuntimeError("a synchronous read waits for the event loop")
 
 
@@ -113,7 +115,10 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     try:
         fetched, plan, refusal = await _fetch_parts(getter, chunk)
     except Exception as error:
-        error.add_note(f"while reading {describe(getter.byte_getter)}")
+        note = f"while reading {describe(getter.byte_getter)}"
+        with contextlib.suppress(Exception):  # some errors are frozen; some are raised again
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
         raise
     if fetched is None:
         return None
@@ -170,18 +175,15 @@ def _read_file(
 ) -> Bytes | None:
     """Return the pieces of a plan, None where there is no such chunk."""
     try:
-        file = source.open()
+        with contextlib.closing(source.open()) as file:
+            if file.num_bytes == chunk.num_bytes:
+                fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
+                if fetched is not None:
+                    return fetched
     except source.missing:
         return None
     except OSError as error:
         raise ReadWhole from error  # it is for the store to say what is wrong
-    try:
-        if file.num_bytes == chunk.num_bytes:
-            fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
-            if fetched is not None:
-                return fetched
-    finally:
-        file.close()
     raise ReadWhole
 
 
@@ -189,10 +191,15 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     """Return the pieces of a plan, None where there is no such chunk."""
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
+    store = getattr(getter.byte_getter, "store", None)
     for _ in range(_NUM_TRIES if source.get else 1):
         parts = _Parts(chunk, plan)
+        get = partial(_get_part, getter, source, parts)
         with contextlib.suppress(_Changed):
-            await getter.get_all(plan.ranges, partial(_get_part, getter, source, parts))
+            # One that ignores ranges would hand out many whole chunks at once.
+            await getter.get_all(plan.ranges, get, first_alone=store not in answering)
+            if parts.num_present:
+                answering.add(store)
             if parts.num_present == plan.num_requests:
                 return parts.fetched
             if parts.is_missing and not parts.num_present:
@@ -211,7 +218,7 @@ async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Re
             buffer = await getter.get_range(request.start, request.end)
             answer = None if buffer is None else Answer(buffer.as_numpy_array())
     except Exception as error:
-        reason = explain_failure(error)
+        reason = explain_failure(error, parts.num_requests)
         if reason is None:
             raise
         raise reason from error
@@ -231,7 +238,7 @@ class _Parts:
         self.is_missing = False
         self._version: object = None
         self._chunk_bytes = chunk.num_bytes
-        self._num_requests = plan.num_requests
+        self.num_requests = plan.num_requests
         self._num_kept_bytes = plan.ranges.num_kept_bytes
 
     def take(self, request: Request, answer: Answer | None) -> None:
@@ -242,16 +249,16 @@ class _Parts:
         if answer.num_bytes not in (None, self._chunk_bytes):
             raise ReadWhole
         raw = answer.raw.view(np.uint8)
-        if len(raw) != request.end - request.start:
-            is_whole = len(raw) == self._chunk_bytes
-            raise ReadWhole(
-                "answers with other bytes than it is asked for", raw if is_whole else None
-            )
+        expected = request.end - request.start
+        if len(raw) != expected:
+            # One that is too short may be of another version.
+            refusal = "answers with more than it is asked for" if len(raw) > expected else None
+            raise ReadWhole(refusal, raw if len(raw) == self._chunk_bytes else None)
         if self.num_present and answer.version != self._version:
             raise _Changed
         self._version = answer.version
         self.num_present += 1
-        if self._num_requests == 1 and len(request.piece_starts) == 1:
+        if self.num_requests == 1 and len(request.piece_starts) == 1:
             self.fetched = raw
             return
         if not len(self.fetched):

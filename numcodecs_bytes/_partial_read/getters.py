@@ -52,8 +52,8 @@ class OnLoop:
         finally:
             cancelled.append(True)
 
-    async def get_all(self, ranges: Ranges, get: Get) -> None:
-        """Get all ranges, several at a time.
+    async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:
+        """Get all ranges, several at a time, after the first one where that is to come alone.
 
         This coroutine gets one after the other in any case, as zarr's own codec would get the whole
         chunk. Others help it, as long as there are fewer requests in the event loop than zarr's
@@ -62,8 +62,10 @@ class OnLoop:
         """
         requests = ranges.requests()
         num_left = len(ranges.starts)
-        if num_left == 1:
+        if num_left == 1 or (num_left and first_alone):
             await get(next(requests))
+            num_left -= 1
+        if not num_left:
             return
         places = _places_of_loops.setdefault(asyncio.get_running_loop(), _Places())
         limit = zarr.config.get("async.concurrency") or num_left
@@ -81,14 +83,18 @@ class OnLoop:
                     await get(request)
         except BaseExceptionGroup as errors:
             failure = errors.exceptions[0]
+            errors.__traceback__ = None  # else it keeps what was read until garbage is collected
         finally:
             places.give_back()
         if failure is not None:
-            raise failure  # as it is, with its own context
+            try:
+                raise failure  # as it is, with its own context
+            finally:
+                del failure
 
 
 class _Places:
-    """Counts the requests for ranges that are under way in an event loop."""
+    """Counts the chunks that are read in several ranges in an event loop, and their helpers."""
 
     num_taken = 0
 
@@ -115,19 +121,19 @@ class Blocking:
         self._prototype = prototype
 
     async def get_whole(self) -> Any:
-        """As of `OnLoop`."""
+        """See `OnLoop`."""
         return self.byte_getter.get_sync(prototype=self._prototype)
 
     async def get_range(self, start: int, end: int) -> Any:
-        """As of `OnLoop`."""
+        """See `OnLoop`."""
         byte_range = RangeByteRequest(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
 
     async def run(self, read: Callable[[IsWanted], T], *, in_thread: bool) -> T:  # noqa: ARG002
-        """As of `OnLoop`."""
+        """See `OnLoop`."""
         return read(lambda: True)
 
-    async def get_all(self, ranges: Ranges, get: Get) -> None:
+    async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:  # noqa: ARG002
         """Get all ranges, one after the other."""
         for request in ranges.requests():
             await get(request)

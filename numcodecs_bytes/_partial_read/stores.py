@@ -30,13 +30,16 @@ chunks), add it to `_SOURCES`, and add its line above, in docs and in `tests/tes
 """
 
 import contextlib
+import io
+import itertools
 import logging
 import numbers
 import re
 import weakref
 import zipfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +150,7 @@ def find_source(byte_getter: Any) -> Source | None:
     kind = type(store)
     if kind is MemoryStore or type(byte_getter).__module__ == zarr.codecs.sharding.__name__:
         return None  # in memory
-    if _has_refused(store):
+    if store in _refusing:
         return None
     find = _SOURCES.get(kind)
     is_own = _has_own_methods(byte_getter, StorePath)
@@ -174,13 +177,34 @@ def _may_be_read_in_parts(store: Any, max_depth: int = 4) -> bool:
     """Whether a store of any class stands on nothing of which no ranges may be read."""
     if isinstance(store, ZipStore) or _is_instance(store, _CACHE) or not max_depth:
         return False
-    for value in getattr(store, "__dict__", {}).values():
+    for value in _held_by(store):
         if isinstance(value, zarr.abc.store.Store):
             if not _may_be_read_in_parts(value, max_depth - 1):
                 return False
         elif hasattr(type(value), "cat_file") and not _has_sound_ranges(value):
             return False
     return True
+
+
+def _held_by(instance: object) -> Iterator[Any]:
+    """Yield the attributes of an instance, what the first places of collections hold, and `fs`."""
+    attributes = list(getattr(instance, "__dict__", {}).values())  # others may add to it meanwhile
+    for kind in type(instance).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            with contextlib.suppress(AttributeError):
+                attributes.append(object.__getattribute__(instance, name))
+    for value in attributes:
+        yield value
+        if isinstance(value, (dict, list, tuple)):
+            values = value.values() if isinstance(value, dict) else value
+            with contextlib.suppress(RuntimeError):  # it grew meanwhile
+                yield from itertools.islice(values, MAX_HELD)
+        elif hasattr(type(getattr(value, "fs", None)), "cat_file"):  # fsspec's mappings and files
+            yield value.fs
+
+
+MAX_HELD = 16
 
 
 def _is_instance(value: object, name: str) -> bool:
@@ -192,7 +216,9 @@ def _is_exactly(value: object, name: str) -> bool:
     return f"{type(value).__module__}.{type(value).__qualname__}" == name
 
 
-def _of_local_store(store: LocalStore, path: str) -> File:
+def _of_local_store(store: LocalStore, path: str) -> Source | None:
+    if type(store.root) is not type(Path()):  # its `read_bytes` may decrypt, for example
+        return None
     name = f"{store.root}/{path}"
     return File(
         partial(open_local, name), (FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -258,8 +284,8 @@ def _has_sound_ranges(file_system: Any) -> bool:
     The synchronous ones may not: zip and tar files share one position, caches fill while they are
     read. Nor do those that stand on others, unless it is known on which.
     """
-    if _is_exactly(file_system, _REFERENCE):
-        return all(_has_sound_ranges(leaf) for leaf in file_system.fss.values())
+    if _is_instance(file_system, _REFERENCE):
+        return all(_has_sound_ranges(leaf) for leaf in list(file_system.fss.values()))
     if _is_exactly(file_system, _DIR):
         return _has_sound_ranges(file_system.fs)
     if _is_exactly(file_system, _WRAPPER):
@@ -267,10 +293,10 @@ def _has_sound_ranges(file_system: Any) -> bool:
     if _is_exactly(file_system, _LOCAL):
         return True
     return (
-        file_system.async_impl is True
+        getattr(file_system, "async_impl", None) is True
         and not _is_instance(file_system, _WRAPPER)
         and not _is_instance(file_system, _GENERIC)
-        and not any(hasattr(type(inner), "cat_file") for inner in vars(file_system).values())
+        and not any(hasattr(type(inner), "cat_file") for inner in _held_by(file_system))
     )
 
 
@@ -279,8 +305,9 @@ def _of_reference(file_system: Any, path: str) -> Source | None:
     from fsspec.core import split_protocol  # noqa: PLC0415 # whoever has references has the package
 
     try:
-        part = file_system.references[path]
-        url, offset, num_bytes = part
+        url, offset, num_bytes = part = file_system.references[path]
+        if not isinstance(part, list | tuple):
+            return None
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         if not _is_local(leaf):
@@ -340,66 +367,69 @@ def describe_store(store: object) -> str:
 
 MAX_NAME_LENGTH = 200
 
-# How stores and servers refuse ranges.
-_REFUSING_ERRORS = (NotImplementedError, TypeError, ValueError, AttributeError, AssertionError)
-_REFUSING_STATUS = (400, 405, 501)  # of HTTP
+# How stores and servers refuse ranges for good. Subclasses of ValueError, such as JSONDecodeError,
+# tell of something else.
+_REFUSING_ERRORS = (TypeError, ValueError)
+_REFUSING_STATUS = (405, 501)  # of HTTP
 _REFUSALS = re.compile("content.?range|unexpected.?range|range.?not.?supported", re.IGNORECASE)
-# How they say that a chunk has no such range, which may be because it is shorter.
-_NO_SUCH_RANGE = re.compile(
-    "requested range|invalid.?range|not satisfiable|out of range of file", re.IGNORECASE
-)
 
 
-def explain_failure(error: BaseException) -> ReadWhole | None:
+def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None:
     """Return why to read a chunk whole after a range failed; None where the failure is to go up.
 
-    What may pass, such as a timeout, goes up, and so does that there is no such chunk: it is for
-    the whole chunk as well.
+    An error of the operating system, such as a timeout, would meet a whole chunk as well. But of
+    several requests, one fails several times as often.
     """
     causes = [error]
-    while causes[-1].__cause__ is not None:
-        causes.append(causes[-1].__cause__)
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
     for cause in causes:
-        text = "" if isinstance(cause, OSError) else str(cause)
         if (
-            isinstance(cause, _REFUSING_ERRORS)
+            isinstance(cause, (NotImplementedError, io.UnsupportedOperation))
+            or type(cause) in _REFUSING_ERRORS
             or type(cause).__name__ == "NotSupportedError"  # obstore's
             or getattr(cause, "status", None) in _REFUSING_STATUS
-            or _REFUSALS.search(text)
+            or (not isinstance(cause, OSError) and _REFUSALS.search(str(cause)))
         ):
             return ReadWhole(f"raises {type(cause).__name__}")
-        if getattr(cause, "status", None) == 416 or _NO_SUCH_RANGE.search(text):
-            return ReadWhole()
-    return None
+    return None if isinstance(error, OSError) and num_requests == 1 else ReadWhole()
 
 
-_refused: dict[int, weakref.ref[Any]] = {}
+class _Stores:
+    """Stores, weakly and by identity: they have no hash."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Any]] = {}
+
+    def __contains__(self, store: object) -> bool:
+        reference = self._references.get(id(store))
+        return reference is not None and reference() is store
+
+    def add(self, store: object) -> None:
+        """Remember a store, where its class admits of weak references."""
+        key = id(store)
+        with contextlib.suppress(TypeError):
+            self._references[key] = weakref.ref(store, lambda _: self._references.pop(key, None))
+
+
+answering = _Stores()  # those that answered a range as they should
+_refusing = _Stores()
 _warned_of: set[type] = set()
 
 
-def _has_refused(store: Any) -> bool:
-    remembered = _refused.get(id(store))
-    return remembered is not None and remembered() is store
-
-
 def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
-    """Read whole chunks of a store from now on, and say so: loudly of the first of its class.
-
-    By identity and weakly: stores have no hash.
-    """
-    if store is None or _has_refused(store):
+    """Read whole chunks of a store from now on, and say so: loudly of the first of its class."""
+    if store is None or store in _refusing:
         return
-    key = id(store)
-    try:
-        _refused[key] = weakref.ref(store, lambda _: _refused.pop(key, None))
-    except TypeError:
-        return
-    logger.log(
-        logging.INFO if type(store) in _warned_of else logging.WARNING,
-        "%s does not support byte ranges (it %s): whole chunks are read instead, %d bytes for a "
-        "part of one",
-        describe_store(store),
-        refusal,
-        num_bytes,
-    )
-    _warned_of.add(type(store))
+    _refusing.add(store)
+    kind = type(store)
+    if store in _refusing or kind not in _warned_of:
+        logger.log(
+            logging.INFO if kind in _warned_of else logging.WARNING,
+            "%s does not support byte ranges (it %s): whole chunks are read instead, %d bytes for "
+            "a part of one",
+            describe_store(store),
+            refusal,
+            num_bytes,
+        )
+    _warned_of.add(kind)
