@@ -311,8 +311,8 @@ def _needs_dtype(codec: Bytes, dtype: AnyDType) -> bool:
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
     if endian is None and has_byte_order(dtype):
         report.add_problem(
-            f'the bytes codec has no "endian", which {dtype} needs: structures are read as little '
-            "endian here, others refuse them; add the one that it was written with"
+            f'the bytes codec has no "endian", which {dtype} needs: some take it as little endian, '
+            "others refuse it; add the one that it was written with"
         )
     elif endian is not None and not has_byte_order(dtype):
         report.notes.append(f'"endian" says nothing for {dtype}; it may be left out')

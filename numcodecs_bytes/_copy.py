@@ -240,7 +240,8 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: An
         return np.empty(plan.shape, stored)
     strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
     # Unlike as_strided, this raises where a window would reach beyond the memory.
-    selected: Array = np.ndarray(plan.window_shape, stored, fetched, strides=strides)
+    raw = np.ascontiguousarray(fetched)
+    selected: Array = np.ndarray(plan.window_shape, stored, raw, strides=strides)
     if plan.is_whole:
         return np.asanyarray(selected[selection])
 
@@ -293,7 +294,7 @@ def _with_unused_bits(array: Array) -> Iterator[Array]:
             if has_unused_bits(field):
                 yield from _with_unused_bits(array[name])
     elif has_unused_bits(array.dtype):
-        yield array
+        yield np.asarray(array)  # not as a masked array
 
 
 def _make_valid(numbers: Array) -> None:

@@ -65,9 +65,11 @@ if TYPE_CHECKING:
 # where nothing had to be copied on the way (zarr-python#4156).
 _STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
-# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, writes what
-# they evolved to, and takes an endian that is missing for the machine's.
+# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, and writes
+# what they evolved to.
 _DROPS_ENDIAN_BEFORE_FILTERS = not hasattr(zarr.dtype, "Struct")
+# It takes an endian that is missing in metadata for the machine's.
+_TAKES_MISSING_ENDIAN_FOR_NATIVE = not hasattr(zarr.dtype, "Struct")
 
 # zarr warns of a structured type without `endian` since it has the data type `struct`; zarr 3.1.6
 # wrote such arrays itself.
@@ -127,7 +129,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 f"no metadata of the bytes codec: got {data!r}, expected "
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
-        return cls(**parse_configuration(data.get("configuration", {}), known=("endian",)))
+        configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
+        if _TAKES_MISSING_ENDIAN_FOR_NATIVE and not data.get("configuration"):
+            return cls()
+        return cls(**configuration)
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
@@ -190,11 +195,11 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             array = _as_elements_of(dtype, array)
         # Of the array, whose dtype NumPy has hashed already.
         stored = self._stored_dtype(array.dtype)
-        # numcodecs filters flatten what they encode, in C order.
-        if array.shape != chunk_spec.shape and array.shape != (math.prod(chunk_spec.shape),):
+        # numcodecs filters flatten what they encode, in C order; others reshape it.
+        if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
-                f"{chunk_spec.shape}; transpose or reshape it"
+                f"{chunk_spec.shape}"
             )
         on_device = not isinstance(array, np.ndarray)
         raw: Any

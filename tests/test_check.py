@@ -175,8 +175,11 @@ class TestMetadata:
     def test_missing_endian(self, tmp_path):
         path = write_array(tmp_path / "number", None, "int16", [bytes_codec()])
         (problem,) = problems_of(path)
-        assert problem.startswith("zarr can't open it: ")
-        assert "`endian` configuration needs to be specified" in problem
+        if STRUCT["name"] == "structured":  # zarr 3.1.6, which takes it as native
+            assert problem.startswith('the bytes codec has no "endian", which int16 needs')
+        else:
+            assert problem.startswith("zarr can't open it: ")
+            assert "`endian` configuration needs to be specified" in problem
 
         path = write_array(tmp_path / "struct", None, STRUCT, [bytes_codec()], fill_value={})
         if STRUCT["name"] == "structured":

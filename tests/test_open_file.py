@@ -81,6 +81,15 @@ def test_reading_stops_when_nothing_is_wanted_any_more(path):
     assert len(asked) == 6
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    """Who writes to a pipe would notice that it was opened and closed."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(OSError, match="is no regular file"):
+            open_local(str(path))
+
+
 class TimedFile:
     """A file in a world where nothing but its requests takes time."""
 

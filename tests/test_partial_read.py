@@ -691,6 +691,33 @@ class TestCancellation:
         assert asyncio.run(self.read_cancelled(zarr.storage.StorePath(store, "c/0/0"))) == []
         assert 1 < num_read < 50
 
+    def test_a_coroutine_that_is_driven_by_hand_needs_no_tasks(self):
+        class Slow:
+            store = Answering()
+
+            async def get(self, _prototype, byte_range=None):
+                raw = bytes(byte_range.end - byte_range.start)
+                return default_buffer_prototype().buffer.from_bytes(raw)
+
+        async def read():
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+                batch = [(Slow(), (slice(None), 0), self.SPEC)]
+                return await BytesCodec(endian="big").decode_partial(batch)
+
+        def by_hand(loop):
+            try:
+                read().send(None)
+            except StopIteration as done:
+                results.extend(done.value)
+            loop.stop()
+
+        results = []
+        loop = asyncio.new_event_loop()
+        loop.call_soon(by_hand, loop)
+        loop.run_forever()
+        loop.close()
+        assert results[0].as_numpy_array().tolist() == [0] * 100
+
     def test_a_failure_ends_the_other_requests(self):
         ended = []
 

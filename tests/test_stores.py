@@ -13,9 +13,11 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import threading
 import time
+import weakref
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -734,20 +736,42 @@ class TestWhatAStoreStandsOn:
         class Slots(Plain):
             __slots__ = ("hidden",)
 
+        def get():
+            return zip_file_system
+
         local = local_store(folder)
         mapping = zip_file_system.get_mapper("")
         slots = Slots(local)
         slots.hidden = zip_file_system
-        plain = [Plain(local) for _ in range(4)]
+        path = zarr.storage.StorePath(zarr.storage.ZipStore(zipped(folder)))
+        plain = [Plain(local) for _ in range(7)]
         for store, held in zip(
             plain,
-            (zip_file_system, [zip_file_system], {"a": zip_file_system}, mapping),
+            (
+                zip_file_system,
+                [zip_file_system],
+                {"a": (zip_file_system,)},
+                mapping,
+                path,
+                get,
+                functools.partial(get),
+            ),
             strict=True,
         ):
             assert stores._may_be_read_in_parts(store)
             store.held = held
         for store in (slots, *plain):
             assert not stores._may_be_read_in_parts(store)
+
+    def test_a_proxy_is_not_touched(self, folder):
+        """Its object may be gone, or not to be made yet."""
+
+        class Object:
+            pass
+
+        store = Plain(local_store(folder))
+        store.held = weakref.proxy(Object())
+        assert np.array_equal(zarr.open_array(store, mode="r")[7], DATA[7])
 
     def test_what_looks_like_a_file_system(self, folder):
         class Odd:
@@ -778,3 +802,56 @@ class TestWhatAStoreStandsOn:
             {"c/0": "a13"}, remote_protocol="file", asynchronous=True
         )
         assert stores._of_reference(references, "c/0") is None
+
+
+@pytest.mark.usefixtures("pipeline")
+def test_a_range_that_is_missing_is_asked_for_as_a_whole(folder):
+    """What a store means by None for a range is its own affair."""
+
+    class Refusing(Plain):
+        async def get(self, key, prototype, byte_range=None):
+            return None if byte_range is not None else await super().get(key, prototype)
+
+    assert np.array_equal(zarr.open_array(Refusing(local_store(folder)), mode="r")[7], DATA[7])
+
+
+def test_a_method_that_was_replaced_before_the_package_was_loaded(folder):
+    """By tracing, for example."""
+    program = """
+import sys, zarr
+from zarr.storage import LocalStore
+get, keys = LocalStore.get, []
+def traced(self, key, *args, **kwargs):
+    keys.append(key)
+    return get(self, key, *args, **kwargs)
+LocalStore.get = traced
+assert "numcodecs_bytes.zarr" not in sys.modules
+array = zarr.open_array(sys.argv[1], mode="r")
+assert "numcodecs_bytes.zarr" in sys.modules
+array[7]
+print([key for key in keys if key.startswith("c")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['c/0/0']\n", done.stderr
+
+
+def test_a_zip_file_that_is_closed_meanwhile(folder, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file in folder.rglob("*"):
+            archive.write(file, file.relative_to(folder))
+    store = zarr.storage.ZipStore(tmp_path / "a.zip", mode="r")
+    array = zarr.open_array(store, mode="r")
+
+    class Closing:
+        def __enter__(self):
+            store._lock = lock
+            store.close()
+            return lock.__enter__()
+
+        def __exit__(self, *args):
+            return lock.__exit__(*args)
+
+    lock, store._lock = store._lock, Closing()
+    assert np.array_equal(array[7], DATA[7])

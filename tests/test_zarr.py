@@ -341,7 +341,7 @@ class TestMetadata:
     def test_missing_endian_is_an_error_when_the_array_is_opened(
         self, tmp_path, data_type, sharded
     ):
-        """zarr 3.1.6 takes it as native, zarrita.js as little."""
+        """But zarr 3.1.6 takes it as native, with this package and without."""
         if isinstance(data_type, dict):
             data_type = {**data_type, "configuration": {"length_bytes": 8}}
         codec = bytes_codec()
@@ -357,6 +357,12 @@ class TestMetadata:
         fill_value = "" if isinstance(data_type, dict) else 0
         fill_value = [0, 0] if data_type == "complex64" else fill_value
         path = write_array(tmp_path, None, data_type, [codec], fill_value=fill_value)
+        if not HAS_STRUCT:
+            zarr.open_array(path)[:] = "a" if fill_value == "" else 1
+            with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+                alone = zarr.open_array(path)[:]
+            assert np.array_equal(zarr.open_array(path)[:], alone)
+            return
         with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
             zarr.open_array(path)
 
@@ -370,6 +376,9 @@ class TestMetadata:
             },
         }
         path = write_array(tmp_path, bytes(4) + struct.pack("<2Q", 0, 4), "int8", [sharding])
+        if not HAS_STRUCT:
+            assert zarr.open_array(path)[:].tolist() == [0] * 4
+            return
         with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
             zarr.open_array(path)[:]
 
@@ -495,15 +504,24 @@ class TestBadChunks:
             opened[0, 0] = opened[:0, :0].sum() if dtype == "int32" else (1, 1)
         assert (path / "c/0/0").read_bytes() == bytes(num_bytes)
 
-    @pytest.mark.parametrize("shape", [(3, 2), (2, 2), (2, 4), (5,), (7,), (1, 2, 3), ()])
-    def test_an_array_of_another_shape_is_not_encoded(self, shape):
-        """zarr and NumPy would store these bytes, transposed or cut, without a word."""
+    @pytest.mark.parametrize("shape", [(2, 2), (2, 4), (5,), (7,), ()])
+    def test_an_array_of_another_size_is_not_encoded(self, shape):
+        """zarr and NumPy would store these bytes without a word."""
         with pytest.raises(ValueError, match=r"got shape .*, expected \(2, 3\)"):
             encode(BytesCodec(endian="big"), np.zeros(shape, "i4"), spec_of((2, 3), "i4"))
 
-    def test_a_flattened_chunk_is_encoded(self):
-        """numcodecs filters hand on flat arrays, in C order."""
-        encoded = encode(BytesCodec(endian="big"), np.arange(6, dtype="i2"), spec_of((2, 3), "i2"))
+    def test_masked_bools_are_stored(self):
+        """Their methods are others than those of an array."""
+        bools = np.ma.masked_array(np.arange(6) % 2 == 0)
+        array = zarr.create_array({}, shape=6, dtype="?", compressors=None)
+        array[:] = bools
+        assert array[:].tolist() == bools.tolist()
+
+    @pytest.mark.parametrize("shape", [(6,), (3, 2), (1, 2, 3)])
+    def test_a_reshaped_chunk_is_encoded(self, shape):
+        """numcodecs filters hand on flat arrays, in C order; others do what they don't declare."""
+        array = np.arange(6, dtype="i2").reshape(shape)
+        encoded = encode(BytesCodec(endian="big"), array, spec_of((2, 3), "i2"))
         assert encoded.to_bytes() == struct.pack(">6h", *range(6))
 
     @pytest.mark.parametrize(
@@ -708,7 +726,7 @@ class TestInstances:
             copy.deepcopy(codec),
             replace(codec),
             eval(repr(codec)),  # noqa: S307
-            BytesCodec.from_dict(codec.to_dict()),
+            *([BytesCodec.from_dict(codec.to_dict())] if endian or HAS_STRUCT else []),
         ):
             assert type(same) is BytesCodec
             assert same == codec

@@ -202,7 +202,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
                 answering.add(store)
             if parts.num_present == plan.num_requests:
                 return parts.fetched
-            if parts.is_missing and not parts.num_present:
+            if parts.is_missing and not parts.num_present and source.tells_missing:
                 return None
     # It is overwritten all the time, or was created or deleted meanwhile.
     raise ReadWhole

@@ -67,6 +67,10 @@ class OnLoop:
             num_left -= 1
         if not num_left:
             return
+        if asyncio.current_task() is None:  # a coroutine that is driven by hand has no helpers
+            for request in requests:
+                await get(request)
+            return
         places = _places_of_loops.setdefault(asyncio.get_running_loop(), _Places())
         limit = zarr.config.get("async.concurrency") or num_left
         failure = None

@@ -6,6 +6,7 @@ end.
 """
 
 import os
+import stat
 import time
 from collections.abc import Callable
 from functools import partial
@@ -162,8 +163,11 @@ def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> Open
     Raises
     ------
     OSError
-        As by `os.open`.
+        As by `os.open`, or if it is no regular file.
     """
+    # Before it is opened: a pipe would notice.
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a path takes 2 us
+        raise OSError(f"{path} is no regular file")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         length = max(os.fstat(descriptor).st_size - offset, 0)

@@ -35,9 +35,10 @@ import itertools
 import logging
 import numbers
 import re
+import types
 import weakref
 import zipfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,11 +73,20 @@ _REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
 _DIR = "fsspec.implementations.dirfs.DirFileSystem"
 _GENERIC = "fsspec.generic.GenericFileSystem"
 _CACHE = "zarr.experimental.cache_store.CacheStore"
+_ZIP = "zarr.storage._zip.ZipStore"
 
-# The methods by which zarr reads.
+_READING = ("get", "get_sync")
+# The methods by which zarr reads. One that was replaced before this module was loaded is in another
+# file than the class.
 _OWN_METHODS = {
-    owner: (owner.get, getattr(owner, "get_sync", None))
+    owner: [getattr(owner, name, None) for name in _READING]
     for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, StorePath)
+    if all(
+        getattr(getattr(owner, name), "__code__", None) is not None
+        and getattr(owner, name).__code__.co_filename == owner.__init__.__code__.co_filename
+        for name in _READING
+        if hasattr(owner, name)
+    )
 }
 
 
@@ -112,6 +122,8 @@ class Remote(NamedTuple):
 
     Attributes
     ----------
+    tells_missing : bool
+        Whether it is certain that there is no such chunk where a range is answered with None.
     num_bytes : int or None
         Length of the chunk where it is known before anything is asked.
     get : callable or None
@@ -119,6 +131,7 @@ class Remote(NamedTuple):
         chunk. None: ask the byte getter.
     """
 
+    tells_missing: bool = False
     num_bytes: int | None = None
     get: Callable[[int, int], Awaitable[Answer | None]] | None = None
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
@@ -164,47 +177,59 @@ def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
     """Whether an instance is of exactly this class, and reads as zarr made it read."""
     if type(instance) is not owner:
         return False
-    get, get_sync = _OWN_METHODS[owner]
     return (
-        owner.get is get
-        and getattr(owner, "get_sync", None) is get_sync
+        [getattr(owner, name, None) for name in _READING] == _OWN_METHODS.get(owner)
         and "get" not in instance.__dict__
         and "get_sync" not in instance.__dict__
     )
 
 
-def _may_be_read_in_parts(store: Any, max_depth: int = 4) -> bool:
+def _may_be_read_in_parts(store: Any) -> bool:
     """Whether a store of any class stands on nothing of which no ranges may be read."""
-    if isinstance(store, ZipStore) or _is_instance(store, _CACHE) or not max_depth:
-        return False
-    for value in _held_by(store):
-        if isinstance(value, zarr.abc.store.Store):
-            if not _may_be_read_in_parts(value, max_depth - 1):
-                return False
-        elif hasattr(type(value), "cat_file") and not _has_sound_ranges(value):
+    held: list[Any] = [store]
+    seen: set[int] = set()
+    for value in held:  # grows meanwhile
+        if len(seen) == MAX_HELD or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_instance(value, _ZIP) or _is_instance(value, _CACHE):
+            return False
+        if not hasattr(type(value), "cat_file"):
+            held.extend(_held_by(value))
+        elif not _has_sound_ranges(value):
             return False
     return True
 
 
-def _held_by(instance: object) -> Iterator[Any]:
-    """Yield the attributes of an instance, what the first places of collections hold, and `fs`."""
-    attributes = list(getattr(instance, "__dict__", {}).values())  # others may add to it meanwhile
-    for kind in type(instance).__mro__:
-        slots = vars(kind).get("__slots__", ())
+# How many objects are looked at, from the store on.
+MAX_HELD = 64
+
+
+def _held_by(value: Any) -> list[Any]:
+    """Return what an object holds, without calling any of its methods: it may be a lazy proxy."""
+    held: list[Any] = []
+    kind = type(value)
+    if issubclass(kind, (types.ModuleType, type)):
+        return held
+    # A proxy may have no object, another thread may add to a collection.
+    with contextlib.suppress(Exception):
+        if kind is types.FunctionType:
+            return [cell.cell_contents for cell in value.__closure__ or ()]
+        if kind is types.MethodType:
+            return [value.__self__, value.__func__]
+        if kind is partial:
+            return [value.func, *value.args, *value.keywords.values()]
+        if issubclass(kind, (dict, list, tuple)):
+            values = value.values() if issubclass(kind, dict) else value
+            return list(itertools.islice(values, MAX_HELD))
+        if kind.__module__ != "builtins":
+            held += list(object.__getattribute__(value, "__dict__").values())
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            with contextlib.suppress(AttributeError):
-                attributes.append(object.__getattribute__(instance, name))
-    for value in attributes:
-        yield value
-        if isinstance(value, (dict, list, tuple)):
-            values = value.values() if isinstance(value, dict) else value
-            with contextlib.suppress(RuntimeError):  # it grew meanwhile
-                yield from itertools.islice(values, MAX_HELD)
-        elif hasattr(type(getattr(value, "fs", None)), "cat_file"):  # fsspec's mappings and files
-            yield value.fs
-
-
-MAX_HELD = 16
+            with contextlib.suppress(AttributeError):  # not set
+                held.append(object.__getattribute__(value, name))
+    return held
 
 
 def _is_instance(value: object, name: str) -> bool:
@@ -220,9 +245,7 @@ def _of_local_store(store: LocalStore, path: str) -> Source | None:
     if type(store.root) is not type(Path()):  # its `read_bytes` may decrypt, for example
         return None
     name = f"{store.root}/{path}"
-    return File(
-        partial(open_local, name), (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-    )
+    return File(partial(open_local, name), ALLOWED_EXCEPTIONS)
 
 
 def _of_zip_store(store: ZipStore, path: str) -> File:
@@ -232,6 +255,8 @@ def _of_zip_store(store: ZipStore, path: str) -> File:
 def _open_member(store: ZipStore, path: str) -> OpenFile:
     with contextlib.ExitStack() as stack:
         stack.enter_context(store._lock)  # noqa: SLF001
+        if not store._is_open:  # noqa: SLF001 # closed meanwhile
+            raise ReadWhole
         archive = store._zf  # noqa: SLF001
         member = archive.getinfo(path)
         is_encrypted = member.flag_bits & 1
@@ -242,7 +267,7 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
 
 
 def _of_object_store(store: ObjectStore[Any], path: str) -> Remote:
-    return Remote(get=partial(_get_object_range, store.store, path))
+    return Remote(tells_missing=True, get=partial(_get_object_range, store.store, path))
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
@@ -251,9 +276,12 @@ async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answ
     try:
         response = await obstore.get_async(store, path, options={"range": (start, end)})
         raw: Any = await response.bytes_async()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    except ALLOWED_EXCEPTIONS:
         return None
     return Answer(np.frombuffer(raw, np.uint8), response.meta["size"], response.meta["e_tag"])
+
+
+ALLOWED_EXCEPTIONS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
@@ -265,7 +293,10 @@ def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
         return File(partial(open_local, name), store.allowed_exceptions)
     if not _has_sound_ranges(file_system):
         return None
-    return _of_reference(file_system, path) if _is_exactly(file_system, _REFERENCE) else Remote()
+    if _is_exactly(file_system, _REFERENCE):
+        return _of_reference(file_system, path)
+    # Others may be what a server answers that has no such range.
+    return Remote(tells_missing=set(store.allowed_exceptions) <= set(ALLOWED_EXCEPTIONS))
 
 
 def _is_local(file_system: Any) -> bool:
@@ -275,7 +306,7 @@ def _is_local(file_system: Any) -> bool:
     # An instance whose method was replaced is not.
     inner = file_system.sync_fs
     wrapped = getattr(vars(file_system).get("_cat_file"), "__wrapped__", None)
-    return "cat_file" not in vars(inner) and wrapped == inner.cat_file
+    return wrapped == inner.cat_file and not vars(inner).keys() & {"cat_file", "open", "_open"}
 
 
 def _has_sound_ranges(file_system: Any) -> bool:
@@ -311,11 +342,12 @@ def _of_reference(file_system: Any, path: str) -> Source | None:
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         if not _is_local(leaf):
-            return Remote(int(num_bytes))
+            return Remote(num_bytes=int(num_bytes))
         name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
+        offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         return None  # missing, inline, a whole file, or of a form that we don't know
-    return File(partial(open_local, name, int(offset), int(num_bytes)), ())
+    return File(partial(open_local, name, offset, num_bytes), ())
 
 
 _SOURCES: dict[Any, Callable[[Any, str], Source | None]] = {
@@ -377,8 +409,9 @@ _REFUSALS = re.compile("content.?range|unexpected.?range|range.?not.?supported",
 def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None:
     """Return why to read a chunk whole after a range failed; None where the failure is to go up.
 
-    An error of the operating system, such as a timeout, would meet a whole chunk as well. But of
-    several requests, one fails several times as often.
+    Where the chunk is not to be had at all, that is for zarr's own way to say. But whoever waited
+    for a timeout is not to wait for another one, unless it is one request of several: of these, one
+    fails several times as often as that for the whole chunk.
     """
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
@@ -392,7 +425,11 @@ def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None
             or (not isinstance(cause, OSError) and _REFUSALS.search(str(cause)))
         ):
             return ReadWhole(f"raises {type(cause).__name__}")
-    return None if isinstance(error, OSError) and num_requests == 1 else ReadWhole()
+    return (
+        None
+        if isinstance(error, (TimeoutError, ConnectionError)) and num_requests == 1
+        else ReadWhole()
+    )
 
 
 class _Stores:
