@@ -31,8 +31,11 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 def encode_array(array: Array, stored: AnyDType) -> Array:
     """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
-    if array.dtype == stored and array.flags.c_contiguous:
-        return _with_valid_bytes(array)
+    if array.dtype == stored:
+        if array.flags.c_contiguous:
+            return _with_valid_bytes(array)
+        if array.strides[-1] == array.itemsize:  # rows of a larger array
+            return _with_valid_bytes(np.ascontiguousarray(array))
     copied = copied_as(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
     if copied == stored and source.flags.c_contiguous:

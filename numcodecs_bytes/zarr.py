@@ -115,6 +115,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     # the codec another data type.
     _declared_endian: Endian | None
     _endian_if_missing: Endian | None = None
+    # What it was evolved for: zarr's data type, the elements in memory, and as they are stored.
+    _evolved_for: tuple[Any, Any, Any] = (None, None, None)
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -176,12 +178,13 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             # zarr's sharding reads dense shards of a fixed-size BytesCodec without calling it: it
             # would pass invalid bools on, and leave the swap of bfloat16 to ml_dtypes.
             object.__setattr__(evolved, "is_fixed_size", False)
+        evolved_for = array_spec.dtype, dtype, evolved._stored_dtype(dtype)  # noqa: SLF001
+        object.__setattr__(evolved, "_evolved_for", evolved_for)
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         raw: Any = as_numpy(chunk_bytes.as_array_like())
-        dtype = chunk_spec.dtype.to_native_dtype()
-        stored = self._stored_dtype(dtype)
+        dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         # Not a lazily swapped view: numcodecs filters view what they get as their own dtype.
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
@@ -190,11 +193,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         array: Any = as_numpy(chunk_array.as_ndarray_like())
-        dtype = chunk_spec.dtype.to_native_dtype()
+        dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
-        # Of the array, whose dtype NumPy has hashed already.
-        stored = self._stored_dtype(array.dtype)
+            stored = self._stored_dtype(array.dtype)
         # numcodecs filters flatten what they encode, in C order; others reshape it.
         if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
@@ -230,8 +232,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         # CuPy's current device and stream are a thread's own.
         if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
             return False
-        dtype = chunk_spec.dtype.to_native_dtype()
-        return self._stored_dtype(dtype) != copied_as(dtype)
+        dtype, stored = self._dtypes(chunk_spec)
+        return stored != copied_as(dtype)
 
     async def decode_partial(self, batch_info: Any) -> Any:
         """Return the selections of chunks, as zarr does; a single one without a task of its own."""
@@ -253,14 +255,21 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return _as_nd_buffer(selected, chunk_spec)
 
     def _chunk(self, selection: Any, chunk_spec: "ArraySpec") -> Chunk:
-        dtype = chunk_spec.dtype.to_native_dtype()
-        stored = self._stored_dtype(dtype)
+        dtype, stored = self._dtypes(chunk_spec)
         return Chunk(selection, chunk_spec.shape, dtype, stored, chunk_spec.prototype)
 
     @property
     def _endian(self) -> Any:
         """'little', 'big' or None; on zarr 3.1.6 `endian` is an Enum."""
         return getattr(self.endian, "value", self.endian)
+
+    def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
+        """Return the data types of a chunk's elements in memory, and as they are stored."""
+        data_type, dtype, stored = self._evolved_for
+        if chunk_spec.dtype is data_type:
+            return dtype, stored
+        dtype = chunk_spec.dtype.to_native_dtype()  # behind a filter that changes it
+        return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
         return stored_dtype(dtype, self._declared_endian or self._endian_if_missing)

@@ -93,14 +93,15 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
 class TimedFile:
     """A file in a world where nothing but its requests takes time."""
 
-    def __init__(self, monkeypatch, seconds):
-        self.now, self.seconds, self.sizes = 0.0, seconds, []
+    def __init__(self, monkeypatch, request_seconds, bytes_per_second):
+        self.now, self.sizes = 0.0, []
+        self.seconds = lambda size: request_seconds + size / bytes_per_second
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def read_at(self, size, position):
         self.sizes.append(size)
         # One that is slow by chance, now and then, says nothing of the others.
-        self.now += self.seconds + (0.01 if len(self.sizes) == 5 else 0)
+        self.now += self.seconds(size) + (0.01 if len(self.sizes) == 5 else 0)
         return RAW[position : position + size].tobytes()
 
     def read_column(self, *, adapts=True):
@@ -115,22 +116,31 @@ class TimedFile:
 
 class TestSlowFiles:
     def test_of_files_in_the_page_cache_only_the_ranges_are_read(self, monkeypatch):
-        file = TimedFile(monkeypatch, seconds=1e-6)
+        file = TimedFile(monkeypatch, 1e-6, 1e10)
         assert file.read_column() == len(file.sizes)
+        assert set(file.sizes) == {8}
 
-    @pytest.mark.parametrize("seconds", [1e-4, 5e-3])
-    def test_of_a_disk_or_a_network_gaps_are_read_over(self, monkeypatch, seconds):
+    @pytest.mark.parametrize(
+        ("request_seconds", "bytes_per_second"), [(2e-5, 3e9), (1e-4, 1e9), (5e-3, 1e8)]
+    )
+    def test_of_a_disk_or_a_network_gaps_are_read_over(
+        self, monkeypatch, request_seconds, bytes_per_second
+    ):
         """Thousands of requests of milliseconds would take longer than the whole chunk."""
-        file = TimedFile(monkeypatch, seconds)
+        file = TimedFile(monkeypatch, request_seconds, bytes_per_second)
         file.read_column()
         num_timed = sum(size == 8 for size in file.sizes)
-        assert open_file.NUM_TIMED * open_file.FIRST_BATCH <= num_timed < 60
+        assert num_timed == open_file.NUM_TIMED * open_file.FIRST_BATCH
         assert len(file.sizes) - num_timed <= RAW.size // BLOCK_BYTES + 1
 
-    def test_a_gap_that_takes_longer_than_a_request_is_not_read_over(self, monkeypatch):
-        file = TimedFile(monkeypatch, seconds=3e-5)  # in which 15 KB are read
-        assert file.read_column() == len(file.sizes)
+    def test_gaps_that_take_longer_than_requests_are_read_over_to_try_it_only(self, monkeypatch):
+        file = TimedFile(monkeypatch, 2e-5, 3e8)
+        num_ranges = file.read_column()
+        tried = [size for size in file.sizes if size > 8]
+        assert len(tried) == open_file.NUM_TIMED
+        assert sum(tried) < 2 * open_file.NUM_TIMED * BLOCK_BYTES
+        assert len(file.sizes) > num_ranges / 2
 
     def test_who_sets_the_gap_gets_it(self, monkeypatch):
-        file = TimedFile(monkeypatch, seconds=5e-3)
+        file = TimedFile(monkeypatch, 5e-3, 1e8)
         assert file.read_column(adapts=False) == len(file.sizes)

@@ -307,6 +307,27 @@ class TestFrugal:
         tracemalloc.stop()
         assert peak < 2 * (data.nbytes + selected.nbytes) + MIB
 
+    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.parametrize("shape", [(11585, 11585), (1 << 17, 1 << 10)], ids=str)
+    def test_of_a_gibibyte_a_column_takes_the_memory_of_a_column(self, tmp_path, shape):
+        """Where gaps are read over, too."""
+        num_rows, num_columns = shape
+        create(tmp_path, shape)
+        (tmp_path / "c/0").mkdir(parents=True)
+        with (tmp_path / "c/0/0").open("wb") as chunk:
+            chunk.truncate(num_rows * num_columns * 8)
+            chunk.seek((num_columns * (num_rows - 1) + 7) * 8)
+            chunk.write(struct.pack(">d", 5))
+        array = zarr.open_array(tmp_path)
+        array[:, 8]
+        tracemalloc.start()
+        column = array[:, 7]
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert column.tolist() == [0] * (num_rows - 1) + [5]
+        # Where many pieces are picked from few ranges, their places take more than they do.
+        assert peak < 2 * column.nbytes + MIB + (num_rows * 64 if num_rows > num_columns else 0)
+
 
 class TestMaxGap:
     def requests_of_a_column(self, array, counting):

@@ -190,16 +190,42 @@ def test_a_range_with_gaps_is_no_longer_than_two_blocks():
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(cases(), st.integers(0, 50))
-def test_ranges_split_anywhere_are_the_same_ranges(case, num):
+@given(cases(), st.integers(1, 50), st.sampled_from([0, 10, 10**9]))
+def test_ranges_split_anywhere_are_the_same_ranges(case, num, num_bytes):
     ranges = plan_read(*case).ranges
-    parts = ranges.split(num)
-    assert len(parts[0].starts) == min(num, len(ranges.starts))
-    for whole, *halves in zip(ranges, *parts, strict=True):
+    parts = ranges.split(num, num_bytes)
+    assert len(parts[0].starts) <= num
+    assert parts[0].num_bytes <= num_bytes or len(parts[0].starts) == 1
+    if num_bytes == 10**9:
+        assert len(parts[0].starts) == min(num, len(ranges.starts))
+    for whole, *halves in zip(ranges[:4], parts[0][:4], parts[1][:4], strict=True):
         np.testing.assert_array_equal(np.concatenate(halves), whole)
     raw = np.arange(np.prod(case[1]) * case[2]).astype(np.uint8)
     halves = [fetch(part, raw) for part in parts if len(part.starts)]
     np.testing.assert_array_equal(np.concatenate([[], *halves]), fetch(ranges, raw))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(cases(), st.integers(0, 50))
+def test_ranges_without_their_first_pieces_are_those_of_the_others(case, num):
+    ranges = plan_read(*case).ranges
+    left = ranges.without(min(num, len(ranges.piece_starts)))
+    starts, ends = ranges.piece_starts[num:], ranges.piece_ends[num:]
+    for got, expected in zip(left[:4], case[3].merge(starts, ends)[:4], strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(cases(), st.sampled_from([1, 20, 10**9]))
+def test_contiguous_ranges_have_the_same_pieces(case, block_bytes):
+    ranges = plan_read(*case).ranges
+    merging = Merging(30, block_bytes, is_contiguous=True)
+    contiguous = merging.merge(ranges.piece_starts, ranges.piece_ends)
+    distances = contiguous.starts[1:] - contiguous.ends[:-1]
+    assert ((distances == 0) | (distances > 30)).all()
+    raw = np.arange(np.prod(case[1]) * case[2]).astype(np.uint8)
+    if len(ranges.starts):
+        np.testing.assert_array_equal(fetch(contiguous, raw), fetch(ranges, raw))
 
 
 def test_planning_does_not_depend_on_the_number_of_elements():

@@ -25,14 +25,18 @@ ReadAt = Callable[[int, int], bytes]
 DIRECT_BYTES = 1 << 12
 # What is read into memory that is reused, so that it stays in the cache and is no burden.
 BLOCK_BYTES = 1 << 18
-# How many ranges are read before it is asked again whether they are still wanted: as many as take
-# so long, in seconds.
-FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 8, 1024, 1e-3
+# How many ranges are read before it is asked again whether they are still wanted: a few at once, of
+# many as many as take so long, in seconds.
+SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
 
-# A small range takes 0.3 to 1 us where it is in the page cache. Where it takes so long, in seconds,
-# in all of the first batches, the file is on a disk or a network, and the gaps are read over that
-# take no longer than a request, at so many bytes per second.
-SLOW_SECONDS, NUM_TIMED, BYTES_PER_SECOND = 2e-5, 3, 5e8
+# A piece takes 0.3 to 1 us where it is in the page cache. Where it takes so long, in seconds, in
+# each of the first batches, the file is on a disk or a network, and reading over the gaps is tried,
+# too. Of that, the first blocks take longest: the kernel does not read ahead yet.
+SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
+
+
+class _Ended(Exception):  # noqa: N818 # not an error
+    """The file is too short, or nothing is wanted any more."""
 
 
 class OpenFile:
@@ -53,7 +57,7 @@ class OpenFile:
         the end.
     """
 
-    __slots__ = ("_offset", "_read_at", "_read_into", "close", "num_bytes")
+    __slots__ = ("_block", "_offset", "_read_at", "_read_into", "close", "num_bytes")
 
     def __init__(
         self,
@@ -68,6 +72,7 @@ class OpenFile:
         self.close = close
         self.num_bytes = num_bytes
         self._offset = offset
+        self._block = np.empty(0, np.uint8)  # memory that is used again
 
     def read(self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool) -> Bytes | None:
         """Return the pieces of ranges, end to end.
@@ -88,68 +93,97 @@ class OpenFile:
             more.
         """
         fetched = np.empty(ranges.num_kept_bytes, np.uint8)
-        place, num_ranges = 0, FIRST_BATCH
-        times: list[float] = []  # per range, of the first batches
-        adapts = adapts and len(ranges.starts) > 2 * NUM_TIMED * FIRST_BATCH
-        while len(ranges.starts):
-            if not is_wanted():
-                return None
-            sizes = np.cumsum(ranges.ends[:num_ranges] - ranges.starts[:num_ranges])
-            batch, ranges = ranges.split(max(int(np.searchsorted(sizes, BLOCK_BYTES)), 1))
-            num_bytes = batch.num_kept_bytes
-            start = time.perf_counter()
-            if not self._read_batch(batch, fetched[place : place + num_bytes]):
-                return None
-            seconds = time.perf_counter() - start
-            place += num_bytes
-            if seconds < BATCH_SECONDS:
-                num_ranges = min(2 * num_ranges, MAX_BATCH)
-            if adapts and len(times) < NUM_TIMED:
-                times.append(seconds / len(batch.starts))
-                if len(times) == NUM_TIMED and min(times) > SLOW_SECONDS:
-                    merging = Merging(int(min(times) * BYTES_PER_SECOND), BLOCK_BYTES)
-                    ranges = merging.merge(ranges.piece_starts, ranges.piece_ends)
+        out, is_short = fetched, len(ranges.starts) <= SHORT
+        num_ranges = SHORT if is_short else FIRST_BATCH
+        try:
+            if adapts and not is_short:
+                ranges, out = self._choose(ranges, out, is_wanted)
+            while len(ranges.starts):
+                batch, ranges = ranges.split(num_ranges, BLOCK_BYTES)
+                start = time.perf_counter()
+                out = self._read_batch(batch, out, is_wanted)
+                if time.perf_counter() - start < BATCH_SECONDS:
+                    num_ranges = min(2 * num_ranges, MAX_BATCH)
+        except _Ended:
+            return None
         return fetched
 
-    def _read_batch(self, batch: Ranges, out: Bytes) -> bool:
-        """Fill out with the pieces of ranges; return whether the file has them all."""
+    def _choose(
+        self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
+    ) -> tuple[Ranges, Bytes]:
+        """Return what is left of the ranges, or of larger ones where pieces take less time so."""
+        ranges, out, seconds = self._time(ranges, out, is_wanted)
+        if seconds < SLOW_SECONDS:
+            return ranges, out
+        merging = Merging(
+            BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True
+        )  # for the kernel's readahead
+        larger = merging.merge(ranges.piece_starts, ranges.piece_ends)
+        larger, out, seconds_so = self._time(larger, out, is_wanted)
+        if seconds_so < LONGER_AT_FIRST * seconds:
+            return larger, out
+        return ranges.without(len(ranges.piece_starts) - len(larger.piece_starts)), out
+
+    def _time(
+        self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
+    ) -> tuple[Ranges, Bytes, float]:
+        """Read some ranges; return what is left, and the seconds that a piece took at least."""
+        fastest = float("inf")
+        for _ in range(NUM_TIMED):
+            if not len(ranges.starts):
+                break
+            batch, ranges = ranges.split(FIRST_BATCH, BLOCK_BYTES)
+            start = time.perf_counter()
+            out = self._read_batch(batch, out, is_wanted)
+            fastest = min(fastest, (time.perf_counter() - start) / len(batch.piece_starts))
+        return ranges, out, fastest
+
+    def _read_batch(self, batch: Ranges, out: Bytes, is_wanted: Callable[[], bool]) -> Bytes:
+        """Fill the beginning of out with the pieces of ranges; return the rest of it."""
+        if not is_wanted():
+            raise _Ended
         starts, sizes = batch.starts + self._offset, batch.ends - batch.starts
         num_bytes = int(sizes.sum())
         if not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts):
             view = out.data
             for position, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-                if not self._fill(view[:size], position):
-                    return False
+                self._fill(view[:size], position)
                 view = view[size:]
-            return True
-        read_at = self._read_at
-        raw = b"".join(
-            [
-                read_at(size, position)
-                for size, position in zip(sizes.tolist(), starts.tolist(), strict=True)
-            ]
-        )
-        if len(raw) != num_bytes:
-            return False
-        read = np.frombuffer(raw, np.uint8)
+            return out[num_bytes:]
+        if len(starts) == 1:
+            if len(self._block) < num_bytes:
+                self._block = np.empty(num_bytes, np.uint8)
+            read = self._block[:num_bytes]
+            self._fill(read.data, int(starts[0]))
+        else:
+            read_at = self._read_at
+            raw = b"".join(
+                [
+                    read_at(size, position)
+                    for size, position in zip(sizes.tolist(), starts.tolist(), strict=True)
+                ]
+            )
+            if len(raw) != num_bytes:
+                raise _Ended
+            read = np.frombuffer(raw, np.uint8)
         if not batch.have_gaps:
-            out[:] = read
-            return True
+            out[:num_bytes] = read
+            return out[num_bytes:]
         # Of each range: where it lies in what was read, less where it lies in the file.
         shifts = np.cumsum(sizes) - sizes - batch.starts
         ranges = np.searchsorted(batch.starts, batch.piece_starts, side="right") - 1
         piece_starts = batch.piece_starts + shifts[ranges]
-        copy_pieces(out, read, piece_starts, batch.piece_ends - batch.piece_starts)
-        return True
+        num_bytes = batch.num_kept_bytes
+        copy_pieces(out[:num_bytes], read, piece_starts, batch.piece_ends - batch.piece_starts)
+        return out[num_bytes:]
 
-    def _fill(self, view: memoryview, position: int) -> bool:
+    def _fill(self, view: memoryview, position: int) -> None:
         while len(view):
             num_read = self._read_into(view, position)
             if not num_read:
-                return False
+                raise _Ended
             view = view[num_read:]
             position += num_read
-        return True
 
     def _read_then_copy(self, view: memoryview, position: int) -> int:
         raw = self._read_at(min(len(view), BLOCK_BYTES), position)

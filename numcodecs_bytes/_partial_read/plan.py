@@ -53,29 +53,31 @@ class Ranges(NamedTuple):
     starts, ends : numpy.ndarray
         First byte and end (exclusive) of each range, shape ``(num_ranges,)``.
     piece_starts, piece_ends : numpy.ndarray
-        The same of the pieces, each within a range, shape ``(num_pieces,)``. A range begins and
-        ends with a piece.
+        The same of the pieces, each within a range, shape ``(num_pieces,)``. A range begins with a
+        piece.
+    have_gaps : bool
+        Whether there may be more in the ranges than the pieces.
     """
 
     starts: Indices
     ends: Indices
     piece_starts: Indices
     piece_ends: Indices
+    have_gaps: bool
 
     @property
     def num_bytes(self) -> int:
         """Number of bytes in all ranges."""
+        if len(self.starts) == 1:  # many times faster
+            return int(self.ends[0]) - int(self.starts[0])
         return int((self.ends - self.starts).sum())
 
     @property
     def num_kept_bytes(self) -> int:
         """Number of bytes in all pieces."""
+        if len(self.piece_starts) == 1:  # many times faster
+            return int(self.piece_ends[0]) - int(self.piece_starts[0])
         return int((self.piece_ends - self.piece_starts).sum())
-
-    @property
-    def have_gaps(self) -> bool:
-        """Whether there is more in the ranges than what is kept."""
-        return len(self.starts) < len(self.piece_starts)
 
     def requests(self) -> Iterator[Request]:
         """Yield the ranges, in ascending order."""
@@ -90,8 +92,12 @@ class Ranges(NamedTuple):
             for start, end, place, i, k in zip(*(c[some].tolist() for c in columns), strict=True):
                 yield Request(start, end, place, self.piece_starts[i:k] - start, lengths[i:k])
 
-    def split(self, num: int) -> "tuple[Ranges, Ranges]":
-        """Return the first ranges, so many, and the others."""
+    def split(self, max_num: int, max_bytes: int) -> "tuple[Ranges, Ranges]":
+        """Return the first ranges, at least one and else no more than that, and the others."""
+        num = min(max_num, len(self.starts))
+        if num > 1:
+            sizes = np.cumsum(self.ends[:num] - self.starts[:num])
+            num = max(int(np.searchsorted(sizes, max_bytes, side="right")), 1)
         if num >= len(self.starts):
             return self, self._of(slice(0), slice(0))
         piece = int(np.searchsorted(self.piece_starts, self.starts[num])) if self.have_gaps else num
@@ -100,12 +106,22 @@ class Ranges(NamedTuple):
             self._of(slice(num, None), slice(piece, None)),
         )
 
+    def without(self, num_pieces: int) -> "Ranges":
+        """Return the ranges without the first pieces, so many."""
+        if num_pieces == len(self.piece_starts):
+            return self._of(slice(0), slice(0))
+        start = self.piece_starts[num_pieces]
+        first = int(np.searchsorted(self.ends, start, side="right"))
+        left = self._of(slice(first, None), slice(num_pieces, None))
+        return left._replace(starts=np.maximum(left.starts, start))
+
     def _of(self, ranges: slice, pieces: slice) -> "Ranges":
         return Ranges(
             self.starts[ranges],
             self.ends[ranges],
             self.piece_starts[pieces],
             self.piece_ends[pieces],
+            self.have_gaps,
         )
 
 
@@ -118,21 +134,30 @@ class Merging(NamedTuple):
         Largest gap between two pieces that is read over, at least 0.
     block_bytes : int or None
         No range of several pieces is longer than twice that.
+    is_contiguous : bool
+        Whether gaps that are read over are read between two blocks as well.
     """
 
     max_gap_bytes: int
     block_bytes: int | None = None
+    is_contiguous: bool = False
 
     def merge(self, starts: Indices, ends: Indices) -> Ranges:
         """Return the ranges for pieces, which are ascending, shape ``(num_pieces,)``."""
         if len(starts) <= 1:
-            return Ranges(starts, ends, starts, ends)
+            return Ranges(starts, ends, starts, ends, have_gaps=False)
         is_apart = starts[1:] - ends[:-1] > self.max_gap_bytes
         if self.block_bytes:
             blocks = ends // self.block_bytes
             is_apart |= blocks[1:] != blocks[:-1]
-        is_first, is_last = np.append(True, is_apart), np.append(is_apart, True)
-        return Ranges(starts[is_first], ends[is_last], starts, ends)
+        is_edge = np.ones(len(starts) + 1, bool)
+        is_edge[1:-1] = is_apart
+        firsts, lasts = starts[is_edge[:-1]], ends[is_edge[1:]]
+        if self.is_contiguous:
+            is_near = firsts[1:] - lasts[:-1] <= self.max_gap_bytes
+            lasts[:-1][is_near] = firsts[1:][is_near]
+        have_gaps = self.is_contiguous or len(firsts) < len(starts)
+        return Ranges(firsts, lasts, starts, ends, have_gaps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -415,18 +440,20 @@ def _plan_product(
             length += extent * stride
         else:
             all_indices = _as_array(indices)
+            if isinstance(indices, range):  # every index begins a range
+                starts, lengths = all_indices * stride + first, np.full(num, length)
+                num_items = num * length
+                window[k] = (num, length, None)
+                continue
             last = np.append(splits[1:], num) - 1
             starts = all_indices[splits] * stride + first
             lengths = (all_indices[last] - all_indices[splits]) * stride + length
             num_items = int(lengths.sum())
-            if isinstance(indices, range):
-                window[k] = (num, length, None)
-            else:
-                # Where each index lies in the items: the place of its piece, and in its piece.
-                piece = np.repeat(np.arange(len(splits)), last - splits + 1)
-                places = (np.cumsum(lengths) - lengths)[piece]
-                places += (all_indices - all_indices[splits][piece]) * stride
-                window[k] = (num_items - length + 1, 1, places)
+            # Where each index lies in the items: the place of its piece, and in its piece.
+            piece = np.repeat(np.arange(len(splits)), last - splits + 1)
+            places = (np.cumsum(lengths) - lengths)[piece]
+            places += (all_indices - all_indices[splits][piece]) * stride
+            window[k] = (num_items - length + 1, 1, places)
     if not num_items:
         starts, lengths = np.array([first]), np.array([length])
     starts = starts * item_size
@@ -491,4 +518,5 @@ def _plan_points(
 def _plan_nothing(shape: tuple[int, ...]) -> Plan:
     nothing = (None,) * len(shape)
     none = np.empty(0, np.intp)
-    return Plan(Ranges(none, none, none, none), shape, (0,) * len(shape), nothing, nothing, shape)
+    nowhere = Ranges(none, none, none, none, have_gaps=False)
+    return Plan(nowhere, shape, (0,) * len(shape), nothing, nothing, shape)

@@ -61,7 +61,7 @@ logger = logging.getLogger("numcodecs_bytes")
 # Largest gaps that are read over, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's config
 # overrides them. Reading from an open file takes 1 us more per range, in which the page cache gives
 # 8 KiB.
-LOCAL_MAX_GAP_BYTES = 1 << 13
+LOCAL_MAX_GAP_BYTES = 1 << 12
 # Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
 # leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
 # 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
