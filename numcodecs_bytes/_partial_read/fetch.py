@@ -175,11 +175,14 @@ def _read_file(
 ) -> Bytes | None:
     """Return the pieces of a plan, None where there is no such chunk."""
     try:
-        with contextlib.closing(source.open()) as file:
+        file = source.open()
+        try:
             if file.num_bytes == chunk.num_bytes:
                 fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
                 if fetched is not None:
                     return fetched
+        finally:
+            file.close()
     except source.missing:
         return None
     except OSError as error:

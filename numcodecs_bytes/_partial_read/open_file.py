@@ -96,6 +96,9 @@ class OpenFile:
         out, is_short = fetched, len(ranges.starts) <= SHORT
         num_ranges = SHORT if is_short else FIRST_BATCH
         try:
+            if len(ranges.starts) == len(ranges.piece_starts) == 1:  # many rows, or whole chunks
+                self._fill(fetched.data, self._offset + int(ranges.starts[0]))
+                return fetched
             if adapts and not is_short:
                 ranges, out = self._choose(ranges, out, is_wanted)
             while len(ranges.starts):
