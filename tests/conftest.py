@@ -10,10 +10,21 @@ PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
 
+OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.PartialReadPipeline"]
+if len(PIPELINES) > 1:
+    OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedPartialReadPipeline")
+
 
 @pytest.fixture(params=PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
 def pipeline(request):
     """Run a test in the default and in the fused pipeline."""
+    with zarr.config.set({"codec_pipeline.path": request.param}):
+        yield request.param
+
+
+@pytest.fixture(params=OUR_PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
+def our_pipeline(request):
+    """Run a test in this package's pipelines, over zarr's default and its fused one."""
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
 

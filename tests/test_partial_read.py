@@ -54,7 +54,7 @@ class CountingStore(zarr.storage.WrapperStore):
         return self._count(key, byte_range, buffer)
 
     def _count(self, key, byte_range, buffer):
-        if not key.startswith("c"):  # metadata
+        if key.rpartition("/")[2].startswith((".z", "zarr.")):  # metadata
             return buffer
         self.requests.append((key, byte_range, 0 if buffer is None else len(buffer)))
         return self.answer(len(self.requests), buffer)

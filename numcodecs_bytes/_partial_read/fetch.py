@@ -55,6 +55,8 @@ class Chunk(NamedTuple):
         Of its elements in memory, and as they are stored.
     prototype : zarr.core.buffer.BufferPrototype
         What the byte getter is asked for.
+    axis_order : tuple of int or None
+        The axes in the order in which they are stored, by default C order.
     """
 
     selection: Any
@@ -62,6 +64,7 @@ class Chunk(NamedTuple):
     dtype: AnyDType
     stored: AnyDType
     prototype: Any
+    axis_order: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -155,7 +158,7 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
         gap = configured_gap_bytes()
         max_gap_bytes = source.max_gap_bytes if gap is None else gap
         merging = Merging(max_gap_bytes, BLOCK_BYTES if isinstance(source, File) else None)
-        plan = plan_read(chunk.selection, chunk.shape, item_size, merging)
+        plan = plan_read(chunk.selection, chunk.shape, item_size, merging, chunk.axis_order)
         try:
             if isinstance(source, File):
                 read = partial(_read_file, source, chunk, plan, adapts=gap is None)
@@ -167,7 +170,7 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
-    return raw, plan_whole(chunk.shape, item_size), refusal
+    return raw, plan_whole(chunk.shape, item_size, chunk.axis_order), refusal
 
 
 def _read_file(

@@ -59,10 +59,10 @@ from numcodecs_bytes._partial_read.open_file import (
 logger = logging.getLogger("numcodecs_bytes")
 
 # Largest gaps that are read over, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's config
-# overrides them. Of a file in the page cache, ranges of 8 bytes took 0.8 times as long as blocks that
-# hold them where they are 4 KiB apart, 0.3 times at 8 KiB, 1.7 times at 2 KiB. A cold disk or a
-# network file system, which takes 0.02 to 5 ms for a request, wants 50 KiB to some MiB: `OpenFile`
-# notices, and reads blocks.
+# overrides them. Of a file in the page cache, ranges of 8 bytes took 0.8 times as long as blocks
+# that hold them where they are 4 KiB apart, 0.3 times at 8 KiB, 1.7 times at 2 KiB. A cold disk or
+# a network file system, which takes 0.02 to 5 ms for a request, wants 50 KiB to some MiB:
+# `OpenFile` notices, and reads blocks.
 LOCAL_MAX_GAP_BYTES = 1 << 12
 # Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
 # leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
