@@ -26,6 +26,7 @@ def report() -> dict[str, Any]:
         _answer("numcodecs", "bytes", lambda: type(numcodecs.registry.get_codec({"id": "bytes"}))),
         _answer("zarr", "bytes", lambda: zarr.registry.get_codec_class("bytes")),
         _answer("zarr", "endian", lambda: zarr.registry.get_codec_class("endian")),
+        _answer("zarr", "codec pipeline", zarr.registry.get_pipeline_class),
     ]
     return {
         "picked_up": all(a["class"] in OURS for a in answers if a["name"] == "bytes"),

@@ -39,6 +39,7 @@ from numcodecs_bytes._data_type import (
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
+from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
 READ_BYTES = 1 << 26
@@ -238,16 +239,25 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
 
 def _partial_reads(array: Any) -> str:
     if array.metadata.zarr_format == 2:
-        return "no: Zarr v2 reads whole chunks"
-    codecs = array.metadata.codecs
-    others = [codec.to_dict()["name"] for codec in codecs if codec.to_dict()["name"] != "bytes"]
+        codecs = (*array.filters, *array.compressors)
+        names = [codec.codec_id for codec in codecs]
+        is_plain = False
+    else:
+        codecs = array.metadata.codecs
+        names = [codec.to_dict()["name"] for codec in codecs]
+        is_plain = isinstance(codecs[0], BytesCodec)
+    others = [name for name in names if name != "bytes"]
     if others == ["sharding_indexed"]:
         return "no: of a shard, zarr reads whole inner chunks"
-    if others:
-        return f"no: {', '.join(others)} needs whole chunks"
-    if not isinstance(codecs[0], BytesCodec):
-        return f"no: {type(codecs[0]).__module__}.{type(codecs[0]).__qualname__} is chosen"
-    return "yes"
+    can_be_read = can_read_parts(array)
+    if can_be_read and isinstance(array.async_array.codec_pipeline, PartialRead):
+        return "yes"
+    if array.metadata.zarr_format == 3 and not others:
+        codec = type(codecs[0])
+        return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
+    if can_be_read:
+        return f"no: zarr's own codec pipeline needs whole chunks, {PIPELINE} does not"
+    return f"no: {', '.join(others or names)} needs whole chunks"
 
 
 def _codecs_in(

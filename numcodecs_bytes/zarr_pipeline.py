@@ -18,12 +18,14 @@ What else there is, and all writes, go to zarr's pipeline:
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import zarr
 import zarr.codecs
 import zarr.core.codec_pipeline
 import zarr.registry
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
-from zarr.core.buffer import cpu
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._data_type import (
@@ -41,9 +43,9 @@ from numcodecs_bytes.zarr import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from zarr.core.array_spec import ArraySpec
-
 __all__ = ["FusedPartialReadPipeline", "PartialReadPipeline"]
+
+PIPELINE = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
 
 
 class _Layout(NamedTuple):
@@ -57,18 +59,18 @@ class _Layout(NamedTuple):
 class _Reader(BytesCodec):
     """Reads parts of chunks that are stored otherwise than the bytes codec stores them alone.
 
-    zarr's pipelines call its partial methods and no others, in `_PartialRead.read`.
+    zarr's pipelines call its partial methods and no others, in `PartialRead.read`.
     """
 
-    def evolve_from_array_spec(self, array_spec: "ArraySpec") -> "_Reader":  # noqa: ARG002
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> "_Reader":  # noqa: ARG002
         """Return the codec itself: it looks at each chunk's own specification."""
         return self
 
-    def layout(self, chunk_spec: "ArraySpec") -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         """Return how a chunk is stored, None where zarr's own pipeline is to read it."""
         raise NotImplementedError
 
-    def _chunk(self, selection: Any, chunk_spec: "ArraySpec") -> Chunk:
+    def _chunk(self, selection: Any, chunk_spec: ArraySpec) -> Chunk:
         layout = self.layout(chunk_spec)
         if layout is None:
             raise TypeError(f"chunks of one array differ: {chunk_spec} can't be read in part")
@@ -91,7 +93,7 @@ class _V2Reader(_Reader):
         super().__init__(endian=None)
         object.__setattr__(self, "_bytes", codec)
 
-    def layout(self, chunk_spec: "ArraySpec") -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         dtype = chunk_spec.dtype.to_native_dtype()
         if dtype.hasobject or dtype.kind == "T":
             return None
@@ -121,7 +123,7 @@ class _TransposeReader(_Reader):
         object.__setattr__(self, "_transposes", transposes)
         object.__setattr__(self, "_bytes", codec)
 
-    def layout(self, chunk_spec: "ArraySpec") -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         axis_order = tuple(range(len(chunk_spec.shape)))
         for codec in self._transposes:
             axis_order = tuple(axis_order[axis] for axis in codec.order)
@@ -155,7 +157,24 @@ def _find_reader(pipeline: Any) -> _Reader | None:
     return _TransposeReader(before, codec)
 
 
-class _PartialRead:
+def can_read_parts(array: "zarr.Array[Any]") -> bool:
+    """Whether these pipelines read parts of an array's chunks that zarr's read whole."""
+    metadata: Any = array.metadata
+    is_v2 = metadata.zarr_format == 2
+    codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
+    reader = _find_reader(BatchedCodecPipeline.from_codecs(codecs))
+    return reader is not None and None is not reader.layout(
+        ArraySpec(
+            shape=array.chunks,
+            dtype=metadata.dtype,
+            fill_value=metadata.fill_value,
+            config=ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False),
+            prototype=default_buffer_prototype(),
+        )
+    )
+
+
+class PartialRead:
     """Mixed into a pipeline of zarr's: reads what it can in parts, hands all else on."""
 
     @functools.cached_property
@@ -181,13 +200,13 @@ class _PartialRead:
             return await zarrs.read(batch, out, drop_axes)
         return await self._reading.read(batch, out, drop_axes)
 
-    def _reads(self, chunk_spec: "ArraySpec") -> bool:
+    def _reads(self, chunk_spec: ArraySpec) -> bool:
         """Whether chunks of an array can be read in part."""
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
         return is_on_cpu and self._reading.array_bytes_codec.layout(chunk_spec) is not None
 
 
-class PartialReadPipeline(_PartialRead, BatchedCodecPipeline):
+class PartialReadPipeline(PartialRead, BatchedCodecPipeline):
     """zarr's default pipeline, which also reads parts of Zarr v2 and of transposed chunks.
 
     To be chosen as ``codec_pipeline.path`` in zarr's config, or by the environment variable
@@ -200,7 +219,7 @@ if _Fused is None:
     __all__ = ["PartialReadPipeline"]
 else:
 
-    class FusedPartialReadPipeline(_PartialRead, _Fused):  # type: ignore[misc]
+    class FusedPartialReadPipeline(PartialRead, _Fused):  # type: ignore[misc]
         """zarr's fused pipeline (since 3.2), which also reads parts, like `PartialReadPipeline`."""
 
     zarr.registry.register_pipeline(FusedPartialReadPipeline)

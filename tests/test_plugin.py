@@ -295,8 +295,14 @@ class TestReport:
         found = json.loads(self.report("--json"))
         assert found["picked_up"]
         assert found["overrides"] == []
-        assert [a["class"] for a in found["answers"]] == ["numcodecs_bytes.codec.Bytes", OURS, OURS]
+        pipeline = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+        classes = ["numcodecs_bytes.codec.Bytes", OURS, OURS, pipeline]
+        assert [a["class"] for a in found["answers"]] == classes
         assert all(os.path.exists(a["file"]) for a in found["answers"])  # noqa: PTH110
+
+    def test_the_pipeline_in_charge(self):
+        path = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
+        assert f"zarr, codec pipeline: {path} from " in self.report(ZARR_CODEC_PIPELINE__PATH=path)
 
     def test_environment(self):
         out = self.report(status=1, ZARR_CODECS__BYTES=ZARRS)

@@ -5,11 +5,12 @@
 Our codec replaces zarr's in every program of an environment, so zarr's own tests must not notice.
 Any CPython since 3.11.4 runs this, without other packages. It downloads the sdist of zarr (by
 default the newest that this Python gets), installs it with its extras and test dependencies into a
-virtual environment of its own, and runs its tests there two or three times:
+virtual environment of its own, and runs its tests there three or four times:
 
-without  zarr alone
-with     numcodecs_bytes installed from this repository, picked up through its entry points
-forced   the same, and every BytesCodec that zarr or its tests name is ours (`force_ours.py`)
+without   zarr alone
+with      numcodecs_bytes installed from this repository, picked up through its entry points
+pipeline  the same, and `PartialReadPipeline` is zarr's codec pipeline
+forced    as with, and every BytesCodec that zarr or its tests name is ours (`force_ours.py`)
 
 It compares the outcomes test by test, and exits with 0 only if the tests in `EXCEPTIONS` pass
 without us and fail with us, and all others end the same. An exception is a test of something that
@@ -60,6 +61,8 @@ LEFT_OUT_OF_QUICK = (
     "test_unified_chunk_grid.py",
 )
 
+PIPELINE = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
+
 Outcomes = dict[str, list[tuple[str, str]]]  # test: what became of it, and the message
 
 
@@ -69,7 +72,7 @@ class Difference:
 
     test: str
     reason: str
-    modes: tuple[str, ...] = ("with", "forced")
+    modes: tuple[str, ...] = ("with", "pipeline", "forced")
     before: tuple[int, ...] = (sys.maxsize,)  # the first version of zarr that it is not in
 
 
@@ -78,12 +81,6 @@ EXCEPTIONS = (
     Difference(
         "tests.test_config::test_config_defaults_set",
         "lists zarr's defaults, where `codecs.bytes` and `codecs.endian` now name our class",
-    ),
-    Difference(
-        "tests.test_metadata.test_v3::test_special_float_fill_values",
-        "reads float64 without the `endian` that the specification requires: zarr before 3.3 takes "
-        "the reading machine's byte order, we raise, as zarr 3.3 does",
-        before=(3, 2),
     ),
     Difference("tests.test_info::test_array_info", REPR, ("forced",), (3, 3)),
     Difference("tests.test_info::test_array_info_complete", REPR, ("forced",), (3, 3)),
@@ -126,6 +123,8 @@ def run_tests(python: Path, sdist: Path, mode: str, *, quick: bool) -> Outcomes:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     # Every time the same examples of hypothesis, and the same names of tests.
     environment |= {"HYPOTHESIS_PROFILE": "ci", "PYTHONHASHSEED": "0", "PYTHONPATH": str(HERE)}
+    if mode == "pipeline":
+        environment["ZARR_CODEC_PIPELINE__PATH"] = PIPELINE
 
     show = "import zarr.registry; print(zarr.registry.get_codec_class('bytes').__module__)"
     module = subprocess.check_output([python, "-c", show], env=environment, text=True).strip()
@@ -205,7 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--zarr", metavar="VERSION", help="default: the newest for this Python")
     parser.add_argument("--quick", action="store_true", help="leave out what is slow")
-    parser.add_argument("--forced", action="store_true", help="run a third time, with ours forced")
+    parser.add_argument("--forced", action="store_true", help="run once more, with ours forced")
     parser.add_argument("--work", type=Path, metavar="DIR", help="default: a temporary folder")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -217,7 +216,7 @@ def main() -> int:
         print(f"zarr {version} on CPython {platform.python_version()}", flush=True)
         without: Outcomes = {}
         num_wrong = 0
-        for mode in ("without", "with", "forced")[: 3 if arguments.forced else 2]:
+        for mode in ("without", "with", "pipeline", "forced")[: 4 if arguments.forced else 3]:
             if mode == "with":
                 pip(python, "install", str(HERE.parents[1]), f"zarr=={version}")
             start = time.monotonic()
