@@ -15,6 +15,7 @@ BLOCKS = re.findall(
 NEEDS = {
     "dask_cluster.py": ("dask", "distributed"),
     "fits_table.py": ("astropy", "virtualizarr", "obstore"),
+    "kerchunk_netcdf3.py": ("aiohttp", "dask", "kerchunk", "scipy", "xarray"),
     "object_store.py": ("obstore",),
     "partial_read.py": ("virtualizarr", "kerchunk", "obstore"),
     "xarray_lazy.py": ("xarray",),
@@ -42,4 +43,4 @@ def test_example(example, tmp_path):
         [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "numcodecs_bytes.zarr.BytesCodec" in done.stdout
+    assert "numcodecs_bytes.zarr" in done.stdout

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import plots
 import zarr
+import zarr.codecs
 import zarr.storage
 from measure import MIB, Settings, cases, measure, medians, table
-from whole import PIPELINES, ZARRS, create, opened, opened_by_tensorstore
+from whole import OUR_PIPELINES, PIPELINES, ZARRS, create, opened, opened_by_tensorstore
 from zarr.core.sync import sync
 
 from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, open_local
@@ -78,7 +79,10 @@ def section(settings: Settings) -> str:
     edges = QUICK_EDGES if settings.quick else EDGES
     reads = partial_reads(settings, edges)
     introduction = INTRODUCTION.format(chunk=as_mib(edges[0]))
-    return "\n".join([introduction, reads, WHERE_SLOWER, simulated_store(settings, edges[0])])
+    others = other_chunks(settings, edges[0])
+    return "\n".join(
+        [introduction, reads, WHERE_SLOWER, others, simulated_store(settings, edges[0])]
+    )
 
 
 INTRODUCTION = """\
@@ -159,6 +163,58 @@ Where ours is slower than zarrs: that reads and indexes in Rust, without zarr's 
 row and a small box take beyond the bare ranges is zarr's own indexing, pipeline and event loop, and
 50 to 100 µs for the plan and the file.
 """
+
+
+OTHERS = """\
+## Partial reads of chunks that zarr's own codec pipelines read whole, in ms
+
+A big-endian chunk of {chunk} in LocalStore, by `PartialReadPipeline` and zarr's default pipeline, and
+by `FusedPartialReadPipeline` and zarr's fused one. Along: a line whose elements are neighbours in the
+file; across: a line of the other axis.
+
+"""
+
+
+def create_other(path: Path, layout: str, n: int) -> None:
+    """Write a chunk of a layout that zarr reads whole."""
+    settings: dict[str, Any] = {"shape": (n, n), "chunks": (n, n), "compressors": None}
+    if layout == "v3, transposed":
+        settings |= {
+            "dtype": "f8",
+            "filters": zarr.codecs.TransposeCodec(order=(1, 0)),
+            "serializer": zarr.codecs.BytesCodec(endian="big"),
+        }
+    else:
+        settings |= {"dtype": ">f8", "order": layout[-1], "zarr_format": 2, "filters": None}
+    zarr.create_array(path, **settings)[:] = np.random.default_rng(0).random((n, n))
+    os.sync()
+
+
+def other_chunks(settings: Settings, n: int) -> str:
+    rows = []
+    for layout, (name, pipeline) in cases(
+        "other chunks",
+        itertools.product(("v2, C", "v2, F", "v3, transposed"), OUR_PIPELINES.items()),
+    ):
+        path = settings.folder / f"{n} {layout}"
+        if not path.exists():
+            create_other(path, layout, n)
+        arrays = {"ours": opened(path, "ours", pipeline)}
+        arrays["zarr"] = opened(path, "zarr", PIPELINES[name])
+        row, column = (lambda a: a[n // 2]), (lambda a: a[:, n // 2])
+        along, across = (row, column) if layout == "v2, C" else (column, row)
+        for what, select in {
+            "along": along,
+            "across": across,
+            "64x64 box": lambda a: a[1000:1064, 2000:2064],
+            "whole chunk": lambda a: a[...],
+        }.items():
+            contenders = {who: functools.partial(select, a) for who, a in arrays.items()}
+            found = medians(measure(contenders, 0.05 if settings.quick else 0.4, least=3))
+            times = [f"{found[who] * 1e3:.2f}" for who in arrays]
+            rows.append([layout, what, name, *times, f"{found['zarr'] / found['ours']:.1f}"])
+    names = ["layout", "selection", "pipeline", "ours", "zarr", "zarr / ours"]
+    return OTHERS.format(chunk=as_mib(n)) + table(names, rows)
 
 
 class SimulatedStore(zarr.storage.WrapperStore):
