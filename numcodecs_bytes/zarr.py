@@ -132,9 +132,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
         configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
-        if _TAKES_MISSING_ENDIAN_FOR_NATIVE and not data.get("configuration"):
-            return cls()
-        return cls(**configuration)
+        if not _TAKES_MISSING_ENDIAN_FOR_NATIVE or data.get("configuration"):
+            return cls(**configuration)
+        codec = cls()
+        object.__setattr__(codec, "_declared_endian", None)
+        object.__setattr__(codec, "_endian_if_missing", NATIVE_ENDIAN)
+        return codec
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
