@@ -256,7 +256,9 @@ def _partial_reads(array: Any) -> str:
         codec = type(codecs[0])
         return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
     if can_be_read:
-        return f"no: zarr's own codec pipeline needs whole chunks, {PIPELINE} does not"
+        said = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
+        is_v2 = array.metadata.zarr_format == 2
+        return f"{said}, nor does Zarr v3 (examples/v2_to_v3.py)" if is_v2 else said
     return f"no: {', '.join(others or names)} needs whole chunks"
 
 
