@@ -126,7 +126,8 @@ def _format(found: dict[str, Any]) -> str:
 
 def _check(location: str, *, as_json: bool) -> int:
     """Print a report of each array at a location; return 1 where something is wrong."""
-    from numcodecs_bytes._check import check, open_store  # noqa: PLC0415 # for this alone
+    from numcodecs_bytes._check import check  # noqa: PLC0415 # for this alone
+    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
@@ -153,8 +154,48 @@ def _check(location: str, *, as_json: bool) -> int:
         print(json.dumps({"num_problems": num_problems, "arrays": arrays}, indent=2))
     else:
         num_chunks = sum(found.num_chunks for found in reports)
-        print(f"{len(reports)} arrays, {num_chunks} chunks, {num_problems} problems")
+        counts = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
+        print(", ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in counts))
     return 1 if num_problems or not reports else 0
+
+
+def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) -> int:
+    """Migrate what is at a location, print what became of it; return 1 where some is refused."""
+    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
+    from numcodecs_bytes._migrate import migrate  # noqa: PLC0415
+
+    nodes = []
+    try:
+        store = open_store(location, read_only=dry_run)
+        with contextlib.closing(store):
+            for found in migrate(store, dry_run=dry_run, overwrite=overwrite):
+                nodes.append(found)
+                if not as_json:
+                    lines = [f"{'/' + found.path:32} {found.kind:6} {found.status}"]
+                    lines += [f"  {reason}" for reason in found.reasons]
+                    print("\n".join(map(_printable, lines)))
+    except Exception as error:  # noqa: BLE001 # of the store, or the network
+        print(f"can't migrate {location}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    num_refused = sum(found.status == "refused" for found in nodes)
+    if as_json:
+        found_nodes = [dataclasses.asdict(found) for found in nodes]
+        print(json.dumps({"num_refused": num_refused, "nodes": found_nodes}, indent=2))
+    elif not nodes:
+        print(f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there")
+    else:
+        print(f"{len(nodes)} arrays and groups, {num_refused} refused")
+        if not dry_run and not num_refused:
+            print(
+                "zarr warns while the metadata of both formats are there. Once all your programs "
+                "read Zarr v3, remove those of Zarr v2: zarr remove-metadata v2 STORE"
+            )
+    return 1 if num_refused or not nodes else 0
+
+
+def _printable(line: str) -> str:
+    """Return a line with what is no character of text as its escape: a name may hold anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _format_array(found: Any) -> str:
@@ -164,8 +205,7 @@ def _format_array(found: Any) -> str:
     if found.num_problems > len(found.problems):
         listed.append(f"  PROBLEM ... and {found.num_problems - len(found.problems)} more")
     lines = [line, *listed, *(f"  note    {note}" for note in found.notes)]
-    # A name may hold anything.
-    return "\n".join("".join(c if c.isprintable() else repr(c)[1:-1] for c in li) for li in lines)
+    return "\n".join(map(_printable, lines))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,7 +216,9 @@ def main(arguments: list[str] | None = None) -> int:
         "not numcodecs_bytes.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    check = parser.add_subparsers(dest="command").add_parser(
+    parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
+    commands = parser.add_subparsers(dest="command")
+    check = commands.add_parser(
         "check",
         help="say what is amiss in the arrays of a store",
         description="Say of each array in a Zarr hierarchy whether parts of its chunks can be "
@@ -186,9 +228,30 @@ def main(arguments: list[str] | None = None) -> int:
     )
     check.add_argument("store", help="folder, zip file, or URL that fsspec knows")
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
+    migrate = commands.add_parser(
+        "migrate",
+        help="write Zarr v3 metadata beside those of Zarr v2",
+        description="Write zarr.json beside the metadata of every Zarr v2 array and group, without "
+        "touching a chunk. What can't be migrated is listed and left alone, and so are the groups "
+        "above it. Exit status 1 where something is refused or nothing found, 2 where the store "
+        "can't be read or written.",
+    )
+    migrate.add_argument("store", help="folder, zip file, or URL that fsspec knows")
+    migrate.add_argument("--dry-run", action="store_true", help="write nothing")
+    migrate.add_argument(
+        "--overwrite", action="store_true", help="replace zarr.json that says something else"
+    )
+    migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)
-    if options.command:
+    if options.command == "check":
         return _check(options.store, as_json=options.json)
+    if options.command == "migrate":
+        return _migrate(
+            options.store,
+            as_json=options.json,
+            dry_run=options.dry_run,
+            overwrite=options.overwrite,
+        )
     found = report()
     print(json.dumps(found, indent=2) if options.json else _format(found))
     return 0 if found["picked_up"] else 1

@@ -4,26 +4,19 @@ Reads, never writes. Of a chunk that the bytes codec alone has stored only the s
 Chunks that pass other codecs, too, and bools are read, one at a time: that is all it keeps.
 """
 
-import asyncio
 import contextlib
 import itertools
 import json
 import math
-import operator
-import re
-import reprlib
 import warnings
-import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 import zarr.abc.store
 import zarr.storage
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._data_type import (
@@ -36,6 +29,15 @@ from numcodecs_bytes._data_type import (
     pack_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._hierarchy import (
+    chunks_of,
+    describe,
+    document_at,
+    find_arrays,
+    join,
+    sizes_of,
+)
+from numcodecs_bytes._migrate import disagreements
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
@@ -43,7 +45,6 @@ from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
 READ_BYTES = 1 << 26
-_AT_ONCE = 64
 # Codecs that take uint8 for bool.
 _OF_ANY_TYPE = {
     *("bytes", "endian", "transpose", "sharding_indexed", "crc32c", "gzip", "zstd", "blosc"),
@@ -89,111 +90,22 @@ class ArrayReport:
             self.problems.append(problem)
 
 
-def open_store(location: str) -> zarr.abc.store.Store:
-    """Return a folder, a zip file, or what fsspec finds at a URL, as a read-only store."""
-    if "://" in location:
-        return zarr.storage.FsspecStore.from_url(location, read_only=True)
-    if not Path(location).exists():
-        raise FileNotFoundError(
-            f"no Zarr hierarchy at {location}: expected a folder, a zip file or a URL"
-        )
-    if Path(location).is_file():
-        if not zipfile.is_zipfile(location):
-            raise ValueError("it is a file, but no zip file, or one that is cut off")
-        archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
-        return archive
-    return zarr.storage.LocalStore(location, read_only=True)
-
-
 def check(store: zarr.abc.store.Store, bar: Any = None) -> Iterator[ArrayReport]:
     """Yield a report of each array in a store; `bar` is a progress bar as tqdm has it."""
-    for path, document in _find_arrays(store, "", set()):
+    for path, document in find_arrays(store):
         report = ArrayReport(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what zarr warns of is in the report, or not ours
             try:
                 _check_array(zarr.storage.StorePath(store, path), document, report, bar)
             except Exception as error:  # noqa: BLE001 # the arrays after it are to be checked, too
-                report.add_problem(f"it can't be checked: {_describe(error)}")
+                report.add_problem(f"it can't be checked: {describe(error)}")
         yield report
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _find_arrays(
-    store: zarr.abc.store.Store, path: str, seen: set[Path]
-) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata document of each array, or why there is none."""
-    if isinstance(store, zarr.storage.LocalStore):
-        folder = (store.root / path).resolve()
-        if folder in seen:  # a link leads here
-            return
-        seen.add(folder)
-    documents = (_document(store, _join(path, name)) for name in ("zarr.json", ".zarray"))
-    document = next((d for d in documents if d is not None), None)
-    is_broken = isinstance(document, Exception)
-    if is_broken or (document is not None and document.get("node_type") != "group"):
-        yield path, document
-        if not is_broken:
-            return
-    names = sync(_list(store, path))
-    for name in names:
-        # What is broken may be an array: its chunks are no arrays.
-        if not (is_broken and (name == "c" or name[0].isdigit())):
-            yield from _find_arrays(store, _join(path, name), seen)
-    if not names and not is_broken:
-        yield from _consolidated(store, path, document)
-
-
-def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the same from the metadata of a group; a web server lists no folders."""
-    if group is None:
-        consolidated = _document(store, _join(path, ".zmetadata"))
-    else:
-        consolidated = group.get("consolidated_metadata")
-    documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    for key, data in documents.items() if isinstance(documents, dict) else ():
-        name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
-        document = _object(data)
-        is_group = isinstance(document, dict) and document.get("node_type") == "group"
-        if file == ".zarray" and not is_group:
-            yield _join(path, name), document
-
-
-def _document(store: zarr.abc.store.Store, key: str) -> Any:
-    """Return a JSON object in the store, None where there is none, or why it can't be read."""
-    try:
-        raw = sync(store.get(key, default_buffer_prototype()))
-        return None if raw is None else _object(json.loads(raw.to_bytes()))
-    except NotADirectoryError:
-        return None
-    except Exception as error:  # noqa: BLE001 # of the file, the store, the network
-        return error
-
-
-def _object(data: Any) -> Any:
-    if isinstance(data, dict):
-        return data
-    return TypeError(f"no JSON object, got {reprlib.repr(data)}")
-
-
-async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
-    if not store.supports_listing:
-        return []
-    with contextlib.suppress(NotADirectoryError):
-        return sorted([name async for name in store.list_dir(path)])
-    return []
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}".strip("/")
 
 
 def _check_array(at: zarr.storage.StorePath, document: Any, report: ArrayReport, bar: Any) -> None:
     if isinstance(document, Exception):
-        report.add_problem(f"its metadata can't be read: {_describe(document)}")
+        report.add_problem(f"its metadata can't be read: {describe(document)}")
         return
     try:
         array: Any = zarr.Array(zarr.AsyncArray(document, at))
@@ -208,14 +120,14 @@ def _check_array(at: zarr.storage.StorePath, document: Any, report: ArrayReport,
     report.partial_reads = _partial_reads(array)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
+        old = document_at(at.store, join(at.path, ".zarray"))
+        for disagreement in disagreements(old, document) if isinstance(old, dict) else ():
+            report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
         _check_v2_codecs(array, report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
-    if not codecs or {"bytes", "endian", "sharding_indexed"} & set(codecs):
-        _check_chunks(array, codecs, report, bar)
-    else:
-        report.notes.append("its chunks were not looked at: they are none of the bytes codec")
+    _check_chunks(array, codecs, report, bar)
 
 
 def _chunk_shape_in(document: dict[str, Any]) -> Any:
@@ -234,7 +146,7 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
                 f'replace it by {json.dumps(struct)}, and say its byte order as "endian" of the '
                 "bytes codec (examples/numpy_descr.py)"
             )
-    return f"zarr can't open it: {_describe(error)}"
+    return f"zarr can't open it: {describe(error)}"
 
 
 def _partial_reads(array: Any) -> str:
@@ -342,9 +254,9 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
     readable = None if is_alone else array
     if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
         readable = _with_bytes_for_bools(array, codecs, report)
-    for batch in _chunks(array, grid, bar):
-        keys = [_join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(_sizes(array.store, keys))
+    for batch in chunks_of(array, grid, bar):
+        keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
+        sizes = sync(sizes_of(array.store, keys))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is None:
                 continue
@@ -355,85 +267,18 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
             elif readable is not None:
                 for problem in _problems_in(readable, array.dtype, index):
                     report.add_problem(f"chunk {key} {problem}")
-
-
-def _chunks(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the indices of chunks, some at a time: of those that there are, or may be."""
-    if bar is not None:
-        bar.total = (bar.total or 0) + math.prod(grid)
-        bar.refresh()
-    num_left = math.prod(grid)
-    for batch in _listed_chunks(array, grid) or _all_chunks(grid):
-        yield batch
-        num_left -= len(batch)
-        if bar is not None:
-            bar.update(len(batch))
-    if bar is not None:
-        bar.update(num_left)  # those that do not exist
-
-
-def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
-    """Return the indices of the chunks that the store lists, None where it can't list any key."""
-    encoding = getattr(array.metadata, "chunk_key_encoding", None)
-    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
-        return None
-    prefix = f"{array.path}/".lstrip("/")
-    keys = array.store.list_prefix(prefix)
-    first = sync(_take(keys))
-    if not any(key.startswith(prefix) for key in first):  # not even the metadata
-        return None
-
-    def index_of(key: str) -> tuple[int, ...] | None:
-        name = key.removeprefix(prefix)
-        index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
-        is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
-        return index if is_in_grid and array.metadata.encode_chunk_key(index) == name else None
-
-    batches = itertools.chain([first], iter(lambda: sync(_take(keys)), []))
-    return ([i for i in map(index_of, batch) if i is not None] for batch in batches)
-
-
-def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    num_chunks = math.prod(grid)
-    for start in range(0, num_chunks, _AT_ONCE):
-        numbers = range(start, min(start + _AT_ONCE, num_chunks))
-        yield [_index_of(number, grid) for number in numbers]
-
-
-async def _take(keys: AsyncIterator[str]) -> list[str]:
-    """Return the next keys of many."""
-    taken: list[str] = []
-    async for key in keys:
-        taken.append(key)
-        if len(taken) == _AT_ONCE:
-            break
-    return taken
-
-
-def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
-    """Return the index of a chunk by its number in C order; NumPy's is for 64 bits only."""
-    index = []
-    for length in reversed(grid):
-        number, i = divmod(number, length)
-        index.append(i)
-    return tuple(reversed(index))
+    num_in_all = math.prod(grid)
+    if report.num_chunks < num_in_all:
+        report.notes.append(
+            f"{report.num_chunks} of {num_in_all} chunks are present; the others read as the fill "
+            "value"
+        )
 
 
 def _stored_item_size(array: Any) -> int:
     if array.metadata.zarr_format == 2 and not array.filters:
         return int(array.dtype.itemsize)
     return stored_dtype(pack_dtype(array.dtype), "little").itemsize
-
-
-async def _sizes(store: zarr.abc.store.Store, keys: list[str]) -> list[int | None]:
-    """Return the sizes of chunks in bytes, None of those that do not exist."""
-
-    async def size_of(key: str) -> int | None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return await store.getsize(key)
-        return None
-
-    return await asyncio.gather(*map(size_of, keys))
 
 
 def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterator[str]:
@@ -450,7 +295,7 @@ def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterato
         try:
             elements = np.asarray(array[region])
         except Exception as error:  # noqa: BLE001 # as where it is opened
-            yield f"can't be read: {_describe(error)}"
+            yield f"can't be read: {describe(error)}"
             break
         num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
     if num_invalid:

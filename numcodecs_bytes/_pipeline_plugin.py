@@ -2,7 +2,7 @@
 
 zarr loads all pipelines when it opens its first array, whichever it uses. This runs in every zarr
 program of the environment, so it never fails: on a zarr that is not the one we know it hands back
-the pipeline that zarr has anyway. Who has chosen ours is told by zarr that there is none.
+a class that is no pipeline. Who has chosen ours is told by zarr that there is none.
 """
 
 import contextlib
@@ -10,11 +10,15 @@ import warnings
 from typing import Any
 
 import zarr
-import zarr.core.codec_pipeline
 
 __all__ = ["PartialReadPipeline"]
 
-PartialReadPipeline: Any = zarr.core.codec_pipeline.BatchedCodecPipeline
+
+class NoPipeline:
+    """What zarr registers under this name, which nobody chooses."""
+
+
+PartialReadPipeline: Any = NoPipeline
 try:
     from numcodecs_bytes.zarr_pipeline import PartialReadPipeline
 except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on without us

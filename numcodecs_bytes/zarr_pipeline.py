@@ -136,7 +136,10 @@ class _TransposeReader(_Reader):
             return None
         if any(map(ml_dtype_name, leaf_dtypes(dtype))):
             return None
-        return _Layout(dtype, stored_dtype(dtype, endian), axis_order)
+        try:
+            return _Layout(dtype, stored_dtype(dtype, endian), axis_order)
+        except TypeError:  # a data type of somebody's own
+            return None
 
 
 def _find_reader(pipeline: Any) -> _Reader | None:
@@ -184,7 +187,7 @@ class PartialRead:
         if reader is None:
             return None
         zarrs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("zarr."))
-        reading = zarrs.from_codecs([reader])
+        reading = zarrs.from_codecs([reader], batch_size=self.batch_size)  # type: ignore[attr-defined]
         # zarr 3.1.6 evolves no pipelines; its fused one, which it has not, is to be evolved.
         return reading if zarrs is BatchedCodecPipeline else reading.evolve_from_array_spec(None)
 

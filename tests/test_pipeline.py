@@ -195,6 +195,25 @@ class TestTransposed:
             assert (pipeline._reading is None) == alone
             assert_reads_as(tmp_path, data)
 
+    def test_a_data_type_of_somebodys_own(self):
+        """zarr's own codec stores it, ours does not know it."""
+
+        class LongDouble(zarr.dtype.Float64):
+            def to_native_dtype(self):
+                return np.dtype("longdouble")
+
+        spec = ArraySpec(
+            shape=(2, 3),
+            dtype=LongDouble(),
+            fill_value=0,
+            config=ArrayConfig(order="C", write_empty_chunks=True),
+            prototype=default_buffer_prototype(),
+        )
+        codecs = [TransposeCodec(order=(1, 0)), zarr.codecs.BytesCodec()]
+        pipeline = zarr_pipeline.PartialReadPipeline.from_codecs(codecs, batch_size=3)
+        assert pipeline._reading.batch_size == 3
+        assert not pipeline._reads(spec)
+
     def test_structures(self, tmp_path):
         data = random_array([("a", "<i4"), ("b", "<f8")])
         array = zarr.create_array(
@@ -445,12 +464,16 @@ print(type(array._async_array.codec_pipeline).__name__, array[1].tolist())
         (tmp_path / "zarr.yaml").write_text(f"codec_pipeline: {{path: {our_pipeline}}}")
         assert run(self.PROGRAM, tmp_path, ZARR_CONFIG=str(tmp_path)) == expected
 
-    def test_on_an_unknown_zarr_others_go_on(self, tmp_path):
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "import zarr.codecs; del zarr.codecs.TransposeCodec",
+            "import zarr.core.codec_pipeline as c; del c.BatchedCodecPipeline",
+        ],
+    )
+    def test_on_an_unknown_zarr_others_go_on(self, tmp_path, change):
         create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
-        program = (
-            "import warnings; import zarr.codecs; del zarr.codecs.TransposeCodec\n"
-            "warnings.simplefilter('ignore')\n" + self.PROGRAM
-        )
+        program = f"import warnings; {change}\nwarnings.simplefilter('ignore')\n" + self.PROGRAM
         assert run(program, tmp_path) == "BatchedCodecPipeline [1.0, 1.0]"
 
     def test_it_is_none_of_the_public_names_where_zarr_has_no_fused_one(self):

@@ -1,0 +1,212 @@
+"""Stores and what is in them: hierarchies, metadata documents, chunks. Reads, never writes."""
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import json
+import math
+import operator
+import re
+import reprlib
+import zipfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import zarr.abc.store
+import zarr.storage
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+
+_AT_ONCE = 64
+
+
+def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store:
+    """Return a folder, a zip file, or what fsspec finds at a URL, as a store."""
+    if "://" in location:
+        if importlib.util.find_spec("fsspec") is None:
+            raise ImportError('URLs need fsspec: pip install "numcodecs_bytes[stores]"')
+        return zarr.storage.FsspecStore.from_url(location, read_only=read_only)
+    if not Path(location).exists():
+        raise FileNotFoundError(
+            f"no Zarr hierarchy at {location}: expected a folder, a zip file or a URL"
+        )
+    if Path(location).is_file():
+        if not zipfile.is_zipfile(location):
+            raise ValueError("it is a file, but no zip file, or one that is cut off")
+        mode: Any = "r" if read_only else "a"
+        archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode=mode))
+        return archive
+    return zarr.storage.LocalStore(location, read_only=read_only)
+
+
+def describe(error: Exception) -> str:
+    """Return the class and the text of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
+def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
+    """Yield path and metadata document of each array, or why there is none."""
+    paths, seen = [""], set()
+    while paths:
+        path = paths.pop()
+        if isinstance(store, zarr.storage.LocalStore):
+            folder = (store.root / path).resolve()
+            if folder in seen:  # a link leads here
+                continue
+            seen.add(folder)
+        documents = (document_at(store, join(path, name)) for name in ("zarr.json", ".zarray"))
+        document = next((d for d in documents if d is not None), None)
+        is_broken = isinstance(document, Exception)
+        if is_broken or (document is not None and document.get("node_type") != "group"):
+            yield path, document
+            if not is_broken:
+                continue
+        names = names_in(store, path)
+        # What is broken may be an array: its chunks are no arrays.
+        paths += [
+            join(path, name)
+            for name in reversed(names)
+            if not (is_broken and (name == "c" or name[0].isdigit()))
+        ]
+        if not names and not is_broken:
+            yield from _consolidated(store, path, document)
+
+
+def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the same from the metadata of a group; a web server lists no folders."""
+    if group is None:
+        consolidated = document_at(store, join(path, ".zmetadata"))
+    else:
+        consolidated = group.get("consolidated_metadata")
+    documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    for key, data in documents.items() if isinstance(documents, dict) else ():
+        name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
+        document = _object(data)
+        is_group = isinstance(document, dict) and document.get("node_type") == "group"
+        if file == ".zarray" and not is_group:
+            yield join(path, name), document
+
+
+def document_at(store: zarr.abc.store.Store, key: str) -> Any:
+    """Return a JSON object in the store, None where there is none, or why it can't be read."""
+    try:
+        if isinstance(store, zarr.storage.LocalStore) and not (store.root / key).is_file():
+            return None  # a pipe, for one, would never end
+        raw = sync(store.get(key, default_buffer_prototype()))
+        return None if raw is None else _object(json.loads(raw.to_bytes()))
+    except NotADirectoryError:
+        return None
+    except Exception as error:  # noqa: BLE001 # of the file, the store, the network
+        return error
+
+
+def _object(data: Any) -> Any:
+    if isinstance(data, dict):
+        return data
+    return TypeError(f"no JSON object, got {reprlib.repr(data)}")
+
+
+async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
+    if not store.supports_listing:
+        return []
+    with contextlib.suppress(NotADirectoryError):
+        return sorted([name async for name in store.list_dir(path)])
+    return []
+
+
+def names_in(store: zarr.abc.store.Store, path: str) -> list[str]:
+    """Return the names in a folder of a store, none where it can't list."""
+    return sync(_list(store, path))
+
+
+def join(path: str, name: str) -> str:
+    """Return the path of what has a name in a folder."""
+    return f"{path}/{name}".strip("/")
+
+
+def chunks_of(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the indices of chunks, some at a time: of those that there are, or may be."""
+    if bar is not None:
+        bar.total = (bar.total or 0) + math.prod(grid)
+        bar.refresh()
+    num_left = math.prod(grid)
+    for batch in _listed_chunks(array, grid) or _all_chunks(grid):
+        yield batch
+        num_left -= len(batch)
+        if bar is not None:
+            bar.update(len(batch))
+    if bar is not None:
+        bar.update(num_left)  # those that do not exist
+
+
+def first_chunk(array: Any) -> tuple[slice, ...] | None:
+    """Return the region of the first chunk that a store has, of the first thousands of them."""
+    grid = [-(-size // n) for size, n in zip(array.shape, array.chunks, strict=True)]
+    for batch in itertools.islice(chunks_of(array, grid, None), 100):
+        keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
+        for index, size in zip(batch, sync(sizes_of(array.store, keys)), strict=True):
+            if size is not None:
+                return tuple(
+                    slice(i * n, (i + 1) * n) for i, n in zip(index, array.chunks, strict=True)
+                )
+    return None
+
+
+def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
+    """Return the indices of the chunks that the store lists, None where it can't list any key."""
+    encoding = getattr(array.metadata, "chunk_key_encoding", None)
+    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
+        return None
+    prefix = f"{array.path}/".lstrip("/")
+    keys = array.store.list_prefix(prefix)
+    first = sync(_take(keys))
+    if not any(key.startswith(prefix) for key in first):  # not even the metadata
+        return None
+
+    def index_of(key: str) -> tuple[int, ...] | None:
+        name = key.removeprefix(prefix)
+        index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
+        is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
+        return index if is_in_grid and array.metadata.encode_chunk_key(index) == name else None
+
+    batches = itertools.chain([first], iter(lambda: sync(_take(keys)), []))
+    return ([i for i in map(index_of, batch) if i is not None] for batch in batches)
+
+
+def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
+    num_chunks = math.prod(grid)
+    for start in range(0, num_chunks, _AT_ONCE):
+        numbers = range(start, min(start + _AT_ONCE, num_chunks))
+        yield [_index_of(number, grid) for number in numbers]
+
+
+async def _take(keys: AsyncIterator[str]) -> list[str]:
+    """Return the next keys of many."""
+    taken: list[str] = []
+    async for key in keys:
+        taken.append(key)
+        if len(taken) == _AT_ONCE:
+            break
+    return taken
+
+
+def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
+    """Return the index of a chunk by its number in C order; NumPy's is for 64 bits only."""
+    index = []
+    for length in reversed(grid):
+        number, i = divmod(number, length)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | None]:
+    """Return the sizes of chunks in bytes, None of those that do not exist."""
+
+    async def size_of(key: str) -> int | None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return await store.getsize(key)
+        return None
+
+    return await asyncio.gather(*map(size_of, keys))

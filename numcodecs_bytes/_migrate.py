@@ -1,0 +1,283 @@
+"""python -m numcodecs_bytes migrate: Zarr v3 metadata beside those of Zarr v2, chunks as they are.
+
+zarr's own `migrate_v2_to_v3` converts filters and compressors. What it gets wrong or refuses is
+done here: the byte order of every data type, the codec `bytes` as a filter or compressor,
+structures, dimension names, consolidated metadata, hierarchies of which not all can be migrated.
+"""
+
+import base64
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import zarr
+import zarr.abc.store
+import zarr.storage
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.sync import sync
+from zarr.metadata.migrate_v3 import migrate_v2_to_v3
+
+from numcodecs_bytes._data_type import (
+    NATIVE_ENDIAN,
+    AnyDType,
+    Endian,
+    has_byte_order,
+    leaf_dtypes,
+    pack_dtype,
+)
+from numcodecs_bytes._hierarchy import describe, document_at, first_chunk, join, names_in
+from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.zarr_data_types import _struct_of
+
+_DIMENSIONS = "_ARRAY_DIMENSIONS"  # where xarray names them in Zarr v2
+
+
+@dataclass
+class NodeReport:
+    """What became of an array or a group.
+
+    Attributes
+    ----------
+    path : str
+        In the store.
+    kind : {'array', 'group'}
+        What there is.
+    status : {'migrated', 'to be migrated', 'Zarr v3 already', 'refused'}
+        What became of it; "to be migrated" in a dry run.
+    reasons : list of str
+        Why it is refused.
+    """
+
+    path: str
+    kind: str
+    status: str
+    reasons: list[str] = field(default_factory=list)
+
+
+def migrate(
+    store: zarr.abc.store.Store, *, dry_run: bool = False, overwrite: bool = False
+) -> Iterator[NodeReport]:
+    """Write Zarr v3 metadata beside those of Zarr v2, and yield what became of each node.
+
+    No chunk is touched, and no metadata of Zarr v2. An array is migrated if its first chunk reads
+    the same either way. A group's Zarr v3 metadata hide what is below it and still Zarr v2: it is
+    migrated after all that is below it, or not at all.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+        Where to read and write.
+    dry_run : bool
+        Write nothing.
+    overwrite : bool
+        Also replace Zarr v3 metadata that say something else.
+
+    Yields
+    ------
+    NodeReport
+        Of each array and group, those below before those above.
+    """
+    refused: list[str] = []
+    for path, documents in reversed(list(_find_nodes(store))):
+        kind = "array" if ".zarray" in documents else "group"
+        below = [other for other in refused if not path or other.startswith(f"{path}/")]
+        status, reasons = "to be migrated" if dry_run else "migrated", []
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of data types that no specification has
+                if below and kind == "group":
+                    raise ValueError(  # noqa: TRY301
+                        f"what is below it would no longer be found: {', '.join(sorted(below))}"
+                    )
+                document = _convert(store, path, documents)
+                found = documents.get("zarr.json")
+                if found is not None and _without_consolidated(found) == document:
+                    status = "Zarr v3 already"
+                elif found is not None and not overwrite:
+                    raise ValueError(  # noqa: TRY301
+                        "zarr.json is there and says something else; --overwrite replaces it"
+                    )
+                elif not dry_run:
+                    _write(store, path, document)
+                    if ".zmetadata" in documents:
+                        zarr.consolidate_metadata(store, path=path, zarr_format=3)
+        except Exception as error:  # noqa: BLE001 # the others are to be migrated
+            status, reasons = "refused", [describe(error)]
+            refused.append(path)
+        yield NodeReport(path, kind, status, reasons)
+
+
+def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield path and metadata documents of what is Zarr v2, those above before those below."""
+    paths = [""]
+    while paths:
+        path = paths.pop()
+        names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+        found = {name: document_at(store, join(path, name)) for name in names}
+        documents = {name: document for name, document in found.items() if document is not None}
+        if ".zarray" in documents or ".zgroup" in documents:
+            yield path, documents
+        is_array = ".zarray" in documents or (
+            isinstance(found["zarr.json"], dict) and found["zarr.json"].get("node_type") == "array"
+        )
+        if not is_array:
+            paths += [join(path, name) for name in names_in(store, path)]
+
+
+def _convert(store: zarr.abc.store.Store, path: str, documents: dict[str, Any]) -> dict[str, Any]:
+    """Return the Zarr v3 document of a node, or raise what stands in its way."""
+    for document in documents.values():
+        if isinstance(document, Exception):
+            raise document
+    attributes = documents.get(".zattrs", {})
+    if ".zarray" not in documents:
+        return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+    document = v3_document(documents[".zarray"], attributes)
+    _compare(zarr.storage.StorePath(store, path), documents[".zarray"], document)
+    return document
+
+
+def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return Zarr v3 metadata of a Zarr v2 array, whose chunks hold the same then.
+
+    Raises
+    ------
+    ValueError
+        If Zarr v3 can't say what the array's metadata say.
+    Exception
+        Whatever zarr raises for codecs that it can't migrate.
+    """
+    metadata: Any = ArrayV2Metadata.from_dict(document)
+    dtype = pack_dtype(metadata.dtype.to_native_dtype())
+    filters, compressor = list(metadata.filters or ()), metadata.compressor
+    endian = _byte_order(dtype)
+    if isinstance(compressor, Bytes):
+        endian, compressor = _stored_order(compressor, dtype, filters), None
+    elif filters and isinstance(filters[-1], Bytes):
+        endian = _stored_order(filters.pop(), dtype, filters)
+    if any(isinstance(codec, Bytes) for codec in filters):
+        raise ValueError("another filter follows the filter bytes, whose bytes are no array")
+    settings = {
+        "filters": [codec.get_config() for codec in filters] or None,
+        "compressor": compressor and compressor.get_config(),
+    }
+    if dtype.names:  # zarr's own tool says nothing of the byte order of structures
+        nothing = base64.b64encode(bytes(dtype.itemsize)).decode()
+        settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": nothing}
+    migrated = _migrated_by_zarr(document | settings)
+    if dtype.names:
+        struct = _struct_of(dtype)
+        given = document.get("fill_value")
+        scalar = struct.default_scalar() if given is None else metadata.fill_value
+        scalar = np.asarray(scalar).astype(struct.to_native_dtype())[()]
+        migrated["data_type"] = struct.to_json(zarr_format=3)
+        migrated["fill_value"] = struct.to_json_scalar(scalar, zarr_format=3)
+    has_order = endian is not None and (filters or has_byte_order(dtype))
+    stored = {"name": "bytes"} | ({"configuration": {"endian": endian}} if has_order else {})
+    migrated["codecs"] = [
+        stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]
+    ]
+    names = attributes.get(_DIMENSIONS)
+    if isinstance(names, list) and len(names) == len(metadata.shape):
+        attributes = {name: value for name, value in attributes.items() if name != _DIMENSIONS}
+        migrated["dimension_names"] = names
+    return migrated | {"attributes": attributes}
+
+
+def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """Yield what metadata of Zarr v2 and Zarr v3 that lie beside each other say differently.
+
+    Of codecs their names count, the byte order, and the order of the axes: what values depend on.
+    """
+    try:
+        documents: Any = (v3_document(old, {}), new)
+    except Exception as error:  # noqa: BLE001 # whatever it is, it is no disagreement
+        yield f"what they say can't be compared: {describe(error)}"
+        return
+    store = zarr.storage.StorePath(zarr.storage.MemoryStore())
+    said = [_what_counts(zarr.Array(zarr.AsyncArray(document, store))) for document in documents]
+    for what, by_v2 in said[0].items():
+        if by_v2 != said[1][what]:
+            yield f"{what} is {by_v2} by .zarray, {said[1][what]} by zarr.json"
+
+
+def _what_counts(array: Any) -> dict[str, Any]:
+    codecs = [codec.to_dict() for codec in array.metadata.codecs]
+    settings = [codec.get("configuration", {}) for codec in codecs]
+    index = (0,) * len(array.shape)
+    stored = [
+        [codec["name"], *(s[key] for key in ("endian", "order") if key in s)]
+        for codec, s in zip(codecs, settings, strict=True)
+    ]
+    fill_value = np.asarray(array.fill_value)
+    return {
+        "the shape": array.shape,
+        "the shape of chunks": array.chunks,
+        "the data type": str(pack_dtype(array.dtype)),
+        "the fill value": f"{fill_value} ({fill_value.tobytes().hex()})",
+        "the name of the first chunk": array.metadata.encode_chunk_key(index),
+        "how chunks are stored": stored,
+    }
+
+
+def _byte_order(dtype: AnyDType) -> Endian | None:
+    """Return the byte order of the numbers in a dtype, None where they have none."""
+    swapped = {">": "big", "<": "little", "=": NATIVE_ENDIAN}
+    leaves = {swapped[leaf.byteorder] for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}
+    if len(leaves) > 1:
+        raise ValueError(
+            f"its fields are of both byte orders ({dtype}), which Zarr v3 can't say of a structure"
+        )
+    return leaves.pop() if leaves else None  # type: ignore[return-value]
+
+
+def _stored_order(codec: Bytes, dtype: AnyDType, filters: list[Any]) -> Endian | None:
+    """Return the byte order in which the bytes codec of Zarr v2 stores the elements."""
+    if codec.dtype is None:
+        if codec.endian not in (None, NATIVE_ENDIAN):
+            raise ValueError("the bytes codec has no dtype, so what it stores is unknown")
+        return _byte_order(dtype)
+    if not filters and pack_dtype(codec.dtype) != dtype:
+        raise ValueError(
+            f"the bytes codec decodes {codec.dtype}, but the array is of {dtype}: one is wrong"
+        )
+    return codec.endian
+
+
+def _migrated_by_zarr(document: dict[str, Any]) -> dict[str, Any]:
+    buffer = default_buffer_prototype().buffer
+    raw = json.dumps(document).encode()
+    store = zarr.storage.MemoryStore({".zarray": buffer.from_bytes(raw)})
+    migrate_v2_to_v3(input_store=store)
+    migrated: dict[str, Any] = document_at(store, "zarr.json")
+    return migrated
+
+
+def _compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raise unless an array's first chunk reads the same by both metadata."""
+    documents: Any = (old, new)
+    arrays: list[Any] = [zarr.Array(zarr.AsyncArray(document, at)) for document in documents]
+    region = first_chunk(arrays[0])
+    if region is None:
+        return
+    values, migrated = (np.asarray(array[region]) for array in arrays)
+    if values.dtype.hasobject:
+        is_same = values.tolist() == migrated.tolist()
+    else:
+        is_same = values.astype(migrated.dtype).tobytes() == migrated.tobytes()
+    if not is_same:
+        raise ValueError("its first chunk would hold other values as Zarr v3")
+
+
+def _without_consolidated(document: Any) -> Any:
+    return {k: v for k, v in document.items() if k != "consolidated_metadata"}
+
+
+def _write(store: zarr.abc.store.Store, path: str, document: dict[str, Any]) -> None:
+    raw = json.dumps(document, indent=2).encode()
+    buffer = default_buffer_prototype().buffer.from_bytes(raw)
+    sync(store.set(join(path, "zarr.json"), buffer))

@@ -1,0 +1,369 @@
+"""Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from test_pipeline import DTYPES, random_array
+from zarr.core.buffer import default_buffer_prototype
+from zarr.metadata.migrate_v3 import migrate_v2_to_v3
+
+import numcodecs_bytes
+from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._check import check
+from numcodecs_bytes._migrate import migrate
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have a Zarr V3 specification",
+    "ignore:Both zarr",
+    "ignore:Missing 'endian'",
+    "ignore:Consolidated metadata",
+    "ignore:Numcodecs codecs are not in the Zarr version 3",
+)
+SHAPE, CHUNKS = (6, 7, 8), (4, 7, 3)
+BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3")]
+HAS_STRUCT = hasattr(zarr.dtype, "Struct")
+if HAS_STRUCT:  # zarr 3.1.6 reads no nested structure of Zarr v2
+    BIG.append(("e", [("f", ">u2"), ("g", ">U2")]))
+LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
+
+
+def create(path, data, chunks=CHUNKS, **settings):
+    settings = {"compressors": None, "filters": None} | settings
+    array = zarr.create_array(
+        path, shape=data.shape, chunks=chunks, dtype=data.dtype, zarr_format=2, **settings
+    )
+    array[:4] = data[:4]
+    return array
+
+
+def chunks_in(path):
+    return {
+        file.relative_to(path): (file.stat().st_mtime_ns, file.read_bytes())
+        for file in Path(path).rglob("*")
+        if file.is_file() and file.name[0].isdigit()
+    }
+
+
+def migrated(path, **options):
+    """Migrate a folder and return the status of each path; chunks and Zarr v2 stay as they are."""
+    old = {f: f.read_bytes() for f in Path(path).rglob(".z*")}
+    before = chunks_in(path)
+    found = {r.path: r for r in migrate(zarr.storage.LocalStore(path), **options)}
+    assert chunks_in(path) == before
+    assert {f: f.read_bytes() for f in Path(path).rglob(".z*")} == old
+    return found
+
+
+def assert_same(path, data):
+    array = zarr.open_array(path, zarr_format=3, mode="r")
+    assert array[:4].astype(data.dtype).tobytes() == data[:4].tobytes()
+    old = zarr.open_array(path, zarr_format=2, mode="r")
+    assert array[4:].astype(data.dtype).tobytes() == old[4:].tobytes()
+
+
+class TestArrays:
+    @pytest.mark.parametrize("order", ["C", "F"])
+    @pytest.mark.parametrize("dtype", [*DTYPES, BIG, LITTLE], ids=str)
+    def test_every_data_type(self, tmp_path, dtype, order):
+        """zarr's own tool takes every structure for little endian: 1 would be 16777216."""
+        data = random_array(dtype, SHAPE)
+        create(tmp_path, data, order=order)
+        (report,) = migrated(tmp_path).values()
+        assert (report.status, report.reasons) == ("migrated", [])
+        assert_same(tmp_path, data)
+
+    @pytest.mark.parametrize("endian", ["little", "big"])
+    @pytest.mark.parametrize("where", ["filters", "compressors"])
+    @pytest.mark.parametrize("dtype", ["<f8", ">i4", "?", ">U3", LITTLE], ids=str)
+    @pytest.mark.parametrize("order", ["C", "F"])
+    def test_the_codec_bytes(self, tmp_path, dtype, where, endian, order):
+        data = random_array(dtype, SHAPE)
+        codec = numcodecs_bytes.Bytes(endian, data.dtype)
+        create(tmp_path, data, order=order, **{where: [codec] if where == "filters" else codec})
+        (report,) = migrated(tmp_path).values()
+        assert (report.status, report.reasons) == ("migrated", [])
+        assert_same(tmp_path, data)
+
+    @pytest.mark.parametrize(
+        "compressor",
+        [
+            numcodecs.Zstd(3),
+            numcodecs.GZip(1),
+            numcodecs.Blosc("lz4", shuffle=1),
+            numcodecs.Zlib(1),
+            numcodecs.BZ2(1),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("dtype", ["<f8", ">i4", BIG], ids=str)
+    @pytest.mark.parametrize("is_filtered", [False, True])
+    def test_compressors(self, tmp_path, dtype, compressor, is_filtered):
+        data = random_array(dtype, SHAPE)
+        filters = [numcodecs_bytes.Bytes("big", data.dtype)] if is_filtered else None
+        create(tmp_path, data, compressors=compressor, filters=filters)
+        (report,) = migrated(tmp_path).values()
+        assert (report.status, report.reasons) == ("migrated", [])
+        assert_same(tmp_path, data)
+
+    def test_filters(self, tmp_path):
+        data = np.arange(np.prod(SHAPE), dtype="<i4").reshape(SHAPE)
+        for name, filters in {
+            "alone": [numcodecs.Delta("<i4")],
+            "and bytes": [numcodecs.Delta("<i4"), numcodecs_bytes.Bytes("big", "<i4")],
+        }.items():
+            create(tmp_path / name, data, filters=filters)
+            (report,) = migrated(tmp_path / name).values()
+            assert (report.status, report.reasons) == ("migrated", []), name
+            assert_same(tmp_path / name, data)
+
+    def test_names_separator_fill_value_and_attributes(self, tmp_path):
+        data = random_array("<f4", SHAPE)
+        attributes = {"units": "K", "_ARRAY_DIMENSIONS": ["time", "lat", "lon"]}
+        create(
+            tmp_path,
+            data,
+            fill_value=float("nan"),
+            attributes=attributes,
+            chunk_key_encoding={"name": "v2", "separator": "/"},
+        )
+        migrated(tmp_path)
+        array = zarr.open_array(tmp_path, zarr_format=3)
+        assert array.metadata.dimension_names == ("time", "lat", "lon")
+        assert array.attrs.asdict() == {"units": "K"}
+        np.testing.assert_array_equal(array[:4], data[:4])
+        assert np.isnan(array[4:]).all()
+
+    def test_xarray_reads_the_same(self, tmp_path):
+        xr = pytest.importorskip("xarray")
+        dataset = xr.Dataset(
+            {"sst": (("lat", "lon"), np.arange(12.0).reshape(3, 4), {"units": "K"})},
+            {"lat": [1.0, 2.0, 3.0]},
+            {"title": "a"},
+        )
+        dataset.to_zarr(tmp_path, zarr_format=2, consolidated=True)
+        assert {r.status for r in migrated(tmp_path).values()} == {"migrated"}
+        opened = xr.open_zarr(tmp_path, zarr_format=3, consolidated=True)
+        xr.testing.assert_identical(opened.load(), dataset)
+
+    def test_without_this_package_the_values_are_the_same(self, tmp_path):
+        program = """
+import importlib.metadata, sys
+every = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **context: (
+    d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+)
+import zarr
+print(zarr.open_array(sys.argv[1], zarr_format=3)[1].tolist())
+assert "numcodecs_bytes" not in sys.modules
+"""
+        data = random_array(">i4", (4, 3))
+        create(tmp_path, data, chunks=(4, 3), filters=[numcodecs_bytes.Bytes("little", data.dtype)])
+        migrated(tmp_path)
+        out = subprocess.check_output(
+            [sys.executable, "-W", "ignore", "-c", program, tmp_path], text=True
+        )
+        assert out.strip() == str(data[1].tolist())
+
+
+REFUSED = {
+    "mixed": ({"dtype": [["a", "<i4"], ["b", ">f8"]], "fill_value": None}, "both byte orders"),
+    "other type": (
+        {"filters": [{"id": "bytes", "endian": "big", "dtype": "<i4"}]},
+        "decodes int32, but the array is of float32",
+    ),
+    "no type": ({"filters": [{"id": "bytes", "endian": "big"}]}, "has no dtype"),
+    "behind": (
+        {
+            "filters": [
+                {"id": "bytes", "endian": "big", "dtype": "<f4"},
+                {"id": "delta", "dtype": "u1"},
+            ]
+        },
+        "another filter follows",
+    ),
+    "unknown": ({"filters": [{"id": "nobody's"}]}, "nobody's"),
+    "broken": ({"shape": "x"}, ""),
+}
+
+
+def write_v2(path, **settings):
+    document = {
+        "zarr_format": 2,
+        "shape": [4],
+        "chunks": [4],
+        "dtype": "<f4",
+        "order": "C",
+        "fill_value": 0,
+        "filters": None,
+        "compressor": None,
+    }
+    path.mkdir(parents=True)
+    (path / ".zarray").write_text(json.dumps(document | settings))
+
+
+class TestHierarchies:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        group = zarr.create_group(tmp_path / "group", zarr_format=2, attributes={"title": "a"})
+        for name in ("x", "deep/in/y"):
+            create(f"{tmp_path}/group/{name}", random_array("<i4", SHAPE))
+        group.require_group("deep").require_group("in")
+        return tmp_path / "group"
+
+    def test_all_of_it(self, folder):
+        found = migrated(folder)
+        assert {path: (r.kind, r.status) for path, r in found.items()} == {
+            **dict.fromkeys(["", "deep", "deep/in"], ("group", "migrated")),
+            **dict.fromkeys(["x", "deep/in/y"], ("array", "migrated")),
+        }
+        group = zarr.open_group(folder, zarr_format=3, mode="r")
+        assert group.attrs["title"] == "a"
+        assert group["deep/in/y"].metadata.zarr_format == 3
+        # Once more: nothing is to be done.
+        before = {f: f.read_bytes() for f in folder.rglob("zarr.json")}
+        assert {r.status for r in migrated(folder).values()} == {"Zarr v3 already"}
+        assert {f: f.read_bytes() for f in folder.rglob("zarr.json")} == before
+
+    def test_a_dry_run_writes_nothing(self, folder):
+        assert {r.status for r in migrated(folder, dry_run=True).values()} == {"to be migrated"}
+        assert not list(folder.rglob("zarr.json"))
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_what_is_refused_keeps_the_groups_above_it(self, folder, name):
+        """Their Zarr v3 metadata would hide it."""
+        settings, reason = REFUSED[name]
+        write_v2(folder / "deep/bad", **settings)
+        found = migrated(folder)
+        assert found["deep/bad"].status == "refused"
+        assert reason in found["deep/bad"].reasons[0]
+        for path in ("deep", ""):
+            assert found[path].status == "refused"
+            assert "deep/bad" in found[path].reasons[0]
+            assert not (folder / path / "zarr.json").exists()
+        assert found["deep/in"].status == found["x"].status == "migrated"
+        assert zarr.open_group(folder, zarr_format=2)["deep/in/y"][0, 0, 0] is not None
+
+    def test_other_metadata_are_not_overwritten_unless_asked_for(self, folder):
+        zarr.create_array(folder / "x", shape=3, dtype="i1", zarr_format=3)
+        before = (folder / "x/zarr.json").read_bytes()
+        found = migrated(folder)
+        assert found["x"].status == found[""].status == "refused"
+        assert "--overwrite" in found["x"].reasons[0]
+        assert (folder / "x/zarr.json").read_bytes() == before
+        assert {r.status for r in migrated(folder, overwrite=True).values()} == {
+            "migrated",
+            "Zarr v3 already",
+        }
+        assert zarr.open_array(folder / "x", zarr_format=3).shape == SHAPE
+
+    def test_consolidated_metadata(self, folder):
+        zarr.consolidate_metadata(folder, zarr_format=2)
+        migrated(folder)
+        group = zarr.open_consolidated(folder, zarr_format=3)
+        assert sorted(group.metadata.consolidated_metadata.flattened_metadata) == [
+            "deep",
+            "deep/in",
+            "deep/in/y",
+            "x",
+        ]
+        assert {r.status for r in migrated(folder).values()} == {"Zarr v3 already"}
+
+    def test_a_thousand_folders(self):
+        path = "/".join("a" * 1100)
+        buffer = default_buffer_prototype().buffer.from_bytes(b'{"zarr_format": 2}')
+        store = zarr.storage.MemoryStore({f"{path}/.zgroup": buffer})
+        (report,) = migrate(store)
+        assert (report.path, report.status) == (path, "migrated")
+
+
+def problems_of(path):
+    (report,) = check(zarr.storage.LocalStore(path))
+    return report.problems
+
+
+class TestCheck:
+    """Metadata of both formats beside each other."""
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, BIG, LITTLE], ids=str)
+    def test_what_was_migrated_agrees(self, tmp_path, dtype):
+        create(tmp_path, random_array(dtype, SHAPE), order="F", compressors=numcodecs.Zstd(3))
+        migrated(tmp_path)
+        assert problems_of(tmp_path) == []
+
+    def test_what_zarrs_own_tool_gets_wrong(self, tmp_path):
+        """It takes structures for little endian: 1 reads as 16777216."""
+        dtype = [("a", ">i4"), ("b", ">f8")]
+        create(tmp_path, random_array(dtype, SHAPE))
+        migrate_v2_to_v3(input_store=zarr.storage.LocalStore(tmp_path))
+        problems = problems_of(tmp_path)
+        assert [p for p in problems if "['bytes', 'big']" in p] or not HAS_STRUCT, problems
+
+    @pytest.mark.parametrize(
+        ("key", "value", "what"),
+        [
+            ("shape", [6, 7, 9], "the shape is (6, 7, 8) by .zarray, (6, 7, 9) by zarr.json"),
+            (
+                "chunk_grid",
+                {"name": "regular", "configuration": {"chunk_shape": [4, 7, 4]}},
+                "the shape of chunks is (4, 7, 3) by .zarray, (4, 7, 4) by zarr.json",
+            ),
+            ("data_type", "int32", "the data type is float32 by .zarray, int32 by zarr.json"),
+            ("fill_value", 1, "the fill value is 0.0 (00000000) by .zarray, 1.0 (0000803f)"),
+            (
+                "chunk_key_encoding",
+                {"name": "default"},
+                "the name of the first chunk is 0.0.0 by .zarray, c/0/0/0 by zarr.json",
+            ),
+            (
+                "codecs",
+                [{"name": "bytes", "configuration": {"endian": "little"}}],
+                "how chunks are stored is [['bytes', 'big']] by .zarray, [['bytes', 'little']]",
+            ),
+        ],
+    )
+    def test_a_disagreement_is_a_problem(self, tmp_path, key, value, what):
+        create(tmp_path, random_array(">f4", SHAPE))
+        migrated(tmp_path)
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        (tmp_path / "zarr.json").write_text(json.dumps(document | {key: value}))
+        assert any(f".zarray and zarr.json disagree: {what}" in p for p in problems_of(tmp_path))
+
+
+class TestCommand:
+    def test_it_says_what_became_of_each(self, tmp_path, capsys):
+        data = random_array(">i2", (4,))
+        create(tmp_path / "a", data, chunks=(4,))
+        zarr.create_group(tmp_path, zarr_format=2)
+        assert main(["migrate", str(tmp_path), "--dry-run"]) == 0
+        assert "/a                               array  to be migrated" in capsys.readouterr().out
+        assert main(["migrate", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+        assert "2 arrays and groups, 0 refused" in out
+        assert "zarr remove-metadata v2" in out
+        assert main(["--json", "migrate", str(tmp_path)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [node["status"] for node in found["nodes"]] == ["Zarr v3 already"] * 2
+
+    def test_its_exit_status(self, tmp_path, capsys):
+        assert main(["migrate", str(tmp_path)]) == 1
+        assert "no Zarr v2 metadata" in capsys.readouterr().out
+        assert main(["migrate", str(tmp_path / "nowhere")]) == 2
+        write_v2(tmp_path / "bad", **REFUSED["mixed"][0])
+        assert main(["migrate", str(tmp_path)]) == 1
+        out = capsys.readouterr().out
+        assert "refused\n  ValueError: its fields are of both byte orders" in out
+
+    def test_a_zip_file(self, tmp_path, capsys):
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            create(store, random_array(">i2", SHAPE))
+        assert main(["migrate", str(tmp_path / "a.zip")]) == 0
+        capsys.readouterr()
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="r") as store:
+            assert_same(store, random_array(">i2", SHAPE))
