@@ -126,8 +126,8 @@ def _format(found: dict[str, Any]) -> str:
 
 def _check(location: str, *, as_json: bool) -> int:
     """Print a report of each array at a location; return 1 where something is wrong."""
-    from numcodecs_bytes._check import check  # noqa: PLC0415 # for this alone
     from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415
+    from numcodecs_bytes.check import check  # noqa: PLC0415 # for this alone
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
@@ -162,7 +162,7 @@ def _check(location: str, *, as_json: bool) -> int:
 def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) -> int:
     """Migrate what is at a location, print what became of it; return 1 where some is refused."""
     from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
-    from numcodecs_bytes._migrate import migrate  # noqa: PLC0415
+    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
 
     nodes = []
     try:

@@ -16,7 +16,8 @@ import zarr.storage
 from test_zarr import bytes_codec, write_array
 
 import numcodecs_bytes
-from numcodecs_bytes import _check, _hierarchy
+from numcodecs_bytes import _hierarchy
+from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
 BIG = bytes_codec("big")
@@ -37,7 +38,7 @@ def sharded(index_endian="little"):
 
 
 def check(location):
-    return {found.path: found for found in _check.check(_hierarchy.open_store(str(location)))}
+    return {found.path: found for found in checks.check(_hierarchy.open_store(str(location)))}
 
 
 def problems_of(path):
@@ -135,7 +136,7 @@ class TestWhatIsWell:
                 self.num_done += num_chunks
 
         bar = Bar()
-        list(_check.check(_hierarchy.open_store(str(healthy)), bar))
+        list(checks.check(_hierarchy.open_store(str(healthy)), bar))
         assert bar.num_done == bar.total == 31
 
     def test_other_stores(self, healthy, tmp_path):
@@ -394,7 +395,7 @@ class TestChunks:
         write_array(path, None, "int16", [sharded()])
         zarr.open_array(path)[:] = [1, 2, 3, 4]
         whole = check(path)[""]
-        monkeypatch.setattr(_check, "READ_BYTES", 4)
+        monkeypatch.setattr(checks, "READ_BYTES", 4)
         assert check(path)[""] == whole
         shard = path / "c/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"\0")

@@ -16,8 +16,8 @@ from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
 import numcodecs_bytes
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._check import check
-from numcodecs_bytes._migrate import migrate
+from numcodecs_bytes.check import check
+from numcodecs_bytes.migrate import migrate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 specification",

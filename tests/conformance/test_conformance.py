@@ -25,7 +25,7 @@ from data_types import flat_bytes
 from peers import PEERS
 from test_zarr import ignore_unstable_data_types
 
-from numcodecs_bytes._check import check
+from numcodecs_bytes.check import check
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [

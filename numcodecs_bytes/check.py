@@ -37,8 +37,8 @@ from numcodecs_bytes._hierarchy import (
     join,
     sizes_of,
 )
-from numcodecs_bytes._migrate import disagreements
 from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.migrate import disagreements
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
@@ -91,7 +91,29 @@ class ArrayReport:
 
 
 def check(store: zarr.abc.store.Store, bar: Any = None) -> Iterator[ArrayReport]:
-    """Yield a report of each array in a store; `bar` is a progress bar as tqdm has it."""
+    """Yield a report of each array in a store.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+        Of any kind; it is only read.
+    bar : optional
+        A progress bar as tqdm has it, of chunks.
+
+    Yields
+    ------
+    ArrayReport
+        Of each array as soon as it is checked.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> store = zarr.storage.MemoryStore()
+    >>> array = zarr.create_array(store, shape=4, chunks=2, dtype="i4", compressors=None)
+    >>> array[:2] = 1
+    >>> [(report.partial_reads, report.problems, report.notes) for report in check(store)]
+    [('yes', [], ['1 of 2 chunks are present; the others read as the fill value'])]
+    """
     for path, document in find_arrays(store):
         report = ArrayReport(path)
         with warnings.catch_warnings():
