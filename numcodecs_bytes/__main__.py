@@ -124,39 +124,47 @@ def _format(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check(location: str, *, as_json: bool) -> int:
-    """Print a report of each array at a location; return 1 where something is wrong."""
-    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415
-    from numcodecs_bytes.check import check  # noqa: PLC0415 # for this alone
+def _check(locations: list[str], *, as_json: bool) -> int:
+    """Print a report of each array in some stores; return 1 where something is wrong."""
+    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
+    from numcodecs_bytes.check import check  # noqa: PLC0415
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
         from tqdm import tqdm  # type: ignore[no-redef,import-untyped] # noqa: PLC0415 # optional
-    reports = []
-    try:
-        with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
-            for found in check(open_store(location), bar):
-                reports.append(found)
-                if not as_json:
-                    with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
-                        print(_format_array(found))
-    except BrokenPipeError:  # who reads the report has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    reports: list[dict[str, Any]] = []
+    has_none = is_unreadable = False
+    for location in locations:
+        num_before = len(reports)
+        try:
+            with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
+                for found in check(open_store(location), bar):
+                    reports.append({"store": location} | dataclasses.asdict(found))
+                    if not as_json:
+                        with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+                            print(_format_array(found, location if len(locations) > 1 else ""))
+        except BrokenPipeError:  # stdout was closed early
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 2
+        except Exception as error:  # noqa: BLE001 # of the store, or the network
+            print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
+            is_unreadable = True
+            continue
+        if len(reports) == num_before:
+            print(
+                f"no Zarr array in {location}: expected zarr.json or .zarray there", file=sys.stderr
+            )
+            has_none = True
+    if is_unreadable and not reports:
         return 2
-    except Exception as error:  # noqa: BLE001 # of the store, or the network
-        print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    if not reports:
-        print(f"no Zarr array in {location}: expected zarr.json or .zarray there", file=sys.stderr)
-    num_problems = sum(found.num_problems for found in reports)
+    num_problems = sum(found["num_problems"] for found in reports)
     if as_json:
-        arrays = [dataclasses.asdict(found) for found in reports]
-        print(json.dumps({"num_problems": num_problems, "arrays": arrays}, indent=2))
+        print(json.dumps({"num_problems": num_problems, "arrays": reports}, indent=2))
     else:
-        num_chunks = sum(found.num_chunks for found in reports)
+        num_chunks = sum(found["num_chunks"] for found in reports)
         counts = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
         print(", ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in counts))
-    return 1 if num_problems or not reports else 0
+    return 2 if is_unreadable else int(has_none or num_problems > 0)
 
 
 def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) -> int:
@@ -198,9 +206,10 @@ def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
-def _format_array(found: Any) -> str:
+def _format_array(found: Any, location: str) -> str:
     """Return a line of the table for an array, and a line for each thing to say of it."""
-    line = f"{'/' + found.path:32} {found.data_type:16} partial reads: {found.partial_reads}"
+    name = f"{location}/{found.path}"
+    line = f"{name:32} {found.data_type:16} partial reads: {found.partial_reads}"
     listed = [f"  PROBLEM {problem}" for problem in found.problems]
     if found.num_problems > len(found.problems):
         listed.append(f"  PROBLEM ... and {found.num_problems - len(found.problems)} more")
@@ -226,7 +235,9 @@ def main(arguments: list[str] | None = None) -> int:
         "written. Chunks that are compressed, in shards, or hold bools are read whole. Exit status "
         "1 where there are problems or no arrays, 2 where the store can't be read.",
     )
-    check.add_argument("store", help="folder, zip file, or URL that fsspec knows")
+    check.add_argument(
+        "stores", nargs="+", metavar="store", help="folder, zip file, or URL that fsspec knows"
+    )
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     migrate = commands.add_parser(
         "migrate",
@@ -244,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
     migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)
     if options.command == "check":
-        return _check(options.store, as_json=options.json)
+        return _check(options.stores, as_json=options.json)
     if options.command == "migrate":
         return _migrate(
             options.store,

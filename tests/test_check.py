@@ -3,6 +3,7 @@
 import functools
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -472,6 +473,49 @@ class TestCommand:
         ]
         assert main(["--json", "check", str(tmp_path)]) == 1
         assert json.loads(capsys.readouterr().out) == found
+
+    def test_several_stores(self, tmp_path, capsys):
+        good, bad, nowhere = (str(tmp_path / name) for name in ("good", "bad", "nowhere"))
+        write_array(tmp_path / "good", bytes(4), "int8", [bytes_codec()])
+        write_array(tmp_path / "bad", bytes(3), "int8", [bytes_codec()])
+        assert main(["check", good, bad]) == 1
+        out = capsys.readouterr().out
+        assert f"{good}/" in out
+        assert f"{bad}/" in out
+        assert out.endswith("2 arrays, 2 chunks, 1 problem\n")
+        assert main(["--json", "check", good, nowhere]) == 2
+        printed = capsys.readouterr()
+        assert [array["store"] for array in json.loads(printed.out)["arrays"]] == [good]
+        assert f"can't read {nowhere}: FileNotFoundError" in printed.err
+
+    def test_missing_chunks_are_counted(self, tmp_path):
+        array = zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
+        array[:95] = 1
+        (report,) = check(tmp_path).values()
+        assert report.notes == ["95 of 100 chunks are present; the others read as the fill value"]
+
+    def test_compressed_chunks_of_zarr_v2_are_read(self, tmp_path):
+        array = zarr.create_array(
+            tmp_path, shape=4, dtype="i4", zarr_format=2, compressors=numcodecs.Zlib()
+        )
+        array[:] = 1
+        chunk = tmp_path / "0"
+        chunk.write_bytes(chunk.read_bytes()[:-6])
+        (problem,) = problems_of(tmp_path)
+        assert problem.startswith("chunk 0 can't be read: ")
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    def test_a_pipe_is_no_metadata(self, tmp_path):
+        os.mkfifo(tmp_path / "zarr.json")
+        assert check(tmp_path) == {}
+
+    def test_a_thousand_folders(self):
+        key = "/".join("a" * 1100) + "/zarr.json"
+        store = zarr.storage.MemoryStore()
+        zarr.create_array(store, shape=1, dtype="i1")
+        store._store_dict[key] = store._store_dict.pop("zarr.json")
+        (report,) = checks.check(store)
+        assert report.problems == []
 
     def test_nothing_to_check(self, tmp_path):
         assert "no Zarr hierarchy at" in self.run(tmp_path / "nowhere", status=2)
