@@ -118,9 +118,8 @@ class OpenFile:
         ranges, out, seconds = self._time(ranges, out, is_wanted)
         if seconds < SLOW_SECONDS:
             return ranges, out
-        merging = Merging(
-            BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True
-        )  # for the kernel's readahead
+        # Contiguous, so that the kernel reads ahead.
+        merging = Merging(BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True)
         larger = merging.merge(ranges.piece_starts, ranges.piece_ends)
         larger, out, seconds_so = self._time(larger, out, is_wanted)
         if seconds_so < LONGER_AT_FIRST * seconds:

@@ -75,7 +75,6 @@ _REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
 _DIR = "fsspec.implementations.dirfs.DirFileSystem"
 _GENERIC = "fsspec.generic.GenericFileSystem"
 _CACHE = "zarr.experimental.cache_store.CacheStore"
-_ZIP = "zarr.storage._zip.ZipStore"
 
 _READING = ("get", "get_sync")
 # The methods by which zarr reads. One that was replaced before this module was loaded is in another
@@ -191,12 +190,13 @@ def _may_be_read_in_parts(store: Any) -> bool:
     held: list[Any] = [store]
     seen: set[int] = set()
     for value in held:  # grows meanwhile
-        if len(seen) == MAX_HELD or id(value) in seen:
+        kind = type(value)
+        if kind in _PLAIN or id(value) in seen or len(seen) == MAX_HELD:
             continue
         seen.add(id(value))
-        if _is_instance(value, _ZIP) or _is_instance(value, _CACHE):
+        if issubclass(kind, ZipStore) or _is_instance(value, _CACHE):
             return False
-        if not hasattr(type(value), "cat_file"):
+        if not hasattr(kind, "cat_file"):
             held.extend(_held_by(value))
         elif not _has_sound_ranges(value):
             return False
@@ -205,6 +205,7 @@ def _may_be_read_in_parts(store: Any) -> bool:
 
 # How many objects are looked at, from the store on.
 MAX_HELD = 64
+_PLAIN = {str, bytes, int, float, bool, type(None)}
 
 
 def _held_by(value: Any) -> list[Any]:
