@@ -236,7 +236,11 @@ def main(arguments: list[str] | None = None) -> int:
         "1 where there are problems or no arrays, 2 where the store can't be read.",
     )
     check.add_argument(
-        "stores", nargs="+", metavar="store", help="folder, zip file, or URL that fsspec knows"
+        "stores",
+        nargs="+",
+        metavar="store",
+        help="folder, zip file, kerchunk references (.json, .parq), URL of one of these that "
+        "fsspec knows, or folder of an Icechunk repository",
     )
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     migrate = commands.add_parser(

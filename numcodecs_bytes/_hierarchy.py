@@ -23,22 +23,69 @@ _AT_ONCE = 64
 
 
 def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store:
-    """Return a folder, a zip file, or what fsspec finds at a URL, as a store."""
-    if "://" in location:
-        if importlib.util.find_spec("fsspec") is None:
-            raise ImportError('URLs need fsspec: pip install "numcodecs_bytes[stores]"')
-        return zarr.storage.FsspecStore.from_url(location, read_only=read_only)
-    if not Path(location).exists():
+    """Return the store at a location, of the kind that is there.
+
+    Parameters
+    ----------
+    location : str
+        A folder, a zip file, kerchunk references (JSON, or a folder of Parquet files), an Icechunk
+        repository in a folder (its branch `main`), or a URL of one of the first three that fsspec
+        knows.
+    read_only : bool
+        Whether it is opened for reading alone.
+
+    Raises
+    ------
+    OSError, ValueError
+        If there is no such thing.
+    ImportError
+        If a package is missing, with what brings it.
+    """
+    is_url, path = "://" in location, Path(location)
+    if not is_url and not path.exists():
         raise FileNotFoundError(
-            f"no Zarr hierarchy at {location}: expected a folder, a zip file or a URL"
+            f"no Zarr hierarchy at {location}: expected a folder, a file or a URL"
         )
-    if Path(location).is_file():
+    if location.endswith((".json", ".parq", ".parquet")):
+        if not read_only:
+            raise ValueError("references are read only")
+        return _open_references(location)
+    if is_url:
+        _need("fsspec")
+        chain = f"zip://::{location}" if location.endswith(".zip") else location
+        return zarr.storage.FsspecStore.from_url(chain, read_only=read_only)
+    if path.is_file():
         if not zipfile.is_zipfile(location):
-            raise ValueError("it is a file, but no zip file, or one that is cut off")
+            raise ValueError(
+                "it is a file, but no zip file, or one that is cut off; references end in .json"
+            )
         mode: Any = "r" if read_only else "a"
         archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode=mode))
         return archive
+    if read_only and (path / "snapshots").is_dir() and (path / "manifests").is_dir():
+        _need("icechunk")
+        import icechunk  # noqa: PLC0415 # for this alone
+
+        repository = icechunk.Repository.open(icechunk.local_filesystem_storage(location))
+        store: zarr.abc.store.Store = repository.readonly_session("main").store
+        return store
     return zarr.storage.LocalStore(location, read_only=read_only)
+
+
+def _open_references(location: str) -> zarr.abc.store.Store:
+    _need("fsspec")
+    import fsspec  # noqa: PLC0415 # for this alone
+
+    file_system = fsspec.filesystem(
+        "reference", fo=location, remote_options={"asynchronous": True}, asynchronous=True
+    )
+    return zarr.storage.FsspecStore(file_system, read_only=True)
+
+
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        extra = "stores" if package == "fsspec" else "ecosystem"
+        raise ImportError(f'this needs {package}: pip install "numcodecs_bytes[{extra}]"')
 
 
 def describe(error: Exception) -> str:

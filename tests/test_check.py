@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import importlib.util
 import json
 import os
 import shutil
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import threading
 import warnings
+from pathlib import Path
 
 import numcodecs
+import numpy as np
 import pytest
 import zarr
 import zarr.storage
@@ -437,6 +440,73 @@ class TestChunks:
         assert found.num_problems == found.num_chunks == 100
         assert len(found.problems) == 10
         assert all("holds 1 bytes, expected 2: it is cut off" in p for p in found.problems)
+
+
+class TestKindsOfStores:
+    @pytest.fixture
+    def netcdf(self, tmp_path):
+        """A NetCDF-3 file, and kerchunk's references to it."""
+        io = pytest.importorskip("scipy.io")
+        kerchunk = pytest.importorskip("kerchunk.netCDF3")
+        with io.netcdf_file(tmp_path / "a.nc", "w") as file:
+            file.createDimension("x", 100)
+            file.createVariable("v", "f4", ("x",))[:] = np.arange(100)
+        reader = kerchunk.NetCDF3ToZarr(str(tmp_path / "a.nc"), inline_threshold=0)
+        return reader.translate()
+
+    def test_references(self, tmp_path, netcdf):
+        (tmp_path / "a.json").write_text(json.dumps(netcdf))
+        (report,) = check(tmp_path / "a.json").values()
+        assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+        netcdf["refs"]["v/0"][2] = 300
+        (tmp_path / "bad.json").write_text(json.dumps(netcdf))
+        (problem,) = problems_of(tmp_path / "bad.json")
+        assert problem == "chunk v/0 holds 300 bytes, expected 400: it is cut off"
+
+    def test_an_icechunk_repository(self, tmp_path):
+        icechunk = pytest.importorskip("icechunk")
+        storage = icechunk.local_filesystem_storage(str(tmp_path))
+        session = icechunk.Repository.create(storage).writable_session("main")
+        zarr.create_array(session.store, name="v", shape=4, dtype="i2", compressors=None)[:] = 1
+        session.commit("a")
+        (report,) = check(tmp_path).values()
+        assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+
+    def test_a_zip_file_on_a_web_server(self, tmp_path):
+        pytest.importorskip("aiohttp")
+        write_array(tmp_path / "a", bytes(3), "int8", [bytes_codec()])
+        shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "a")
+        handler = functools.partial(WithRanges, directory=tmp_path)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            (problem,) = problems_of(f"http://127.0.0.1:{server.server_port}/a.zip")
+            server.shutdown()
+        assert "holds 3 bytes, expected 4" in problem
+
+    def test_a_missing_package_is_named(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(ImportError, match=r"needs fsspec: pip install .*\[stores\]"):
+            _hierarchy.open_store("http://127.0.0.1/a")
+
+
+class WithRanges(http.server.SimpleHTTPRequestHandler):
+    def do_GET(self):
+        raw = Path(self.translate_path(self.path)).read_bytes()
+        wanted = self.headers["Range"]
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        part = raw[first : last + 1]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(raw)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def end_headers(self):
+        self.send_header("Accept-Ranges", "bytes")
+        super().end_headers()
+
+    def log_message(self, *_):
+        pass
 
 
 class TestCommand:
