@@ -20,6 +20,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 _AT_ONCE = 64
+# How many chunks of an array are looked for in a store that can't list them.
+MAX_UNLISTED = 100_000
 
 
 def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store:
@@ -201,16 +203,23 @@ def first_chunk(array: Any) -> tuple[slice, ...] | None:
     return None
 
 
-def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
-    """Return the indices of the chunks that the store lists, None where it can't list any key."""
+def can_list(array: Any) -> bool:
+    """Whether the store lists the keys of an array's chunks, of which the indices are known."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
+        return False
+    prefix = f"{array.path}/".lstrip("/")
+    first = sync(_take(array.store.list_prefix(prefix)))
+    return any(key.startswith(prefix) for key in first)  # the metadata at least
+
+
+def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
+    """Return the indices of the chunks that the store lists, None where it can't list any key."""
+    if not can_list(array):
         return None
     prefix = f"{array.path}/".lstrip("/")
     keys = array.store.list_prefix(prefix)
     first = sync(_take(keys))
-    if not any(key.startswith(prefix) for key in first):  # not even the metadata
-        return None
 
     def index_of(key: str) -> tuple[int, ...] | None:
         name = key.removeprefix(prefix)
@@ -223,7 +232,7 @@ def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]
 
 
 def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    num_chunks = math.prod(grid)
+    num_chunks = min(math.prod(grid), MAX_UNLISTED)
     for start in range(0, num_chunks, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, num_chunks))
         yield [_index_of(number, grid) for number in numbers]

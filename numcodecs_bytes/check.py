@@ -30,6 +30,8 @@ from numcodecs_bytes._data_type import (
     stored_dtype,
 )
 from numcodecs_bytes._hierarchy import (
+    MAX_UNLISTED,
+    can_list,
     chunks_of,
     describe,
     document_at,
@@ -44,7 +46,8 @@ from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
-READ_BYTES = 1 << 26
+# How much of a shard is read at a time, in bytes and in inner chunks.
+READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
 # Codecs that take uint8 for bool.
 _OF_ANY_TYPE = {
     *("bytes", "endian", "transpose", "sharding_indexed", "crc32c", "gzip", "zstd", "blosc"),
@@ -289,8 +292,15 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
             elif readable is not None:
                 for problem in _problems_in(readable, array.dtype, index):
                     report.add_problem(f"chunk {key} {problem}")
-    num_in_all = math.prod(grid)
-    if report.num_chunks < num_in_all:
+    _note_missing(array, math.prod(grid), report)
+
+
+def _note_missing(array: Any, num_in_all: int, report: ArrayReport) -> None:
+    if num_in_all > MAX_UNLISTED and not can_list(array):
+        report.notes.append(
+            f"{MAX_UNLISTED} of {num_in_all} chunks were looked at: the store can't list them"
+        )
+    elif report.num_chunks < num_in_all:
         report.notes.append(
             f"{report.num_chunks} of {num_in_all} chunks are present; the others read as the fill "
             "value"
@@ -306,9 +316,7 @@ def _stored_item_size(array: Any) -> int:
 def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterator[str]:
     """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
     chunk_shape = array.shards or array.chunks
-    # Of large shards, an inner chunk at a time.
-    is_large = math.prod(chunk_shape) * dtype.itemsize > READ_BYTES
-    steps = array.chunks if is_large else chunk_shape
+    steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
     axes = zip(index, chunk_shape, array.shape, steps, strict=True)
     starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
     num_invalid = 0
@@ -325,6 +333,19 @@ def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterato
             f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true, and by "
             "other libraries as they are"
         )
+
+
+def _block_shape(
+    chunk_shape: tuple[int, ...], inner_shape: tuple[int, ...], item_size: int
+) -> tuple[int, ...]:
+    """Return the shape of what to read at a time: of large shards, some inner chunks."""
+    block, num_left = list(inner_shape), MAX_INNER
+    for axis in reversed(range(len(block))):
+        num_fitting = READ_BYTES // (math.prod(block) * max(item_size, 1))
+        num = max(min(num_fitting, num_left, chunk_shape[axis] // block[axis]), 1)
+        block[axis] *= num
+        num_left //= num
+    return tuple(block)
 
 
 def _count_invalid(elements: Any, dtype: AnyDType) -> int:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -482,6 +483,34 @@ class TestKindsOfStores:
             (problem,) = problems_of(f"http://127.0.0.1:{server.server_port}/a.zip")
             server.shutdown()
         assert "holds 3 bytes, expected 4" in problem
+
+    def test_a_store_that_can_not_list_is_not_asked_for_ever(self, monkeypatch):
+        monkeypatch.setattr(_hierarchy, "MAX_UNLISTED", 1000)
+        monkeypatch.setattr(checks, "MAX_UNLISTED", 1000)
+
+        class Unlisted(zarr.storage.MemoryStore):
+            supports_listing = False
+
+        store = Unlisted()
+        zarr.create_array(store, shape=2**45, chunks=1, dtype="i1", compressors=None)[:3] = 1
+        (report,) = checks.check(store)
+        assert report.num_chunks == 3
+        assert report.notes == [
+            "1000 of 35184372088832 chunks were looked at: the store can't list them"
+        ]
+
+    def test_a_shard_of_a_hundred_million_inner_chunks(self, tmp_path):
+        """One at a time, they took 5 GB and 41 s, of a file of 100 bytes."""
+        shape = {"shape": (2**27,), "chunks": (1,), "shards": (2**27,), "dtype": "?"}
+        zarr.create_array(tmp_path, compressors=None, **shape)
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c/0").write_bytes(bytes(100))
+        tracemalloc.start()
+        (report,) = check(tmp_path).values()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert report.num_problems
+        assert peak < 2**28
 
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
