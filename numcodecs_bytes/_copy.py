@@ -1,4 +1,6 @@
-"""The kernels: array -> stored bytes and back. No other code moves bytes in memory.
+"""The kernels: array -> stored bytes and back.
+
+No other code moves bytes, but for `open_file`, which puts together what it reads.
 
 Each returns a view where nothing has to move. Callers have checked that sizes fit and that the
 dtypes differ in byte order, padding and titles only, and in what `copied_as` does.
