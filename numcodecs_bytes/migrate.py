@@ -7,6 +7,7 @@ structures, dimension names, consolidated metadata, hierarchies of which not all
 
 import base64
 import json
+import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -81,51 +82,77 @@ def migrate(
     NodeReport
         Of each array and group, those below before those above.
     """
+    if not store.supports_listing:
+        raise ValueError("the store can't list what is in it, so some would be left behind")
     refused: list[str] = []
+    written: list[str] = []
     for path, documents in reversed(list(_find_nodes(store))):
         kind = "array" if ".zarray" in documents else "group"
-        below = [other for other in refused if not path or other.startswith(f"{path}/")]
         status, reasons = "to be migrated" if dry_run else "migrated", []
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of data types that no specification has
-                if below and kind == "group":
+                if kind == "group" and (below := _below(path, refused)):
                     raise ValueError(  # noqa: TRY301
                         f"what is below it would no longer be found: {', '.join(sorted(below))}"
                     )
                 document = _convert(store, path, documents)
                 found = documents.get("zarr.json")
-                if found is not None and _without_consolidated(found) == document:
+                is_consolidated = found is not None and "consolidated_metadata" in found
+                consolidates = ".zmetadata" in documents or is_consolidated
+                is_stale = consolidates and (not is_consolidated or bool(_below(path, written)))
+                says_else = found is not None and _without_consolidated(found) != document
+                if found is not None and not says_else and not is_stale:
                     status = "Zarr v3 already"
-                elif found is not None and not overwrite:
+                elif says_else and not overwrite:
                     raise ValueError(  # noqa: TRY301
                         "zarr.json is there and says something else; --overwrite replaces it"
                     )
                 elif not dry_run:
-                    _write(store, path, document)
-                    if ".zmetadata" in documents:
-                        zarr.consolidate_metadata(store, path=path, zarr_format=3)
+                    _write(store, path, document, found, consolidates=consolidates)
+                if status != "Zarr v3 already":
+                    written.append(path)
         except Exception as error:  # noqa: BLE001 # the others are to be migrated
             status, reasons = "refused", [describe(error)]
             refused.append(path)
-        yield NodeReport(path, kind, status, reasons)
+        if status != "Zarr v3 already" or len(documents) > 1:
+            yield NodeReport(path, kind, status, reasons)
+
+
+def _below(path: str, others: list[str]) -> list[str]:
+    return [other for other in others if other != path and (not path or f"{path}/" in f"{other}/")]
 
 
 def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and metadata documents of what is Zarr v2, those above before those below."""
-    paths = [""]
+    """Yield path and metadata documents of what is Zarr v2, those above before those below.
+
+    And of groups of Zarr v3 that hold a copy of the metadata below them.
+    """
+    paths, seen = [""], set()
     while paths:
         path = paths.pop()
+        if isinstance(store, zarr.storage.LocalStore):
+            folder = (store.root / path).resolve()
+            if folder in seen:  # a link leads here
+                continue
+            seen.add(folder)
         names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-        found = {name: document_at(store, join(path, name)) for name in names}
-        documents = {name: document for name, document in found.items() if document is not None}
-        if ".zarray" in documents or ".zgroup" in documents:
-            yield path, documents
-        is_array = ".zarray" in documents or (
-            isinstance(found["zarr.json"], dict) and found["zarr.json"].get("node_type") == "array"
+        all_of_them = {name: document_at(store, join(path, name)) for name in names}
+        found = {name: document for name, document in all_of_them.items() if document is not None}
+        new: Any = found.get("zarr.json")
+        is_object = isinstance(new, dict)
+        if ".zarray" in found or ".zgroup" in found:
+            yield path, found
+        elif is_object and "consolidated_metadata" in new:
+            yield path, {"zarr.json": new}
+        is_array = ".zarray" in found or (
+            ".zgroup" not in found and is_object and new.get("node_type") == "array"
         )
         if not is_array:
-            paths += [join(path, name) for name in names_in(store, path)]
+            listed = names_in(store, path)
+            if ".zgroup" in found and ".zgroup" not in listed:
+                raise ValueError("the store does not list what is in it: some would be left behind")
+            paths += [join(path, name) for name in listed if name not in names]
 
 
 def _convert(store: zarr.abc.store.Store, path: str, documents: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +160,8 @@ def _convert(store: zarr.abc.store.Store, path: str, documents: dict[str, Any]) 
     for document in documents.values():
         if isinstance(document, Exception):
             raise document
+    if ".zarray" not in documents and ".zgroup" not in documents:
+        return _without_consolidated(documents["zarr.json"])
     attributes = documents.get(".zattrs", {})
     if ".zarray" not in documents:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
@@ -155,6 +184,7 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, compressor = list(metadata.filters or ()), metadata.compressor
     endian = _byte_order(dtype)
+    stored_by_bytes = isinstance(compressor, Bytes) or any(isinstance(f, Bytes) for f in filters)
     if isinstance(compressor, Bytes):
         endian, compressor = _stored_order(compressor, dtype, filters), None
     elif filters and isinstance(filters[-1], Bytes):
@@ -165,6 +195,10 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         "filters": [codec.get_config() for codec in filters] or None,
         "compressor": compressor and compressor.get_config(),
     }
+    if document.get("fill_value") is None:  # zarr's own tool would make a value of it
+        data_type = metadata.dtype
+        default = data_type.default_scalar()
+        settings["fill_value"] = data_type.to_json_scalar(default, zarr_format=2)
     if dtype.names:  # zarr's own tool says nothing of the byte order of structures
         nothing = base64.b64encode(bytes(dtype.itemsize)).decode()
         settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": nothing}
@@ -176,16 +210,58 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         scalar = np.asarray(scalar).astype(struct.to_native_dtype())[()]
         migrated["data_type"] = struct.to_json(zarr_format=3)
         migrated["fill_value"] = struct.to_json_scalar(scalar, zarr_format=3)
-    has_order = endian is not None and (filters or has_byte_order(dtype))
-    stored = {"name": "bytes"} | ({"configuration": {"endian": endian}} if has_order else {})
-    migrated["codecs"] = [
-        stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]
-    ]
-    names = attributes.get(_DIMENSIONS)
-    if isinstance(names, list) and len(names) == len(metadata.shape):
+    # What filters hand on may be of another byte order than the array, which only they know.
+    candidates = [endian, *(["little", "big"] if filters and not stored_by_bytes else [])]
+    for candidate in candidates:
+        has_order = candidate is not None and (filters or has_byte_order(dtype))
+        stored: dict[str, Any] = {"name": "bytes"}
+        stored |= {"configuration": {"endian": candidate}} if has_order else {}
+        codecs = [stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
+        if _holds_the_same(document, migrated | {"codecs": codecs}, dtype):
+            migrated["codecs"] = codecs
+            break
+    else:
+        raise ValueError("zarr's codecs of Zarr v3 do not read what its codecs of Zarr v2 store")
+    names: Any = attributes.get(_DIMENSIONS)
+    are_names = isinstance(names, list) and all(isinstance(n, str | None) for n in names)
+    if are_names and len(names) == len(metadata.shape):
         attributes = {name: value for name, value in attributes.items() if name != _DIMENSIONS}
         migrated["dimension_names"] = names
     return migrated | {"attributes": attributes}
+
+
+def _holds_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
+    """Whether a small chunk that is written as Zarr v2 reads the same as Zarr v3."""
+    shape = tuple(min(n, 4) for n in old["chunks"])
+    grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+    documents: Any = [
+        old | {"shape": shape, "chunks": shape},
+        new | {"shape": shape, "chunk_grid": grid, "attributes": {}},
+    ]
+    at = zarr.storage.StorePath(zarr.storage.MemoryStore())
+    try:
+        written, read = (zarr.Array(zarr.AsyncArray(document, at)) for document in documents)
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            written[...] = _sample(dtype, shape).astype(written.dtype)
+        values: Any = np.asarray(written[...])
+        migrated: Any = np.asarray(read[...])
+    except (TypeError, ValueError):
+        return False
+    return bool(values.astype(migrated.dtype).tobytes() == migrated.tobytes())
+
+
+def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
+    """Return an array whose bytes say in which order they are."""
+    if dtype.names:
+        sample = np.zeros(shape, dtype)
+        for name in dtype.names:
+            sample[name] = _sample(dtype[name], shape)
+        return sample
+    numbers = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    if dtype.kind == "V":
+        raw = np.arange(numbers.size * dtype.itemsize).astype(np.uint8)
+        return raw.view(dtype).reshape(shape)
+    return (numbers % 2 if dtype.kind == "b" else numbers % 100).astype(dtype)
 
 
 def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -273,11 +349,28 @@ def _compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any
         raise ValueError("its first chunk would hold other values as Zarr v3")
 
 
-def _without_consolidated(document: Any) -> Any:
+def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in document.items() if k != "consolidated_metadata"}
 
 
-def _write(store: zarr.abc.store.Store, path: str, document: dict[str, Any]) -> None:
-    raw = json.dumps(document, indent=2).encode()
-    buffer = default_buffer_prototype().buffer.from_bytes(raw)
-    sync(store.set(join(path, "zarr.json"), buffer))
+def _write(
+    store: zarr.abc.store.Store, path: str, document: Any, before: Any, *, consolidates: bool
+) -> None:
+    """Write a Zarr v3 document; where the metadata below can't be consolidated, take it back."""
+    key = join(path, "zarr.json")
+
+    def put(what: Any) -> None:
+        raw = json.dumps(what, indent=2).encode()
+        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(raw)))
+
+    put(document)
+    if not consolidates:
+        return
+    try:
+        zarr.consolidate_metadata(store, path=path, zarr_format=3)
+    except BaseException:
+        if before is None:
+            sync(store.delete(key))
+        else:
+            put(before)
+        raise

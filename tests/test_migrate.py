@@ -22,6 +22,7 @@ from numcodecs_bytes.migrate import migrate
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have a Zarr V3 specification",
     "ignore:Both zarr",
+    "ignore:Object at",
     "ignore:Missing 'endian'",
     "ignore:Consolidated metadata",
     "ignore:Numcodecs codecs are not in the Zarr version 3",
@@ -122,6 +123,38 @@ class TestArrays:
             (report,) = migrated(tmp_path / name).values()
             assert (report.status, report.reasons) == ("migrated", []), name
             assert_same(tmp_path / name, data)
+
+    @pytest.mark.parametrize(
+        ("dtype", "filters"),
+        [
+            ("<i4", [numcodecs.Delta("<i4", ">i2")]),
+            ("<f8", [numcodecs.FixedScaleOffset(0, 1, "<f8", ">i2")]),
+            (">f8", [numcodecs.AsType("<f4", ">f8")]),
+            (">f8", [numcodecs.Quantize(2, ">f8")]),
+            ("|u1", [numcodecs.Delta("|u1", ">i2")]),
+        ],
+        ids=str,
+    )
+    def test_filters_that_hand_on_another_byte_order(self, tmp_path, dtype, filters):
+        """The first chunk is zeros, which are the same in both; as are arrays without chunks."""
+        data = np.zeros(4, dtype)
+        array = create(tmp_path, data, chunks=(2,), filters=filters, fill_value=1)
+        array[:] = [0, 0, 1, 2]
+        expected = array[:].tolist()
+        (report,) = migrated(tmp_path).values()
+        if report.status == "migrated":
+            assert zarr.open_array(tmp_path, zarr_format=3)[:].tolist() == expected
+        else:
+            assert report.status == "refused"
+
+    @pytest.mark.parametrize("dtype", ["<c8", "<U3", ">i4", "<f4", "S3", "V3", "?", ">M8[s]"])
+    def test_no_fill_value(self, tmp_path, dtype):
+        write_v2(tmp_path / "a", dtype=np.dtype(dtype).str, fill_value=None)
+        expected = zarr.open_array(tmp_path / "a", zarr_format=2)[:]
+        (report,) = migrated(tmp_path / "a").values()
+        assert (report.status, report.reasons) == ("migrated", [])
+        got = zarr.open_array(tmp_path / "a", zarr_format=3)[:]
+        assert got.astype(expected.dtype).tobytes() == expected.tobytes()
 
     def test_names_separator_fill_value_and_attributes(self, tmp_path):
         data = random_array("<f4", SHAPE)
@@ -274,6 +307,49 @@ class TestHierarchies:
             "x",
         ]
         assert {r.status for r in migrated(folder).values()} == {"Zarr v3 already"}
+
+    def test_consolidated_metadata_that_are_there_already(self, tmp_path):
+        """They would hide what is new, and say of what is changed what it was."""
+        group = zarr.create_group(tmp_path, zarr_format=3)
+        group.create_array("a", shape=2, dtype="i1")
+        zarr.consolidate_metadata(tmp_path, zarr_format=3)
+        create(tmp_path / "b", random_array("<i4", SHAPE))
+        found = migrated(tmp_path)
+        assert found["b"].status == found[""].status == "migrated"
+        assert sorted(zarr.open_group(tmp_path, zarr_format=3)) == ["a", "b"]
+        assert {r.status for r in migrated(tmp_path).values()} == {"Zarr v3 already"}
+        old = json.loads((tmp_path / "b/.zarray").read_text())
+        (tmp_path / "b/.zarray").write_text(json.dumps(old | {"dtype": ">i4"}))
+        migrated(tmp_path, overwrite=True)
+        root = zarr.open_group(tmp_path, zarr_format=3)
+        assert (root["b"][...] == zarr.open_array(tmp_path / "b", zarr_format=2)[...]).all()
+
+    def test_a_group_whose_metadata_can_not_be_consolidated_is_not_written(self, folder):
+        zarr.consolidate_metadata(folder, zarr_format=2)
+        zarr.create_array(folder / "z", shape=3, dtype="i1")
+        document = json.loads((folder / "z/zarr.json").read_text()) | {"codecs": [{"name": "no"}]}
+        (folder / "z/zarr.json").write_text(json.dumps(document))
+        for _ in range(2):
+            assert migrated(folder)[""].status == "refused"
+            assert not (folder / "zarr.json").exists()
+
+    def test_a_store_that_can_not_list(self):
+        class Unlisted(zarr.storage.MemoryStore):
+            supports_listing = False
+
+        with pytest.raises(ValueError, match="can't list"):
+            list(migrate(Unlisted()))
+
+    def test_an_array_of_zarr_v3_in_the_place_of_a_group(self, folder):
+        zarr.create_array(folder, shape=3, dtype="i1", zarr_format=3)
+        assert migrated(folder)[""].status == "refused"
+        found = migrated(folder, overwrite=True)
+        assert found["x"].status == "Zarr v3 already"
+        assert sorted(zarr.open_group(folder, zarr_format=3)) == ["deep", "x"]
+
+    def test_a_link_to_a_folder_above(self, folder):
+        (folder / "deep/loop").symlink_to(folder)
+        assert {r.status for r in migrated(folder).values()} == {"migrated"}
 
     def test_a_thousand_folders(self):
         path = "/".join("a" * 1100)
