@@ -95,16 +95,23 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool:
+    """Whether a local folder is among those seen, to which links may lead; else add it to them."""
+    if not isinstance(store, zarr.storage.LocalStore):
+        return False
+    folder = (store.root / path).resolve()
+    is_known = folder in seen
+    seen.add(folder)
+    return is_known
+
+
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
     """Yield path and metadata document of each array, or why there is none."""
-    paths, seen = [""], set()
+    paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()
-        if isinstance(store, zarr.storage.LocalStore):
-            folder = (store.root / path).resolve()
-            if folder in seen:  # a link leads here
-                continue
-            seen.add(folder)
+        if was_visited(store, path, seen):
+            continue
         documents = (document_at(store, join(path, name)) for name in ("zarr.json", ".zarray"))
         document = next((d for d in documents if d is not None), None)
         is_broken = isinstance(document, Exception)

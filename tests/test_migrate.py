@@ -381,6 +381,22 @@ class TestCheck:
         problems = problems_of(tmp_path)
         assert [p for p in problems if "['bytes', 'big']" in p] or not HAS_STRUCT, problems
 
+    def test_what_has_no_counterpart_is_no_problem(self, tmp_path):
+        """Who wrote the Zarr v3 metadata may know better than zarr's own tool."""
+        create(tmp_path, random_array("<f4", SHAPE))
+        migrated(tmp_path)
+        old = json.loads((tmp_path / ".zarray").read_text())
+        (tmp_path / ".zarray").write_text(json.dumps(old | {"filters": [{"id": "nobody's"}]}))
+        (report,) = check(zarr.storage.LocalStore(tmp_path))
+        assert report.problems == []
+        assert any("can't be compared" in note for note in report.notes)
+
+    def test_a_structure_of_both_byte_orders_is_a_problem(self, tmp_path):
+        data = random_array([("a", "<i4"), ("b", ">f8")], SHAPE)
+        create(tmp_path, data)
+        migrate_v2_to_v3(input_store=zarr.storage.LocalStore(tmp_path))
+        assert any("both byte orders" in problem for problem in problems_of(tmp_path))
+
     @pytest.mark.parametrize(
         ("key", "value", "what"),
         [
@@ -434,7 +450,7 @@ class TestCommand:
         write_v2(tmp_path / "bad", **REFUSED["mixed"][0])
         assert main(["migrate", str(tmp_path)]) == 1
         out = capsys.readouterr().out
-        assert "refused\n  ValueError: its fields are of both byte orders" in out
+        assert "refused\n  MixedByteOrderError: its fields are of both byte orders" in out
 
     def test_a_zip_file(self, tmp_path, capsys):
         with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
