@@ -5,24 +5,17 @@ program of the environment, so it never fails: on a zarr that is not the one we 
 data type that zarr has anyway, with one warning.
 """
 
-import contextlib
-import warnings
 from typing import Any
 
-import zarr
 import zarr.dtype
+
+from numcodecs_bytes._step_aside import step_aside
 
 _data_types: Any = None
 try:
     from numcodecs_bytes import zarr_data_types as _data_types
 except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on without us
-    with contextlib.suppress(Warning):
-        warnings.warn(
-            f"numcodecs_bytes adds no data types, not knowing this zarr ({zarr.__version__}; "
-            f"{type(error).__name__}: {error}); look for a newer numcodecs_bytes",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    step_aside("data types", error)
 
 
 def __getattr__(name: str) -> Any:

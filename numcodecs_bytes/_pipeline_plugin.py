@@ -5,11 +5,9 @@ program of the environment, so it never fails: on a zarr that is not the one we 
 a class that is no pipeline. Who has chosen ours is told by zarr that there is none.
 """
 
-import contextlib
-import warnings
 from typing import Any
 
-import zarr
+from numcodecs_bytes._step_aside import step_aside
 
 __all__ = ["PartialReadPipeline"]
 
@@ -22,10 +20,4 @@ PartialReadPipeline: Any = NoPipeline
 try:
     from numcodecs_bytes.zarr_pipeline import PartialReadPipeline
 except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on without us
-    with contextlib.suppress(Warning):
-        warnings.warn(
-            f"numcodecs_bytes adds no codec pipelines, not knowing this zarr ({zarr.__version__}; "
-            f"{type(error).__name__}: {error}); look for a newer numcodecs_bytes",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    step_aside("codec pipelines", error)

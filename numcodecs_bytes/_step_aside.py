@@ -1,0 +1,17 @@
+"""What the plugins say on a zarr that is not the one we know."""
+
+import contextlib
+import warnings
+
+import zarr
+
+
+def step_aside(what: str, error: Exception) -> None:
+    """Warn once that this package does not add something to zarr; never raise."""
+    with contextlib.suppress(Warning):
+        warnings.warn(
+            f"numcodecs_bytes adds no {what}, not knowing this zarr ({zarr.__version__}; "
+            f"{type(error).__name__}: {error}); look for a newer numcodecs_bytes",
+            RuntimeWarning,
+            stacklevel=3,
+        )
