@@ -124,10 +124,10 @@ def _format(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check(locations: list[str], *, as_json: bool) -> int:
+def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
     """Print a report of each array in some stores; return 1 where something is wrong."""
     from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
-    from numcodecs_bytes.check import check  # noqa: PLC0415
+    from numcodecs_bytes.check import Limits, check  # noqa: PLC0415
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
@@ -138,7 +138,7 @@ def _check(locations: list[str], *, as_json: bool) -> int:
         num_before = len(reports)
         try:
             with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
-                for found in check(open_store(location), bar):
+                for found in check(open_store(location), Limits(**limits), bar):
                     reports.append({"store": location} | dataclasses.asdict(found))
                     if not as_json:
                         with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
@@ -201,6 +201,13 @@ def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) ->
     return 1 if num_refused or not nodes else 0
 
 
+def _number(text: str) -> int:
+    """Return a positive number."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
+    return int(text)
+
+
 def _printable(line: str) -> str:
     """Return a line with what is no character of text as its escape: a name may hold anything."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
@@ -243,6 +250,15 @@ def main(arguments: list[str] | None = None) -> int:
         "fsspec knows, or folder of an Icechunk repository",
     )
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
+    check.add_argument(
+        "--max-chunks", type=_number, metavar="N", help="look at N chunks of each array at most"
+    )
+    check.add_argument(
+        "--max-chunk-bytes",
+        type=_number,
+        metavar="N",
+        help="do not decode chunks of more than N bytes (default: 134217728)",
+    )
     migrate = commands.add_parser(
         "migrate",
         help="write Zarr v3 metadata beside those of Zarr v2",
@@ -259,7 +275,9 @@ def main(arguments: list[str] | None = None) -> int:
     migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)
     if options.command == "check":
-        return _check(options.stores, as_json=options.json)
+        names = ("max_chunks", "max_chunk_bytes")
+        limits = {name: getattr(options, name) for name in names if getattr(options, name)}
+        return _check(options.stores, limits, as_json=options.json)
     if options.command == "migrate":
         return _migrate(
             options.store,

@@ -74,14 +74,25 @@ def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store
     return zarr.storage.LocalStore(location, read_only=read_only)
 
 
+class _ParquetReferences(zarr.storage.FsspecStore):
+    """kerchunk's references in Parquet, which take `zarr.json` for a chunk and fail."""
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
+
+
 def _open_references(location: str) -> zarr.abc.store.Store:
     _need("fsspec")
+    is_json = location.endswith(".json")
+    if not is_json and importlib.util.find_spec("pyarrow") is None:
+        _need("fastparquet")
     import fsspec  # noqa: PLC0415 # for this alone
 
     file_system = fsspec.filesystem(
         "reference", fo=location, remote_options={"asynchronous": True}, asynchronous=True
     )
-    return zarr.storage.FsspecStore(file_system, read_only=True)
+    kind = zarr.storage.FsspecStore if is_json else _ParquetReferences
+    return kind(file_system, read_only=True)
 
 
 def _need(package: str) -> None:
@@ -106,20 +117,37 @@ def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool
 
 
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata document of each array, or why there is none."""
+    """Yield path and metadata document of each array, or why there is none.
+
+    Raises
+    ------
+    Exception
+        Of the store, where it can't list what is at its root.
+    """
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()
         if was_visited(store, path, seen):
             continue
-        documents = (document_at(store, join(path, name)) for name in ("zarr.json", ".zarray"))
-        document = next((d for d in documents if d is not None), None)
-        is_broken = isinstance(document, Exception)
-        if is_broken or (document is not None and document.get("node_type") != "group"):
+        document = document_at(store, join(path, "zarr.json"))
+        is_group = isinstance(document, dict) and document.get("node_type") == "group"
+        is_array = isinstance(document, dict) and document.get("node_type") == "array"
+        if document is None:
+            document = document_at(store, join(path, ".zarray"))
+            is_array = isinstance(document, dict)
+        is_broken = document is not None and not (is_group or is_array)
+        if is_array:
             yield path, document
-            if not is_broken:
-                continue
-        names = names_in(store, path)
+            continue
+        try:
+            names = names_in(store, path)
+        except Exception as error:
+            if not path:
+                raise
+            yield path, error
+            continue
+        if is_broken:
+            yield path, document
         # What is broken may be an array: its chunks are no arrays.
         paths += [
             join(path, name)

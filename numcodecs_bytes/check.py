@@ -1,7 +1,8 @@
 """python -m numcodecs_bytes check: what is amiss in the arrays of a Zarr hierarchy.
 
 Reads, never writes. Of a chunk that the bytes codec alone has stored only the size is asked for.
-Chunks that pass other codecs, too, and bools are read, one at a time: that is all it keeps.
+Chunks that pass other codecs, too, and bools are read, one at a time: that is all it keeps, and
+none may decode to more bytes than its elements have.
 """
 
 import contextlib
@@ -13,12 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numcodecs.errors
 import numpy as np
 import zarr
 import zarr.abc.store
+import zarr.errors
 import zarr.storage
+from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
+from numcodecs_bytes._bounded import bounded
 from numcodecs_bytes._data_type import (
     NATIVE_ENDIAN,
     AnyDType,
@@ -46,12 +51,15 @@ from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
+MAX_CHUNK_BYTES = 1 << 27
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
 # Codecs that take uint8 for bool.
+_COMPRESSORS = {"gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma"}
 _OF_ANY_TYPE = {
-    *("bytes", "endian", "transpose", "sharding_indexed", "crc32c", "gzip", "zstd", "blosc"),
-    *("zlib", "lz4", "bz2", "lzma"),
+    *("bytes", "endian", "transpose", "sharding_indexed", "crc32c"),
+    *_COMPRESSORS,
+    *(f"numcodecs.{name}" for name in _COMPRESSORS),
 }
 _LEGACY_DATA_TYPES = {"structured": "struct", "raw_bytes": "r8, r16, ..."}
 
@@ -93,13 +101,33 @@ class ArrayReport:
             self.problems.append(problem)
 
 
-def check(store: zarr.abc.store.Store, bar: Any = None) -> Iterator[ArrayReport]:
+@dataclass(frozen=True)
+class Limits:
+    """How much of each array is looked at.
+
+    Attributes
+    ----------
+    max_chunks : int or None
+        Number of chunks, of shards in a sharded array; None looks at all.
+    max_chunk_bytes : int
+        Chunks, and inner chunks of shards, that have more bytes when decoded are not decoded.
+    """
+
+    max_chunks: int | None = None
+    max_chunk_bytes: int = MAX_CHUNK_BYTES
+
+
+def check(
+    store: zarr.abc.store.Store, limits: Limits | None = None, bar: Any = None
+) -> Iterator[ArrayReport]:
     """Yield a report of each array in a store.
 
     Parameters
     ----------
     store : zarr.abc.store.Store
         Of any kind; it is only read.
+    limits : Limits, optional
+        How much of each array is looked at.
     bar : optional
         A progress bar as tqdm has it, of chunks.
 
@@ -122,13 +150,16 @@ def check(store: zarr.abc.store.Store, bar: Any = None) -> Iterator[ArrayReport]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what zarr warns of is in the report, or not ours
             try:
-                _check_array(zarr.storage.StorePath(store, path), document, report, bar)
+                at = zarr.storage.StorePath(store, path)
+                _check_array(at, document, report, limits or Limits(), bar)
             except Exception as error:  # noqa: BLE001 # the arrays after it are to be checked, too
                 report.add_problem(f"it can't be checked: {describe(error)}")
         yield report
 
 
-def _check_array(at: zarr.storage.StorePath, document: Any, report: ArrayReport, bar: Any) -> None:
+def _check_array(
+    at: zarr.storage.StorePath, document: Any, report: ArrayReport, limits: Limits, bar: Any
+) -> None:
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {describe(document)}")
         return
@@ -145,17 +176,30 @@ def _check_array(at: zarr.storage.StorePath, document: Any, report: ArrayReport,
     report.partial_reads = _partial_reads(array)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
-        _compare_with_v2(document_at(at.store, join(at.path, ".zarray")), document, report)
+        _compare_with_v2(at, document, report)
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
         _check_v2_codecs(array, report)
+        _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
-    _check_chunks(array, codecs, report, bar)
+    _check_chunks(array, codecs, report, limits, bar)
 
 
-def _compare_with_v2(old: Any, document: dict[str, Any], report: ArrayReport) -> None:
+def _compare_with_v2(
+    at: zarr.storage.StorePath, document: dict[str, Any], report: ArrayReport
+) -> None:
     """Report what the metadata of Zarr v2 beside those of an array, if any, say differently."""
-    if not isinstance(old, dict):
+    old = _v2_document(at, ".zarray", report)
+    if old is None:
+        return
+    _v2_document(at, ".zattrs", report)
+    try:
+        ArrayV2Metadata.from_dict(old)
+    except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
+        report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
+        return
+    except Exception as error:  # noqa: BLE001 # as where it is opened
+        report.add_problem(f".zarray, beside zarr.json, can't be opened: {describe(error)}")
         return
     try:
         for disagreement in disagreements(old, document):
@@ -164,6 +208,17 @@ def _compare_with_v2(old: Any, document: dict[str, Any], report: ArrayReport) ->
         report.add_problem(f".zarray and zarr.json disagree: {error}")
     except Exception as error:  # noqa: BLE001 # of codecs that have no counterpart, for one
         report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
+
+
+def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
+    """Return a document of Zarr v2, None where there is none, or a broken one, which is reported.
+
+    What a store does not give, an object store without listing for one, is no problem of an array.
+    """
+    document = document_at(at.store, join(at.path, name))
+    if isinstance(document, TypeError | ValueError):
+        report.add_problem(f"{name} can't be read: {describe(document)}")
+    return document if isinstance(document, dict) else None
 
 
 def _chunk_shape_in(document: dict[str, Any]) -> Any:
@@ -206,7 +261,7 @@ def _partial_reads(array: Any) -> str:
     if can_be_read:
         said = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
         is_v2 = array.metadata.zarr_format == 2
-        return f"{said}, nor does Zarr v3 (examples/v2_to_v3.py)" if is_v2 else said
+        return f"{said}, nor does Zarr v3 (migrate)" if is_v2 else said
     return f"no: {', '.join(others or names)} needs whole chunks"
 
 
@@ -264,8 +319,9 @@ def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
 
 def _needs_dtype(codec: Bytes, dtype: AnyDType) -> bool:
     """Whether the bytes codec of a Zarr v2 array of dtype swaps, or leaves what is not native."""
-    is_native = codec.endian == NATIVE_ENDIAN and dtype == dtype.newbyteorder("=")
-    return codec.endian is not None and has_byte_order(dtype) and not is_native
+    if codec.endian in (None, NATIVE_ENDIAN):
+        return codec.endian is not None and dtype != dtype.newbyteorder("=")
+    return True
 
 
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
@@ -278,7 +334,9 @@ def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> N
         report.notes.append(f'"endian" says nothing for {dtype}; it may be left out')
 
 
-def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) -> None:
+def _check_chunks(
+    array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
+) -> None:
     try:
         chunk_shape = array.shards or array.chunks
     except NotImplementedError as error:
@@ -290,24 +348,55 @@ def _check_chunks(array: Any, codecs: list[str], report: ArrayReport, bar: Any) 
     readable = None if is_alone else array
     if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
         readable = _with_bytes_for_bools(array, codecs, report)
+    if readable is not None:
+        readable = _within(limits.max_chunk_bytes, readable, report)
+    for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
+        report.num_chunks += 1
+        problem = _wrong_length(size, num_bytes)
+        if problem is not None:
+            report.add_problem(f"chunk {key} {problem}")
+        elif readable is not None:
+            for problem in _problems_in(readable, array.dtype, index, size, limits):
+                report.add_problem(f"chunk {key} {problem}")
+    _note_missing(array, math.prod(grid), report, limits)
+
+
+def _chunks_present(
+    array: Any, grid: list[int], bar: Any
+) -> Iterator[tuple[tuple[int, ...], str, int]]:
+    """Yield index, key and size in bytes of each chunk that the store has."""
     for batch in chunks_of(array, grid, bar):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(sizes_of(array.store, keys))
-        for index, key, size in zip(batch, keys, sizes, strict=True):
-            if size is None:
-                continue
-            report.num_chunks += 1
-            if num_bytes not in (None, size):
-                why = "it is cut off" if size < num_bytes else "of another shape, or compressed"
-                report.add_problem(f"chunk {key} holds {size} bytes, expected {num_bytes}: {why}")
-            elif readable is not None:
-                for problem in _problems_in(readable, array.dtype, index):
-                    report.add_problem(f"chunk {key} {problem}")
-    _note_missing(array, math.prod(grid), report)
+        for index, key, size in zip(batch, keys, sync(sizes_of(array.store, keys)), strict=True):
+            if size is not None:
+                yield index, key, size
 
 
-def _note_missing(array: Any, num_in_all: int, report: ArrayReport) -> None:
-    if num_in_all > MAX_UNLISTED and not can_list(array):
+def _within(max_bytes: int, array: Any, report: ArrayReport) -> Any:
+    """Return the same array with compressors that are bounded, None where chunks are too large."""
+    num_bytes = math.prod(array.chunks) * array.dtype.itemsize
+    if num_bytes > max_bytes:
+        report.notes.append(
+            f"its chunks were not decoded: of {num_bytes} bytes each, the limit is {max_bytes}"
+        )
+        return None
+    return zarr.Array(zarr.AsyncArray(bounded(array.metadata, max_bytes), array.store_path))
+
+
+def _wrong_length(size: int, expected: int | None) -> str | None:
+    """Return what is wrong with a chunk's size in bytes; None is expected of what is encoded."""
+    if expected is None:
+        return "holds 0 bytes: it is cut off" if size == 0 else None
+    if size == expected:
+        return None
+    why = "it is cut off" if size < expected else "of another shape, or compressed"
+    return f"holds {size} bytes, expected {expected}: {why}"
+
+
+def _note_missing(array: Any, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
+    if report.num_chunks == limits.max_chunks:
+        report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were looked at")
+    elif num_in_all > MAX_UNLISTED and not can_list(array):
         report.notes.append(
             f"{MAX_UNLISTED} of {num_in_all} chunks were looked at: the store can't list them"
         )
@@ -324,10 +413,15 @@ def _stored_item_size(array: Any) -> int:
     return stored_dtype(pack_dtype(array.dtype), "little").itemsize
 
 
-def _problems_in(array: Any, dtype: AnyDType, index: tuple[int, ...]) -> Iterator[str]:
+def _problems_in(
+    array: Any, dtype: AnyDType, index: tuple[int, ...], size: int, limits: Limits
+) -> Iterator[str]:
     """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
     chunk_shape = array.shards or array.chunks
     steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
+    if size > limits.max_chunk_bytes and steps == chunk_shape:
+        yield f"was not read: it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
+        return
     axes = zip(index, chunk_shape, array.shape, steps, strict=True)
     starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
     num_invalid = 0

@@ -42,6 +42,7 @@ from numcodecs_bytes._hierarchy import (
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import _struct_of
 
+_OF_ANY_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters that are codecs of Zarr v3, too
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # where xarray names them in Zarr v2
 
 
@@ -71,6 +72,10 @@ class MixedByteOrderError(ValueError):
     """A structure has fields of both byte orders, which no metadata of Zarr v3 can say."""
 
 
+class _UnwritableError(OSError):
+    """Nothing can be written in a store, so that there is no point in going on."""
+
+
 def migrate(
     store: zarr.abc.store.Store, *, dry_run: bool = False, overwrite: bool = False
 ) -> Iterator[NodeReport]:
@@ -94,7 +99,16 @@ def migrate(
     ------
     NodeReport
         Of each array and group, those below before those above.
+
+    Raises
+    ------
+    ValueError
+        If the store can't list what is in it, or is read only.
+    OSError
+        If it can't be written.
     """
+    if store.read_only and not dry_run:
+        raise ValueError("the store is read only")
     if not store.supports_listing:
         raise ValueError("the store can't list what is in it, so some would be left behind")
     refused: list[str] = []
@@ -105,31 +119,42 @@ def migrate(
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of data types that no specification has
-                if kind == "group" and (below := _below(path, refused)):
-                    raise ValueError(  # noqa: TRY301
-                        f"what is below it would no longer be found: {', '.join(sorted(below))}"
-                    )
+                _refuse_to_hide(_below(path, refused) if kind == "group" else [])
                 document = _convert(store, path, documents)
-                found = documents.get("zarr.json")
-                is_consolidated = found is not None and "consolidated_metadata" in found
-                consolidates = ".zmetadata" in documents or is_consolidated
-                is_stale = consolidates and (not is_consolidated or bool(_below(path, written)))
-                says_else = found is not None and _without_consolidated(found) != document
-                if found is not None and not says_else and not is_stale:
+                is_changed = bool(_below(path, written))
+                if _is_written(documents, document, is_changed=is_changed, overwrite=overwrite):
                     status = "Zarr v3 already"
-                elif says_else and not overwrite:
-                    raise ValueError(  # noqa: TRY301
-                        "zarr.json is there and says something else; --overwrite replaces it"
-                    )
                 elif not dry_run:
-                    _write(store, path, document, found, consolidates=consolidates)
+                    _write(store, path, document, documents)
                 if status != "Zarr v3 already":
                     written.append(path)
+        except _UnwritableError:
+            raise
         except Exception as error:  # noqa: BLE001 # the others are to be migrated
             status, reasons = "refused", [describe(error)]
             refused.append(path)
         if status != "Zarr v3 already" or len(documents) > 1:
             yield NodeReport(path, kind, status, reasons)
+
+
+def _refuse_to_hide(below: list[str]) -> None:
+    if below:
+        raise ValueError(f"what is below it would no longer be found: {', '.join(sorted(below))}")
+
+
+def _is_written(
+    documents: dict[str, Any], document: Any, *, is_changed: bool, overwrite: bool
+) -> bool:
+    """Whether a node's Zarr v3 document is there, with a copy of those below it if it has one."""
+    found = documents.get("zarr.json")
+    if found is None:
+        return False
+    if _without_consolidated(found) != document:
+        if not overwrite:
+            raise ValueError("zarr.json is there and says something else; --overwrite replaces it")
+        return False
+    has_copy = "consolidated_metadata" in found
+    return not is_changed if has_copy else ".zmetadata" not in documents
 
 
 def _below(path: str, others: list[str]) -> list[str]:
@@ -193,7 +218,8 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
     metadata: Any = ArrayV2Metadata.from_dict(document)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, compressor = list(metadata.filters or ()), metadata.compressor
-    endian = _byte_order(dtype)
+    of_any_length = filters.pop() if filters and filters[-1].codec_id in _OF_ANY_LENGTH else None
+    endian = None if of_any_length else _byte_order(dtype)
     stored_by_bytes = isinstance(compressor, Bytes) or any(isinstance(f, Bytes) for f in filters)
     if isinstance(compressor, Bytes):
         endian, compressor = _stored_order(compressor, dtype, filters), None
@@ -209,34 +235,39 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         data_type = metadata.dtype
         default = data_type.default_scalar()
         settings["fill_value"] = data_type.to_json_scalar(default, zarr_format=2)
-    if dtype.names:  # zarr's own tool says nothing of the byte order of structures
+    is_unknown = bool(dtype.names or of_any_length)
+    if is_unknown:  # zarr's own tool says nothing of byte order in structures, and refuses text
         nothing = base64.b64encode(bytes(dtype.itemsize)).decode()
         settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": nothing}
     migrated = _migrated_by_zarr(document | settings)
-    if dtype.names:
-        struct = _struct_of(dtype)
-        given = document.get("fill_value")
-        scalar = struct.default_scalar() if given is None else metadata.fill_value
-        scalar = np.asarray(scalar).astype(struct.to_native_dtype())[()]
-        migrated["data_type"] = struct.to_json(zarr_format=3)
-        migrated["fill_value"] = struct.to_json_scalar(scalar, zarr_format=3)
+    if is_unknown:
+        data_type = _struct_of(dtype) if dtype.names else metadata.dtype
+        has_none = document.get("fill_value") is None
+        scalar = data_type.default_scalar() if has_none else metadata.fill_value
+        if dtype.names:
+            scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
+        migrated["data_type"] = data_type.to_json(zarr_format=3)
+        migrated["fill_value"] = data_type.to_json_scalar(scalar, zarr_format=3)
     # What filters hand on may be of another byte order than the array, which only they know.
     candidates = [endian, *(["little", "big"] if filters and not stored_by_bytes else [])]
+    name = of_any_length.codec_id if of_any_length else "bytes"
     for candidate in candidates:
         has_order = candidate is not None and (filters or has_byte_order(dtype))
-        stored: dict[str, Any] = {"name": "bytes"}
-        stored |= {"configuration": {"endian": candidate}} if has_order else {}
+        configuration = {"configuration": {"endian": candidate}} if has_order else {}
+        stored = {"name": name} | configuration
         codecs = [stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
         if _holds_the_same(document, migrated | {"codecs": codecs}, dtype):
-            migrated["codecs"] = codecs
-            break
-    else:
-        raise ValueError("zarr's codecs of Zarr v3 do not read what its codecs of Zarr v2 store")
+            return _with_names(migrated | {"codecs": codecs}, attributes)
+    raise ValueError("zarr's codecs of Zarr v3 do not read what its codecs of Zarr v2 store")
+
+
+def _with_names(migrated: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with the attributes; the names of dimensions are none in Zarr v3."""
     names: Any = attributes.get(_DIMENSIONS)
     are_names = isinstance(names, list) and all(isinstance(n, str | None) for n in names)
-    if are_names and len(names) == len(metadata.shape):
+    if are_names and len(names) == len(migrated["shape"]):
         attributes = {name: value for name, value in attributes.items() if name != _DIMENSIONS}
-        migrated["dimension_names"] = names
+        migrated = migrated | {"dimension_names": names}
     return migrated | {"attributes": attributes}
 
 
@@ -257,6 +288,13 @@ def _holds_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -
         migrated: Any = np.asarray(read[...])
     except (TypeError, ValueError):
         return False
+    return _are_same(values, migrated)
+
+
+def _are_same(values: Any, migrated: Any) -> bool:
+    """Whether arrays hold the same, NaNs and byte orders included."""
+    if values.dtype.hasobject or values.dtype.kind == "T":
+        return bool(values.tolist() == migrated.tolist())
     return bool(values.astype(migrated.dtype).tobytes() == migrated.tobytes())
 
 
@@ -268,10 +306,13 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
             sample[name] = _sample(dtype[name], shape)
         return sample
     numbers = np.arange(1, math.prod(shape) + 1).reshape(shape)
-    if dtype.kind == "V":
+    if dtype.hasobject:
+        return numbers.astype("S").astype(dtype)
+    if dtype.type is np.void:
         raw = np.arange(numbers.size * dtype.itemsize).astype(np.uint8)
         return raw.view(dtype).reshape(shape)
-    return (numbers % 2 if dtype.kind == "b" else numbers % 100).astype(dtype)
+    # A byte has no order, and all that bools and the smallest integers hold is 0 and 1.
+    return (numbers % (2 if dtype.itemsize == 1 else 100)).astype(dtype)
 
 
 def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
@@ -352,11 +393,7 @@ def _compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any
     if region is None:
         return
     values, migrated = (np.asarray(array[region]) for array in arrays)
-    if values.dtype.hasobject:
-        is_same = values.tolist() == migrated.tolist()
-    else:
-        is_same = values.astype(migrated.dtype).tobytes() == migrated.tobytes()
-    if not is_same:
+    if not _are_same(values, migrated):
         raise ValueError("its first chunk would hold other values as Zarr v3")
 
 
@@ -365,16 +402,21 @@ def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(
-    store: zarr.abc.store.Store, path: str, document: Any, before: Any, *, consolidates: bool
+    store: zarr.abc.store.Store, path: str, document: Any, documents: dict[str, Any]
 ) -> None:
     """Write a Zarr v3 document; where the metadata below can't be consolidated, take it back."""
+    before = documents.get("zarr.json")
+    consolidates = ".zmetadata" in documents or "consolidated_metadata" in (before or ())
     key = join(path, "zarr.json")
 
     def put(what: Any) -> None:
         raw = json.dumps(what, indent=2).encode()
         sync(store.set(key, default_buffer_prototype().buffer.from_bytes(raw)))
 
-    put(document)
+    try:
+        put(document)
+    except OSError as error:
+        raise _UnwritableError(f"{key} can't be written: {describe(error)}") from error
     if not consolidates:
         return
     try:

@@ -104,7 +104,7 @@ PARTIAL_READS = {
         ["v2/raw", "v2/bytes"],
         "no: zarr's own codec pipeline needs whole chunks; "
         "numcodecs_bytes.zarr_pipeline.PartialReadPipeline does not, nor does Zarr v3 "
-        "(examples/v2_to_v3.py)",
+        "(migrate)",
     ),
     **dict.fromkeys(["v2/zipped", "v2/both"], "no: zstd needs whole chunks"),
 }
@@ -141,7 +141,7 @@ class TestWhatIsWell:
                 self.num_done += num_chunks
 
         bar = Bar()
-        list(checks.check(_hierarchy.open_store(str(healthy)), bar))
+        list(checks.check(_hierarchy.open_store(str(healthy)), bar=bar))
         assert bar.num_done == bar.total == 31
 
     def test_other_stores(self, healthy, tmp_path):
@@ -301,6 +301,37 @@ class TestMetadata:
         (problem,) = problems_of(tmp_path)
         assert problem.startswith(expected)
 
+    def test_a_swap_of_unknown_elements(self, tmp_path):
+        """The codec refuses every chunk of it, those of one byte, too."""
+        settings = {"filters": [{"id": "bytes", "endian": "big"}], "dtype": "|u1"}
+        document = {"zarr_format": 2, "shape": [4], "chunks": [4], "order": "C", "fill_value": 0}
+        document |= {"compressor": None}
+        (tmp_path / ".zarray").write_text(json.dumps(document | settings))
+        (problem,) = problems_of(tmp_path)
+        assert problem.startswith("the bytes codec has no dtype, which it needs to store uint8")
+
+    @pytest.mark.parametrize("name", [".zarray", ".zattrs"])
+    def test_broken_metadata_of_zarr_v2(self, healthy, name):
+        """Beside those of Zarr v3, or alone: zarr needs both files."""
+        (healthy / "v2/raw" / name).write_text("{")
+        problems = check(healthy)["v2/raw"].problems
+        assert any("JSONDecodeError" in problem for problem in problems)
+        (healthy / "plain/.zarray").write_text((healthy / "v2/zipped/.zarray").read_text())
+        (healthy / "plain" / name).write_text("{")
+        assert f"{name} can't be read: JSONDecodeError" in str(check(healthy)["plain"].problems)
+
+    def test_metadata_of_zarr_v2_that_say_nonsense(self, healthy):
+        (healthy / "plain/.zarray").write_text('{"zarr_format": 2, "shape": "x"}')
+        (problem,) = check(healthy)["plain"].problems
+        assert problem.startswith(".zarray, beside zarr.json, can't be opened: ")
+
+    def test_neither_array_nor_group(self, healthy):
+        document = json.loads((healthy / "zarr.json").read_text())
+        (healthy / "zarr.json").write_text(json.dumps(document | {"node_type": 5}))
+        found = check(healthy)
+        assert found.keys() == {"", *PARTIAL_READS}
+        assert found[""].num_problems == 1
+
     def test_chunks_of_what_is_broken_are_no_arrays(self, healthy):
         healthy.joinpath("plain", "zarr.json").write_text("{")
         assert check(healthy).keys() == PARTIAL_READS.keys()
@@ -432,6 +463,13 @@ class TestChunks:
         path = write_array(tmp_path, None, "int16", [BIG], chunks=(0,))
         assert problems_of(path)
 
+    def test_empty_files(self, tmp_path):
+        """zarr 3.1.6 reads an empty shard as one of fill values."""
+        write_array(tmp_path / "shard", b"", "int16", [sharded()])
+        write_array(tmp_path / "zstd", b"", "int16", [BIG, ZSTD])
+        for path, report in check(tmp_path).items():
+            assert report.problems == [f"chunk {path}/c/0 holds 0 bytes: it is cut off"]
+
     def test_only_the_first_are_listed(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], (100,), chunks=(1,))
         path.joinpath("c").mkdir()
@@ -441,6 +479,100 @@ class TestChunks:
         assert found.num_problems == found.num_chunks == 100
         assert len(found.problems) == 10
         assert all("holds 1 bytes, expected 2: it is cut off" in p for p in found.problems)
+
+
+BOMBS = {
+    "gzip": numcodecs.GZip(1),
+    "zlib": numcodecs.Zlib(1),
+    "bz2": numcodecs.BZ2(1),
+    "lzma": numcodecs.LZMA(preset=0),
+    "zstd": numcodecs.Zstd(),
+    "lz4": numcodecs.LZ4(),
+    "blosc": numcodecs.Blosc(clevel=1),
+}
+NOTHING = np.zeros(1 << 26, "u1")
+
+
+class TestLimits:
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("name", BOMBS)
+    def test_a_chunk_that_decodes_to_far_too_much(self, tmp_path, name, zarr_format):
+        """64 MiB in place of 8 bytes: what is too much is not decoded, but named."""
+        codec = BOMBS[name]
+        bomb = bytes(codec.encode(NOTHING))
+        if zarr_format == 2:
+            settings = {"compressors": codec, "zarr_format": 2}
+        else:
+            configuration = {k: v for k, v in codec.get_config().items() if k != "id"}
+            configuration = {"name": f"numcodecs.{name}", "configuration": configuration}
+            settings = {"compressors": configuration}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            array = zarr.create_array(tmp_path, shape=(4,), chunks=(2,), dtype="i4", **settings)
+            array[:] = 1
+        assert not problems_of(tmp_path)
+        chunk = tmp_path / array.metadata.encode_chunk_key((1,))
+        chunk.write_bytes(bomb)
+        tracemalloc.start()
+        (problem,) = problems_of(tmp_path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 3 * len(bomb) + (4 << 20)
+        assert f"{name} decodes to more than" in problem or f"{name} says" in problem
+        chunk.write_bytes(bomb[: len(bomb) // 2])
+        (problem,) = problems_of(tmp_path)
+        assert "can't be read" in problem
+
+    def test_frames_of_zstd_that_do_not_say_their_size(self, tmp_path):
+        """Two frames, as RFC 8878 has them: one of 3 raw bytes, one of 2 ** 21 - 1 times a byte."""
+        raw = [b"\x28\xb5\x2f\xfd\x00\x58", (3 << 3 | 1).to_bytes(3, "little"), b"abc"]
+        rle = [b"\x28\xb5\x2f\xfd\x00\x58", ((2**21 - 1) << 3 | 3).to_bytes(3, "little"), b"a"]
+        array = zarr.create_array(
+            tmp_path, shape=(3,), chunks=(3,), dtype="u1", compressors=zarr.codecs.ZstdCodec()
+        )
+        tmp_path.joinpath("c").mkdir()
+        tmp_path.joinpath("c/0").write_bytes(b"".join(raw))
+        assert array[:].tobytes() == b"abc"
+        assert not problems_of(tmp_path)
+        tmp_path.joinpath("c/0").write_bytes(b"".join([*raw, *rle]))
+        (problem,) = problems_of(tmp_path)
+        assert f"zstd says that it holds {3 + 2**21 - 1} bytes" in problem
+
+    def test_a_bomb_in_a_shard(self, tmp_path):
+        array = zarr.create_array(
+            tmp_path, shape=(4,), chunks=(2,), shards=(4,), dtype="i4",
+            compressors=zarr.codecs.GzipCodec(),
+        )  # fmt: skip
+        array[:] = 1
+        shard = (tmp_path / "c/0").read_bytes()
+        bomb = BOMBS["gzip"].encode(NOTHING)
+        index = np.array([[0, len(bomb)], [0, len(bomb)]], "<u8").tobytes()
+        checksum = numcodecs.CRC32C(location="end").encode(np.frombuffer(index, "u1"))
+        assert len(bytes(checksum)) == len(index) + 4
+        assert len(shard) > len(index)
+        (tmp_path / "c/0").write_bytes(bomb + bytes(checksum))
+        (problem,) = problems_of(tmp_path)
+        assert "gzip decodes to more than" in problem
+
+    def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path):
+        write_array(tmp_path, b"x", "int16", [BIG, ZSTD], (8,), chunks=(8,))
+        limits = checks.Limits(max_chunk_bytes=15)
+        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        assert not report.problems
+        assert report.notes == ["its chunks were not decoded: of 16 bytes each, the limit is 15"]
+        (tmp_path / "c/0").write_bytes(bytes(17))
+        limits = checks.Limits(max_chunk_bytes=16)
+        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        assert report.problems == ["chunk c/0 was not read: it takes 17 bytes, the limit is 16"]
+
+    def test_some_chunks(self, healthy, capsys):
+        assert main(["check", str(healthy / "plain"), "--max-chunks", "1"]) == 0
+        out = capsys.readouterr().out
+        assert "note    1 of 3 chunks were looked at" in out
+        assert main(["check", str(healthy), "--max-chunk-bytes", "10"]) == 0
+        assert "of 112 bytes each, the limit is 10" in capsys.readouterr().out
+        with pytest.raises(SystemExit):
+            main(["check", str(healthy), "--max-chunks", "0"])
 
 
 class TestKindsOfStores:
@@ -463,6 +595,42 @@ class TestKindsOfStores:
         (tmp_path / "bad.json").write_text(json.dumps(netcdf))
         (problem,) = problems_of(tmp_path / "bad.json")
         assert problem == "chunk v/0 holds 300 bytes, expected 400: it is cut off"
+
+    @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+    def test_references_in_parquet(self, tmp_path, netcdf):
+        pytest.importorskip("fastparquet")
+        frames = pytest.importorskip("kerchunk.df")
+        (tmp_path / "a.parq").mkdir()
+        frames.refs_to_dataframe(netcdf, str(tmp_path / "a.parq"))
+        (report,) = check(tmp_path / "a.parq").values()
+        assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+
+    def test_a_store_that_fails_is_named_once(self):
+        """An object store without credentials, for one."""
+
+        class Failing(zarr.storage.MemoryStore):
+            async def get(self, *_args, **_kwargs):
+                raise PermissionError("denied")
+
+            async def list_dir(self, _prefix):
+                raise PermissionError("denied")
+                yield
+
+        with pytest.raises(PermissionError):
+            list(checks.check(Failing()))
+
+    def test_a_folder_that_can_not_be_listed(self, healthy, monkeypatch):
+        listed = _hierarchy.names_in
+
+        def names_in(store, path):
+            if path == "deep":
+                raise PermissionError("denied")
+            return listed(store, path)
+
+        monkeypatch.setattr(_hierarchy, "names_in", names_in)
+        found = check(healthy)
+        assert found.keys() == {"deep", *PARTIAL_READS} - {"deep/in/shards"}
+        assert found["deep"].problems == ["its metadata can't be read: PermissionError: denied"]
 
     def test_an_icechunk_repository(self, tmp_path):
         icechunk = pytest.importorskip("icechunk")

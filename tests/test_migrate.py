@@ -156,6 +156,28 @@ class TestArrays:
         got = zarr.open_array(tmp_path / "a", zarr_format=3)[:]
         assert got.astype(expected.dtype).tobytes() == expected.tobytes()
 
+    def test_text_and_bytes_of_any_length(self, tmp_path):
+        """zarr's own tool refuses their filters."""
+        text = zarr.create_array(
+            tmp_path / "text", shape=3, chunks=2, dtype=str, fill_value="?", zarr_format=2
+        )
+        text[:2] = ["a", "b\u00e9"]
+        raw = zarr.create_array(
+            tmp_path / "raw",
+            shape=(2, 2),
+            dtype=zarr.dtype.VariableLengthBytes(),
+            order="F",
+            compressors=None,
+            zarr_format=2,
+        )
+        raw[:] = np.array([[b"a", b"bb"], [b"", b"d"]], dtype=object)
+        zarr.create_group(tmp_path, zarr_format=2)
+        assert {r.status for r in migrated(tmp_path).values()} == {"migrated"}
+        group = zarr.open_group(tmp_path, zarr_format=3, mode="r")
+        assert group["text"][:].tolist() == ["a", "b\u00e9", "?"]
+        assert group["raw"][:].tolist() == [[b"a", b"bb"], [b"", b"d"]]
+        assert not [p for r in check(zarr.storage.LocalStore(tmp_path)) for p in r.problems]
+
     def test_names_separator_fill_value_and_attributes(self, tmp_path):
         data = random_array("<f4", SHAPE)
         attributes = {"units": "K", "_ARRAY_DIMENSIONS": ["time", "lat", "lon"]}
@@ -451,6 +473,18 @@ class TestCommand:
         assert main(["migrate", str(tmp_path)]) == 1
         out = capsys.readouterr().out
         assert "refused\n  MixedByteOrderError: its fields are of both byte orders" in out
+
+    def test_a_store_that_can_not_be_written(self, tmp_path, capsys, monkeypatch):
+        create(tmp_path, random_array(">i2", SHAPE))
+        with pytest.raises(ValueError, match="read only"):
+            list(migrate(zarr.storage.LocalStore(tmp_path, read_only=True)))
+
+        async def refuse(*_args, **_kwargs):
+            raise PermissionError("denied")
+
+        monkeypatch.setattr(zarr.storage.LocalStore, "set", refuse)
+        assert main(["migrate", str(tmp_path)]) == 2
+        assert "zarr.json can't be written: PermissionError: denied" in capsys.readouterr().err
 
     def test_a_zip_file(self, tmp_path, capsys):
         with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:

@@ -300,12 +300,17 @@ def digest(read: Callable[[], Any]) -> str:
     return f"{array.dtype} {array.shape} {name}"
 
 
+def leave_zarr_alone() -> None:
+    """Hide numcodecs_bytes from zarr, before it is loaded."""
+    every = importlib.metadata.distributions
+    importlib.metadata.distributions = lambda **context: (
+        d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+    )
+
+
 def main(package: str, folder: str, *modes: str) -> None:
     if modes == ("alone",):
-        every = importlib.metadata.distributions
-        importlib.metadata.distributions = lambda **context: (
-            d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
-        )
+        leave_zarr_alone()
     import zarr.registry
 
     results = {name: digest(read) for name, read in PROGRAMS[package](Path(folder))}

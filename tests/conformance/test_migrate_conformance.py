@@ -1,0 +1,156 @@
+"""Every golden array that Zarr v2 can hold: sound by check, and the same values after migrate.
+
+In this process, and in one in which zarr does not find numcodecs_bytes.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from arrays import DATA_TYPES, native_elements, reference_chunks
+from data_types import ENDIANS, flat_bytes
+
+from numcodecs_bytes._data_type import dtype_to_json, leaf_dtypes, pack_dtype
+from numcodecs_bytes.check import check
+from numcodecs_bytes.migrate import migrate
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have a Zarr V3 specification",
+    "ignore:Both zarr",
+    "ignore:Missing 'endian'",
+    "ignore:Numcodecs codecs are not in the Zarr version 3",
+)
+HAS_STRUCT = hasattr(zarr.dtype, "Struct")
+LAYOUTS = {
+    "single": {"chunks": [3, 4]},
+    "edge": {"chunks": [2, 3]},
+    "transposed": {"chunks": [2, 3], "order": "F"},
+    "0-d": {"shape": [], "chunks": []},
+    "zlib": {"chunks": [2, 3], "compressor": {"id": "zlib", "level": 1}},
+}
+# A second name for the elements of another one, or for Zarr v3 alone.
+_ALIASES = {"raw_bytes", "r40, fill value in base64", "complex_float32", "complex_float64"}
+_ALIASES |= {"structured"}
+READ_ALONE = """
+import hashlib, json, sys, warnings
+sys.path.insert(0, sys.argv[1])
+from programs import leave_zarr_alone
+leave_zarr_alone()
+warnings.simplefilter("ignore")
+import numpy as np
+import zarr
+found = {}
+for path in json.load(sys.stdin):
+    try:
+        array = zarr.open_array(f"{sys.argv[2]}/{path}", zarr_format=3, mode="r")
+        native = np.asarray(array[...]).astype(array.dtype.newbyteorder("="))
+        found[path] = hashlib.sha256(native.tobytes()).hexdigest()
+    except Exception as error:
+        found[path] = type(error).__name__
+assert "numcodecs_bytes" not in sys.modules
+print(json.dumps(found))
+"""
+
+
+def v2_dtype_of(data_type, endian):
+    """Return the dtype that Zarr v2 has for a data type, None where it has none."""
+    if data_type.name in _ALIASES:
+        return None
+    dtype = pack_dtype(data_type.case.dtype).newbyteorder("<" if endian == "little" else ">")
+    written = dtype_to_json(dtype)
+    descr = [tuple(field) for field in written] if isinstance(written, list) else written
+    try:
+        is_same = np.dtype(_as_tuples(descr)) == dtype
+    except TypeError:
+        return None
+    return written if is_same else None
+
+
+def _as_tuples(descr):
+    if not isinstance(descr, list):
+        return descr
+    return [(name, _as_tuples(inner), *shape) for name, inner, *shape in descr]
+
+
+def written(folder):
+    """Write the arrays as Zarr v2; return paths and elements of those that zarr can read."""
+    elements = {}
+    for name, data_type in DATA_TYPES.items():
+        for endian in ENDIANS:
+            dtype = v2_dtype_of(data_type, endian)
+            has_struct = isinstance(dtype, list)
+            is_nested = has_struct and any(isinstance(inner, list) for _, inner, *_ in dtype)
+            if dtype is None or (is_nested and not HAS_STRUCT):
+                continue
+            for layout, settings in LAYOUTS.items():
+                path = f"{name}, {endian}, {layout}"
+                document = {
+                    "zarr_format": 2,
+                    "shape": [3, 4],
+                    "dtype": dtype,
+                    "order": "C",
+                    "fill_value": None,
+                    "filters": None,
+                    "compressor": None,
+                }
+                folder.joinpath(path).mkdir()
+                folder.joinpath(path, ".zarray").write_text(json.dumps(document | settings))
+                golden = "edge" if layout == "zlib" else layout
+                for key, chunk in reference_chunks(data_type, endian, golden).items():
+                    raw = numcodecs.Zlib(1).encode(chunk) if layout == "zlib" else chunk
+                    file = key.removeprefix("c/").replace("/", ".").replace("c", "0")
+                    folder.joinpath(path, file).write_bytes(raw)
+                elements[path] = native_elements(data_type, golden)
+    folder.joinpath(".zgroup").write_text('{"zarr_format": 2}')
+    return elements
+
+
+def test_values_are_the_same_before_and_after(tmp_path):
+    elements = written(tmp_path)
+    assert len(elements) > 200
+    store = zarr.storage.LocalStore(tmp_path)
+
+    def check_all(zarr_format):
+        reports = {report.path: report.problems for report in check(store)}
+        assert reports == {path: [] for path in elements}
+        for path, expected in elements.items():
+            array = zarr.open_array(tmp_path / path, zarr_format=zarr_format, mode="r")
+            values = np.asarray(array[...]).astype(expected.dtype)
+            assert flat_bytes(values) == flat_bytes(expected), path
+
+    check_all(2)
+    statuses = {report.path: (report.status, report.reasons) for report in migrate(store)}
+    assert statuses == dict.fromkeys(["", *elements], ("migrated", []))
+    check_all(3)
+    _assert_the_same_alone(tmp_path, elements)
+
+
+def _assert_the_same_alone(folder, elements):
+    """zarr alone has no data types of ml_dtypes, and 3.1.6 no `struct`, which says `endian`."""
+    ecosystem = Path(__file__).parents[1] / "ecosystem"
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALONE, ecosystem, folder],
+        input=json.dumps(list(elements)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    unread = {
+        path
+        for path, expected in elements.items()
+        if found[path] != hashlib.sha256(flat_bytes(expected)).hexdigest()
+    }
+    assert unread == {
+        path
+        for path, array in elements.items()
+        if any(leaf.isbuiltin == 2 for leaf in leaf_dtypes(array.dtype))
+        or (array.dtype.names and not HAS_STRUCT)
+    }
