@@ -15,6 +15,7 @@ BLOCKS = re.findall(
 NEEDS = {
     "dask_cluster.py": ("dask", "distributed"),
     "fits_table.py": ("astropy", "virtualizarr", "obstore"),
+    "icechunk_virtual.py": ("icechunk", "obstore", "scipy", "virtualizarr"),
     "kerchunk_netcdf3.py": ("aiohttp", "dask", "kerchunk", "scipy", "xarray"),
     "object_store.py": ("obstore",),
     "partial_read.py": ("virtualizarr", "kerchunk", "obstore"),

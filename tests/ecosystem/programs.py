@@ -1,6 +1,6 @@
 """Programs that use zarr through other packages, for a process of their own.
 
-    python programs.py PACKAGE FOLDER [alone]
+    python programs.py FOLDER PACKAGE [alone]
 
 Runs the programs of a package and prints, as JSON, a digest of each array that they read, or the
 error that they met, and which codec read them. With `alone`, zarr does not find numcodecs_bytes.
@@ -308,7 +308,7 @@ def leave_zarr_alone() -> None:
     )
 
 
-def main(package: str, folder: str, *modes: str) -> None:
+def main(folder: str, package: str, *modes: str) -> None:
     if modes == ("alone",):
         leave_zarr_alone()
     import zarr.registry

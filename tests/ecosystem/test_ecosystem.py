@@ -16,10 +16,13 @@ from programs import PROGRAMS
 HERE = Path(__file__).parent
 
 
-def run(package, folder, *modes):
+PAGE = HERE.parents[1] / "docs" / "works-with.md"
+
+
+def run(folder, program, *arguments):
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, HERE / "programs.py", package, folder, *modes],
+        [sys.executable, HERE / program, folder, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -36,7 +39,8 @@ def run(package, folder, *modes):
 def test_programs_end_the_same(package, tmp_path, capsys):
     """tifffile's store has no byte ranges, others stand on files that are read in place."""
     start = time.monotonic()
-    with_us, alone = run(package, tmp_path / "with"), run(package, tmp_path / "alone", "alone")
+    with_us = run(tmp_path / "with", "programs.py", package)
+    alone = run(tmp_path / "alone", "programs.py", package, "alone")
     assert (with_us["codec"], alone["codec"]) == ("numcodecs_bytes.zarr", "zarr.codecs.bytes")
     assert with_us["results"] == alone["results"]
     assert not [result for result in alone["results"].values() if "Error" in result]
@@ -46,3 +50,19 @@ def test_programs_end_the_same(package, tmp_path, capsys):
             f"\n{package} {version(package)}, zarr {version('zarr')}: {len(alone['results'])} "
             f"reads are the same with and without numcodecs_bytes ({seconds:.0f} s)"
         )
+
+
+def shown(num_bytes):
+    """Return a number of bytes as the page has it; some hundred are of the event loop."""
+    unit, name = (2**20, "MiB") if num_bytes >= 2**20 else (2**10, "KiB")
+    return f"{num_bytes // unit} {name}"
+
+
+def test_bytes_for_a_row_are_as_documented(tmp_path):
+    found = run(tmp_path / "with", "rows.py"), run(tmp_path / "alone", "rows.py", "alone")
+    rows = [
+        line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if "iB |" in line
+    ]
+    assert {name: numbers for name, *numbers in rows} == {
+        name: [shown(by_us), shown(found[1][name])] for name, by_us in found[0].items()
+    }

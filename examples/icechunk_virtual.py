@@ -1,0 +1,86 @@
+"""Read a row of an Icechunk repository: of a NetCDF-3 file in place, and of a chunk of its own.
+
+The repository keeps only where the file's bytes are; the variable is one chunk of 16 MiB, big
+endian. zarr alone reads all of it for a row. With this package a row takes its own 2,048 bytes.
+
+Needs ``pip install ".[examples]"``.
+"""
+
+import tempfile
+from pathlib import Path
+
+import icechunk
+import numpy as np
+import zarr
+from obspec_utils.registry import ObjectStoreRegistry
+from obstore.store import LocalStore
+from scipy.io import netcdf_file
+from virtualizarr.parsers import NetCDF3Parser
+
+SHAPE = (8192, 512)
+CODECS = {"zarr alone": "zarr.codecs.bytes.BytesCodec", "ours": "numcodecs_bytes.zarr.BytesCodec"}
+
+
+class CountingStore(zarr.storage.WrapperStore):
+    """Count the bytes that are read of chunks."""
+
+    num_bytes = 0
+
+    async def get(self, key, prototype, byte_range=None):  # noqa: ANN001, ANN201, D102
+        buffer = await super().get(key, prototype, byte_range)
+        if buffer is not None and not key.endswith("zarr.json"):
+            self.num_bytes += len(buffer)
+        return buffer
+
+
+def write_repository(folder: Path, values: np.ndarray) -> icechunk.Repository:
+    """Write a NetCDF-3 file, and a repository that refers to it and holds a copy, too."""
+    with netcdf_file(folder / "image.nc", "w") as file:
+        for name, size in zip("yx", SHAPE, strict=True):
+            file.createDimension(name, size)
+        file.createVariable("in_place", ">f4", tuple("yx"))[:] = values
+
+    prefix = f"{folder.as_uri()}/"
+    config = icechunk.RepositoryConfig.default()
+    config.set_virtual_chunk_container(
+        icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(folder)))
+    )
+    repository = icechunk.Repository.create(
+        icechunk.local_filesystem_storage(str(folder / "repository")),
+        config,
+        authorize_virtual_chunk_access={prefix: None},
+    )
+    session = repository.writable_session("main")
+    registry = ObjectStoreRegistry({"file://": LocalStore()})
+    found = NetCDF3Parser()(url=(folder / "image.nc").as_uri(), registry=registry)
+    found.to_virtual_dataset(loadable_variables=[]).vz.to_icechunk(session.store)
+    zarr.create_array(
+        session.store,
+        name="copied",
+        data=values,
+        chunks=SHAPE,
+        serializer={"name": "bytes", "configuration": {"endian": "big"}},
+        compressors=None,
+    )
+    session.commit("an image in place, and a copy")
+    return repository
+
+
+def main() -> None:
+    """Write a repository; read a row of both arrays, with and without this package's codec."""
+    values = np.random.default_rng(0).random(SHAPE).astype(">f4")
+    with tempfile.TemporaryDirectory() as folder:
+        repository = write_repository(Path(folder), values)
+        print(f"{'array':12}{'codec':34}{'bytes for a row':>16}")
+        for name in ("in_place", "copied"):
+            for who, codec in CODECS.items():
+                with zarr.config.set({"codecs.bytes": codec}):
+                    store = CountingStore(repository.readonly_session("main").store)
+                    row = zarr.open_group(store, mode="r")[name][4321]
+                assert np.array_equal(row, values[4321])
+                assert store.num_bytes == (2048 if who == "ours" else values.nbytes)
+                print(f"{name:12}{codec:34}{store.num_bytes:>16,}")
+
+
+if __name__ == "__main__":
+    main()
