@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--max-chunk-bytes",
         type=_number,
         metavar="N",
-        help="do not decode chunks of more than N bytes (default: 134217728)",
+        help="do not decode chunks of more than N bytes (default: 100000000)",
     )
     migrate = commands.add_parser(
         "migrate",

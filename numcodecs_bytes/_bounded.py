@@ -66,10 +66,14 @@ def _bounded_v2(codec: Any, max_bytes: int) -> Any:
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: Any, max_bytes: int) -> int:
-    """Return how many bytes elements may take, with what codecs like crc32c add to them."""
+    """Return how many bytes elements may take when a codec like crc32c has added its own."""
     if dtype.hasobject or dtype.kind == "T":
         return max_bytes
-    num_bytes: int = math.prod(shape) * dtype.itemsize
+    return max_encoded(math.prod(shape) * dtype.itemsize)
+
+
+def max_encoded(num_bytes: int) -> int:
+    """Return how many bytes may become of some that do not compress, checksums included."""
     return num_bytes + num_bytes // 8 + (1 << 16)
 
 

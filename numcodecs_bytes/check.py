@@ -23,7 +23,7 @@ import zarr.storage
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
-from numcodecs_bytes._bounded import bounded
+from numcodecs_bytes._bounded import bounded, max_encoded
 from numcodecs_bytes._data_type import (
     NATIVE_ENDIAN,
     AnyDType,
@@ -51,7 +51,8 @@ from numcodecs_bytes.zarr_data_types import _struct_of, parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
-MAX_CHUNK_BYTES = 1 << 27
+# Three times as many are in memory: encoded, decoded, and as an array.
+MAX_CHUNK_BYTES = 100_000_000
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
 # Codecs that take uint8 for bool.
@@ -419,7 +420,7 @@ def _problems_in(
     """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
     chunk_shape = array.shards or array.chunks
     steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
-    if size > limits.max_chunk_bytes and steps == chunk_shape:
+    if size > max_encoded(limits.max_chunk_bytes) and steps == chunk_shape:
         yield f"was not read: it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
         return
     axes = zip(index, chunk_shape, array.shape, steps, strict=True)

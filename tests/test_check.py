@@ -560,10 +560,10 @@ class TestLimits:
         (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
         assert not report.problems
         assert report.notes == ["its chunks were not decoded: of 16 bytes each, the limit is 15"]
-        (tmp_path / "c/0").write_bytes(bytes(17))
+        (tmp_path / "c/0").write_bytes(bytes(70_000))
         limits = checks.Limits(max_chunk_bytes=16)
         (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
-        assert report.problems == ["chunk c/0 was not read: it takes 17 bytes, the limit is 16"]
+        assert report.problems == ["chunk c/0 was not read: it takes 70000 bytes, the limit is 16"]
 
     def test_some_chunks(self, healthy, capsys):
         assert main(["check", str(healthy / "plain"), "--max-chunks", "1"]) == 0
