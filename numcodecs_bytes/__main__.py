@@ -3,102 +3,13 @@
 import argparse
 import contextlib
 import dataclasses
-import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import numcodecs.registry
-import zarr
-import zarr.dtype
-import zarr.registry
-
-OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
-
-
-def report() -> dict[str, Any]:
-    """Return who answers for "bytes" in numcodecs and zarr, and which settings override it."""
-    answers = [
-        _answer("numcodecs", "bytes", lambda: type(numcodecs.registry.get_codec({"id": "bytes"}))),
-        _answer("zarr", "bytes", lambda: zarr.registry.get_codec_class("bytes")),
-        _answer("zarr", "endian", lambda: zarr.registry.get_codec_class("endian")),
-        _answer("zarr", "codec pipeline", zarr.registry.get_pipeline_class),
-    ]
-    return {
-        "picked_up": all(a["class"] in OURS for a in answers if a["name"] == "bytes"),
-        "versions": {
-            name: version(name) for name in ("numcodecs-bytes", "numcodecs", "zarr", "numpy")
-        },
-        "answers": answers,
-        "overrides": [*_overrides("bytes"), *_overrides("endian")],
-        "finds_data_types": _finds_data_types(),
-    }
-
-
-def _finds_data_types() -> bool:
-    """Whether zarr finds the types of zarr_data_types by itself, as it does since 3.4.1."""
-    try:
-        zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
-    except ValueError:
-        return False
-    return True
-
-
-def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, Any]:
-    answer = {"host": host, "name": name, "class": None, "file": None, "error": None}
-    try:
-        found = find_class()
-    except Exception as error:  # noqa: BLE001 # what a wrong setting leads to is for the host to say
-        return answer | {"error": f"{type(error).__name__}: {error}"}
-    return answer | {
-        "class": f"{found.__module__}.{found.__qualname__}",
-        "file": inspect.getfile(found),
-    }
-
-
-def _overrides(name: str) -> Iterator[dict[str, str]]:
-    """Yield what sets `codecs.<name>` from outside, the last one being what counts."""
-    config = zarr.config
-
-    def setting(collected: dict[str, Any]) -> Any:
-        codecs = collected.get("codecs", {})
-        return codecs.get(name) if isinstance(codecs, dict) else codecs
-
-    files = [
-        file
-        for path in map(Path, config.paths)
-        for file in (sorted(path.iterdir()) if path.is_dir() else [path])
-        if file == path or file.suffix.lower() in (".yaml", ".yml", ".json")
-    ]
-    sources = [(f"file {file}", config.collect(paths=[str(file)], env={})) for file in files]
-    variables = [
-        variable
-        for variable in os.environ
-        if variable.removeprefix(config.env_prefix).lower() in ("codecs", f"codecs__{name}")
-    ]
-    sources.append(
-        (
-            f"environment variable {' and '.join(variables)}",
-            config.collect(paths=[], env=os.environ),
-        )
-    )
-    value = setting(config.defaults[0])
-    for source, collected in sources:
-        found = setting(collected)
-        if found is not None:
-            value = found
-            yield _override(name, value, source)
-    current = setting(config.config)
-    if name == "bytes" and current != value:
-        yield _override(name, current, "zarr.config.set")
-
-
-def _override(name: str, value: Any, source: str) -> dict[str, str]:
-    return {"key": f"codecs.{name}", "value": str(value), "source": source}
+from numcodecs_bytes._settings import OURS, report
 
 
 def _format(found: dict[str, Any]) -> str:

@@ -8,26 +8,17 @@ dtypes differ in byte order, padding and titles only, and in what `copied_as` do
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numcodecs_bytes._data_type import (
-    AnyDType,
-    copied_as,
-    fields_of,
-    has_unused_bits,
-    max_byte,
-    ml_dtype_name,
-    pack_dtype,
-    swap_unit,
-)
+from numcodecs_bytes._dtypes import AnyDType, Array, copied_as, pack_dtype, swap_unit
+from numcodecs_bytes._unused_bits import has_unused_bits, make_valid, with_valid_bytes
 
 if TYPE_CHECKING:
     from numcodecs_bytes._partial_read.plan import Plan
 
-Array = np.ndarray[Any, AnyDType]
 Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
@@ -35,9 +26,9 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
     if array.dtype == stored:
         if array.flags.c_contiguous:
-            return _with_valid_bytes(array)
+            return with_valid_bytes(array)
         if array.strides[-1] == array.itemsize:  # rows of a larger array
-            return _with_valid_bytes(np.ascontiguousarray(array))
+            return with_valid_bytes(np.ascontiguousarray(array))
     copied = copied_as(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
     if copied == stored and source.flags.c_contiguous:
@@ -49,20 +40,20 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
         _copy(encoded, source)
     if not has_unused_bits(array.dtype):
         return encoded
-    return _with_valid_bytes(encoded.view(pack_dtype(array.dtype))).view(stored)
+    return with_valid_bytes(encoded.view(pack_dtype(array.dtype))).view(stored)
 
 
 def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
     """Return flat uint8 bytes as a flat array of dtype; shares memory where nothing moves."""
     copied = copied_as(dtype)
     if stored == copied:
-        return _with_valid_bytes(raw.view(dtype))
+        return with_valid_bytes(raw.view(dtype))
     source = raw.view(stored)
     # Zeros, because padding must not hand out old memory.
     new = np.empty if stored.itemsize == dtype.itemsize else np.zeros
     array: Array = new(source.shape, copied)
     _copy(array, source)
-    return _with_valid_bytes(array.view(dtype))
+    return with_valid_bytes(array.view(dtype))
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
@@ -72,47 +63,7 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
     if is_column_major(out):
         out = out.T
     _copy(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
-    for numbers in _with_unused_bits(out):
-        _make_valid(numbers)
-
-
-def as_numpy(array: Any) -> Any:
-    """Return an array as NumPy's, where it is not on a GPU: CuPy refuses that."""
-    if isinstance(array, np.ndarray):
-        return array
-    try:
-        return np.asarray(array)
-    except TypeError:
-        return array
-
-
-def encode_on_device(array: Any, stored: AnyDType) -> Any:
-    """Return the stored bytes of an array on a GPU as flat uint8, where it is."""
-    flat = array.reshape(-1)
-    if not flat.flags.c_contiguous:
-        flat = flat.copy()
-    raw = flat.view(np.uint8)
-    if array.dtype.kind == "b":
-        return (raw != 0).view(np.uint8)
-    return _swap_on_device(raw, array.dtype, stored)
-
-
-def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
-    """Return flat uint8 bytes on a GPU as a flat array of dtype, where they are."""
-    if dtype.kind == "b":
-        return raw != 0
-    return _swap_on_device(raw, stored, dtype).view(dtype)
-
-
-def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
-    # CuPy has no dtypes in the other byte order: bytes are swapped as bytes.
-    for dtype in (source, out):
-        if dtype.kind not in "iufc" or ml_dtype_name(dtype):
-            raise TypeError(f"arrays on a GPU hold numbers of CuPy, got {dtype}; use the CPU")
-    if source == out:
-        return raw
-    size = source.itemsize // 2 if source.kind == "c" else source.itemsize
-    return raw.reshape(-1, size)[:, ::-1].copy().reshape(-1)
+    make_valid(out)
 
 
 def _copy(out: Array, source: Array) -> None:
@@ -274,8 +225,8 @@ def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
     """
     copied = copied_as(dtype)
     if copied == dtype:
-        return _with_valid_bytes(selected)
-    return _with_valid_bytes(selected.astype(copied, copy=False).view(dtype))
+        return with_valid_bytes(selected)
+    return with_valid_bytes(selected.astype(copied, copy=False).view(dtype))
 
 
 def is_column_major(array: Array) -> bool:
@@ -290,45 +241,3 @@ def as_bytes(array: Array) -> Array:
     if array.ndim != 1:
         array = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
     return array.view(np.uint8)
-
-
-def _with_unused_bits(array: Array) -> Iterator[Array]:
-    """Yield a view of every bool and small number in the array, also of those in structures."""
-    if array.dtype.names is not None:
-        for name, field in fields_of(array.dtype):
-            if has_unused_bits(field):
-                yield from _with_unused_bits(array[name])
-    elif has_unused_bits(array.dtype):
-        yield np.asarray(array)  # not as a masked array
-
-
-def _make_valid(numbers: Array) -> None:
-    """Make bools 0x01 where they are not 0, and small numbers 0 in the bits above, in place.
-
-    NumPy computes wrong values from other bools (0xFF is what Fortran writes for true), ml_dtypes
-    from float4 and float6 with high bits.
-    """
-    values = numbers.view(np.uint8)
-    if numbers.dtype.kind == "b":
-        np.not_equal(values, 0, out=numbers)  # many times faster than minimum
-    else:
-        np.bitwise_and(values, max_byte(numbers.dtype), out=values)
-
-
-def has_invalid_bytes(array: Array) -> bool:
-    """Whether a bool is neither 0x00 nor 0x01, or a small number has high bits."""
-    return has_unused_bits(array.dtype) and any(
-        numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
-        for numbers in _with_unused_bits(array)
-    )
-
-
-def _with_valid_bytes(array: Array) -> Array:
-    """Return the array with valid bools and small numbers; copies where one is invalid."""
-    if has_invalid_bytes(array):
-        # Zeros, because `copy` hands out old memory as padding.
-        array, source = np.zeros(array.shape, array.dtype), array
-        array[...] = source
-        for numbers in _with_unused_bits(array):
-            _make_valid(numbers)
-    return array

@@ -21,29 +21,25 @@ import numcodecs.abc
 import numpy as np
 from numcodecs.compat import ensure_ndarray
 
-from numcodecs_bytes._copy import (
-    Array,
-    as_bytes,
-    decode_array,
-    decode_into,
-    encode_array,
-    has_invalid_bytes,
-    is_column_major,
-)
-from numcodecs_bytes._data_type import (
-    NATIVE_ENDIAN,
-    AnyDType,
-    Endian,
-    check_storable,
+from numcodecs_bytes._configuration import (
     dtype_to_json,
-    has_byte_order,
-    has_same_elements,
-    pack_dtype,
     parse_configuration,
     parse_dtype,
     parse_endian,
+)
+from numcodecs_bytes._copy import as_bytes, decode_array, decode_into, encode_array, is_column_major
+from numcodecs_bytes._dtypes import (
+    NATIVE_ENDIAN,
+    AnyDType,
+    Array,
+    Endian,
+    check_storable,
+    has_byte_order,
+    has_same_elements,
+    pack_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._unused_bits import has_invalid_bytes
 
 
 class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types

@@ -23,7 +23,7 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
-from numcodecs_bytes._data_type import (
+from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
@@ -40,7 +40,7 @@ from numcodecs_bytes._hierarchy import (
     was_visited,
 )
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr_data_types import _struct_of
+from numcodecs_bytes.zarr_data_types import struct_of
 
 _OF_ANY_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters that are codecs of Zarr v3, too
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # where xarray names them in Zarr v2
@@ -241,7 +241,7 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": nothing}
     migrated = _migrated_by_zarr(document | settings)
     if is_unknown:
-        data_type = _struct_of(dtype) if dtype.names else metadata.dtype
+        data_type = struct_of(dtype) if dtype.names else metadata.dtype
         has_none = document.get("fill_value") is None
         scalar = data_type.default_scalar() if has_none else metadata.fill_value
         if dtype.names:

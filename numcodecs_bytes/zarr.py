@@ -27,15 +27,10 @@ import zarr.codecs
 import zarr.dtype
 from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
 
-from numcodecs_bytes._copy import (
-    as_bytes,
-    as_numpy,
-    decode_array,
-    decode_on_device,
-    encode_array,
-    encode_on_device,
-)
-from numcodecs_bytes._data_type import (
+from numcodecs_bytes._configuration import parse_configuration, parse_endian
+from numcodecs_bytes._copy import as_bytes, decode_array, encode_array
+from numcodecs_bytes._copy_gpu import as_numpy, decode_on_device, encode_on_device
+from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
@@ -44,36 +39,26 @@ from numcodecs_bytes._data_type import (
     copied_as,
     has_byte_order,
     has_same_elements,
-    has_unused_bits,
     leaf_dtypes,
     missing_endian,
     ml_dtype_name,
-    parse_configuration,
-    parse_endian,
     stored_dtype,
 )
 from numcodecs_bytes._partial_read.fetch import Chunk, check_length, fetch, fetch_sync
 from numcodecs_bytes._threads import compute_pool, run_in_thread
+from numcodecs_bytes._unused_bits import has_unused_bits
+from numcodecs_bytes._zarr_versions import (
+    DROPS_ENDIAN_BEFORE_FILTERS,
+    HAS_STRUCT,
+    MISSING_ENDIAN_IS_NATIVE,
+    STORES_KEEP_BUFFERS,
+)
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteGetter
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.common import JSON
-
-# Before 3.3, zarr's MemoryStore keeps the very buffer that it is given, and so the caller's array
-# where nothing had to be copied on the way (zarr-python#4156).
-_STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
-
-# zarr 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, and writes
-# what they evolved to.
-_DROPS_ENDIAN_BEFORE_FILTERS = not hasattr(zarr.dtype, "Struct")
-# It takes an endian that is missing in metadata for the machine's.
-_TAKES_MISSING_ENDIAN_FOR_NATIVE = not hasattr(zarr.dtype, "Struct")
-
-# zarr warns of a structured type without `endian` since it has the data type `struct`; zarr 3.1.6
-# wrote such arrays itself.
-_WARNS_OF_STRUCT_WITHOUT_ENDIAN = hasattr(zarr.dtype, "Struct")
 
 # From this size, chunks that are swapped were written 1.1 to 2 times as fast in threads, in zarr's
 # default pipeline on two cores; of half the size, as fast as on the event loop.
@@ -132,7 +117,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
         configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
-        if not _TAKES_MISSING_ENDIAN_FOR_NATIVE or data.get("configuration"):
+        if not MISSING_ENDIAN_IS_NATIVE or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
         object.__setattr__(codec, "_declared_endian", None)
@@ -141,7 +126,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
-        if self.endian is None and self._declared_endian and _DROPS_ENDIAN_BEFORE_FILTERS:
+        if self.endian is None and self._declared_endian and DROPS_ENDIAN_BEFORE_FILTERS:
             return {"name": "bytes", "configuration": {"endian": self._declared_endian}}
         return super().to_dict()
 
@@ -164,12 +149,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             evolved = type(self)(endian=None)
             if dtype.kind != "b":  # others reverse bools that are declared big-endian
                 object.__setattr__(evolved, "_declared_endian", self._declared_endian)
-            if _DROPS_ENDIAN_BEFORE_FILTERS:
+            if DROPS_ENDIAN_BEFORE_FILTERS:
                 object.__setattr__(evolved, "_endian_if_missing", NATIVE_ENDIAN)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
-            if _WARNS_OF_STRUCT_WITHOUT_ENDIAN:
+            if HAS_STRUCT:
                 warnings.warn(
                     "Missing 'endian' for structured dtype with multi-byte fields. "
                     f"Assuming little-endian for {dtype}; add endian to the metadata.",
@@ -212,7 +197,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             raw = encode_on_device(array, stored)
         else:
             raw = as_bytes(encode_array(array, stored))
-        if _STORES_KEEP_BUFFERS and (on_device or np.may_share_memory(raw, array)):
+        if STORES_KEEP_BUFFERS and (on_device or np.may_share_memory(raw, array)):
             raw = raw.copy()
         return chunk_spec.prototype.buffer.from_array_like(raw)
 

@@ -36,25 +36,20 @@ import zarr.dtype
 import zarr.errors
 from zarr.core.dtype.common import HasEndianness, HasItemSize, HasLength
 
+from numcodecs_bytes._configuration import dtype_of_name, parse_dtype
 from numcodecs_bytes._copy import decode_array
-from numcodecs_bytes._data_type import (
+from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
     check_storable,
-    dtype_of_name,
     fields_of,
-    max_byte,
     ml_dtype_name,
     pack_dtype,
-    parse_dtype,
     stored_dtype,
 )
-
-# zarr 3.1.6 has it among the data types.
-DataTypeValidationError: Any = (
-    zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
-).DataTypeValidationError
+from numcodecs_bytes._unused_bits import max_byte
+from numcodecs_bytes._zarr_versions import DataTypeValidationError
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -93,10 +88,10 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
-    return _struct_of(parse_dtype(descr).newbyteorder("="))
+    return struct_of(parse_dtype(descr).newbyteorder("="))
 
 
-def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
     """Return the `struct` data type of a structured dtype, packed and in native byte order."""
     fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
     for name, field in fields_of(pack_dtype(dtype)):
@@ -107,7 +102,7 @@ def _struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
                 "elements a field of its own"
             )
         if field.names is not None:
-            data_type = _struct_of(field)
+            data_type = struct_of(field)
         elif field.type is np.void:
             data_type = RawBits(length=field.itemsize)
         else:

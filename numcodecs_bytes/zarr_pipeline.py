@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import zarr
 import zarr.codecs
-import zarr.core.codec_pipeline
 import zarr.registry
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
@@ -28,7 +27,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
-from numcodecs_bytes._data_type import (
+from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
@@ -37,6 +36,7 @@ from numcodecs_bytes._data_type import (
     stored_dtype,
 )
 from numcodecs_bytes._partial_read.fetch import Chunk
+from numcodecs_bytes._zarr_versions import FusedCodecPipeline
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -217,12 +217,11 @@ class PartialReadPipeline(PartialRead, BatchedCodecPipeline):
     """
 
 
-_Fused: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
-if _Fused is None:
+if FusedCodecPipeline is None:
     __all__ = ["PartialReadPipeline"]
 else:
 
-    class FusedPartialReadPipeline(PartialRead, _Fused):  # type: ignore[misc]
+    class FusedPartialReadPipeline(PartialRead, FusedCodecPipeline):  # type: ignore[misc]
         """zarr's fused pipeline (since 3.2), which also reads parts, like `PartialReadPipeline`."""
 
     zarr.registry.register_pipeline(FusedPartialReadPipeline)

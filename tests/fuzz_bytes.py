@@ -39,7 +39,7 @@ if __name__ == "__main__":
 with instrumented():
     from conftest import PIPELINES
 
-    import numcodecs_bytes._plugin
+    import numcodecs_bytes._entry_points.codec
     import numcodecs_bytes.zarr_data_types
 
 PACKAGE = str(Path(numcodecs_bytes.__file__).parent)

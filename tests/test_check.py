@@ -21,7 +21,7 @@ import zarr.storage
 from test_zarr import bytes_codec, write_array
 
 import numcodecs_bytes
-from numcodecs_bytes import _hierarchy
+from numcodecs_bytes import _check_chunks, _hierarchy
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
@@ -431,7 +431,7 @@ class TestChunks:
         write_array(path, None, "int16", [sharded()])
         zarr.open_array(path)[:] = [1, 2, 3, 4]
         whole = check(path)[""]
-        monkeypatch.setattr(checks, "READ_BYTES", 4)
+        monkeypatch.setattr(_check_chunks, "READ_BYTES", 4)
         assert check(path)[""] == whole
         shard = path / "c/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
@@ -654,7 +654,7 @@ class TestKindsOfStores:
 
     def test_a_store_that_can_not_list_is_not_asked_for_ever(self, monkeypatch):
         monkeypatch.setattr(_hierarchy, "MAX_UNLISTED", 1000)
-        monkeypatch.setattr(checks, "MAX_UNLISTED", 1000)
+        monkeypatch.setattr(_check_chunks, "MAX_UNLISTED", 1000)
 
         class Unlisted(zarr.storage.MemoryStore):
             supports_listing = False

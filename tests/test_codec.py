@@ -27,7 +27,7 @@ from data_types import (
 from numcodecs.compat import ensure_bytes
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._data_type import NATIVE_ENDIAN, has_byte_order
+from numcodecs_bytes._dtypes import NATIVE_ENDIAN, has_byte_order
 
 FOREIGN_ENDIAN = "big" if NATIVE_ENDIAN == "little" else "little"
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

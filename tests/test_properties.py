@@ -37,7 +37,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._data_type import leaf_dtypes, ml_dtype_name
+from numcodecs_bytes._dtypes import leaf_dtypes, ml_dtype_name
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(

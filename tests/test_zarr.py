@@ -26,7 +26,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import BufferPrototype, cpu, default_buffer_prototype
 from zarr.dtype import parse_dtype
 
-from numcodecs_bytes._data_type import NATIVE_ENDIAN, has_byte_order
+from numcodecs_bytes._dtypes import NATIVE_ENDIAN, has_byte_order
 from numcodecs_bytes.zarr import BytesCodec
 
 ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))

@@ -429,8 +429,8 @@ class TestInZarr:
             "del common.HasEndianness\n"
             "with warnings.catch_warnings(record=True) as caught:\n"
             "    warnings.simplefilter('always')\n"
-            "    from numcodecs_bytes._data_types_plugin import BFloat16, RawBits\n"
-            "assert BFloat16 is RawBits is zarr.dtype.Bool\n"
+            "    from numcodecs_bytes._entry_points.data_types import RawBits\n"
+            "assert RawBits is zarr.dtype.Bool\n"
             "print(*(w.message for w in caught))"
         )
         result = subprocess.run(

@@ -17,7 +17,8 @@ import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
 
-from numcodecs_bytes._data_type import dtype_to_json, leaf_dtypes, pack_dtype
+from numcodecs_bytes._configuration import dtype_to_json
+from numcodecs_bytes._dtypes import leaf_dtypes, pack_dtype
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 

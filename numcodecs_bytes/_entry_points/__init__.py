@@ -1,4 +1,7 @@
-"""What the plugins say on a zarr that is not the one we know."""
+"""What zarr and its registries load by themselves, in every zarr program of the environment.
+
+Nothing here ever fails: on a zarr that it does not know, each module steps aside with one warning.
+"""
 
 import contextlib
 import warnings

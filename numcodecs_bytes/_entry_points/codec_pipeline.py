@@ -7,7 +7,7 @@ a class that is no pipeline. Who has chosen ours is told by zarr that there is n
 
 from typing import Any
 
-from numcodecs_bytes._step_aside import step_aside
+from numcodecs_bytes._entry_points import step_aside
 
 __all__ = ["PartialReadPipeline"]
 

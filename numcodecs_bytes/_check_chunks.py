@@ -1,0 +1,203 @@
+"""Reads the chunks of an array for `check`: lengths, what can't be decoded, invalid bools."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from zarr.core.sync import sync
+
+from numcodecs_bytes._bounded import bounded, max_encoded
+from numcodecs_bytes._configuration import dtype_to_json
+from numcodecs_bytes._dtypes import AnyDType, fields_of, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._hierarchy import (
+    MAX_UNLISTED,
+    can_list,
+    chunks_of,
+    describe,
+    join,
+    sizes_of,
+)
+from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.zarr_data_types import struct_of
+
+if TYPE_CHECKING:
+    from numcodecs_bytes.check import ArrayReport, Limits
+
+# How much of a shard is read at a time, in bytes and in inner chunks.
+READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
+# Codecs that take uint8 for bool.
+_COMPRESSORS = {"gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma"}
+CODECS_OF_ANY_TYPE = {
+    *("bytes", "endian", "transpose", "sharding_indexed", "crc32c"),
+    *_COMPRESSORS,
+    *(f"numcodecs.{name}" for name in _COMPRESSORS),
+}
+
+
+def check_chunks(
+    array: Any, codecs: list[str], report: "ArrayReport", limits: "Limits", bar: Any
+) -> None:
+    """Add what is wrong with an array's chunks, which the named codecs have stored, to a report."""
+    try:
+        chunk_shape = array.shards or array.chunks
+    except NotImplementedError as error:
+        report.notes.append(f"its chunks were not looked at: {error}")
+        return
+    grid = [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
+    is_alone = codecs in ([], ["bytes"], ["endian"])
+    num_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
+    readable = None if is_alone else array
+    if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
+        readable = _with_bytes_for_bools(array, codecs, report)
+    if readable is not None:
+        readable = _within(limits.max_chunk_bytes, readable, report)
+    for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
+        report.num_chunks += 1
+        problem = _wrong_length(size, num_bytes)
+        if problem is not None:
+            report.add_problem(f"chunk {key} {problem}")
+        elif readable is not None:
+            for problem in _problems_in(readable, array.dtype, index, size, limits):
+                report.add_problem(f"chunk {key} {problem}")
+    _note_missing(array, math.prod(grid), report, limits)
+
+
+def _chunks_present(
+    array: Any, grid: list[int], bar: Any
+) -> Iterator[tuple[tuple[int, ...], str, int]]:
+    """Yield index, key and size in bytes of each chunk that the store has."""
+    for batch in chunks_of(array, grid, bar):
+        keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
+        for index, key, size in zip(batch, keys, sync(sizes_of(array.store, keys)), strict=True):
+            if size is not None:
+                yield index, key, size
+
+
+def _within(max_bytes: int, array: Any, report: "ArrayReport") -> Any:
+    """Return the same array with compressors that are bounded, None where chunks are too large."""
+    num_bytes = math.prod(array.chunks) * array.dtype.itemsize
+    if num_bytes > max_bytes:
+        report.notes.append(
+            f"its chunks were not decoded: of {num_bytes} bytes each, the limit is {max_bytes}"
+        )
+        return None
+    return zarr.Array(zarr.AsyncArray(bounded(array.metadata, max_bytes), array.store_path))
+
+
+def _wrong_length(size: int, expected: int | None) -> str | None:
+    """Return what is wrong with a chunk's size in bytes; None is expected of what is encoded."""
+    if expected is None:
+        return "holds 0 bytes: it is cut off" if size == 0 else None
+    if size == expected:
+        return None
+    why = "it is cut off" if size < expected else "of another shape, or compressed"
+    return f"holds {size} bytes, expected {expected}: {why}"
+
+
+def _note_missing(array: Any, num_in_all: int, report: "ArrayReport", limits: "Limits") -> None:
+    if report.num_chunks == limits.max_chunks:
+        report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were looked at")
+    elif num_in_all > MAX_UNLISTED and not can_list(array):
+        report.notes.append(
+            f"{MAX_UNLISTED} of {num_in_all} chunks were looked at: the store can't list them"
+        )
+    elif report.num_chunks < num_in_all:
+        report.notes.append(
+            f"{report.num_chunks} of {num_in_all} chunks are present; the others read as the fill "
+            "value"
+        )
+
+
+def _stored_item_size(array: Any) -> int:
+    if array.metadata.zarr_format == 2 and not array.filters:
+        return int(array.dtype.itemsize)
+    return stored_dtype(pack_dtype(array.dtype), "little").itemsize
+
+
+def _problems_in(
+    array: Any, dtype: AnyDType, index: tuple[int, ...], size: int, limits: "Limits"
+) -> Iterator[str]:
+    """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
+    chunk_shape = array.shards or array.chunks
+    steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
+    if size > max_encoded(limits.max_chunk_bytes) and steps == chunk_shape:
+        yield f"was not read: it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
+        return
+    axes = zip(index, chunk_shape, array.shape, steps, strict=True)
+    starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
+    num_invalid = 0
+    for start in itertools.product(*starts):
+        region = tuple(slice(s, s + step) for s, step in zip(start, steps, strict=True))
+        try:
+            elements = np.asarray(array[region])
+        except Exception as error:  # noqa: BLE001 # as where it is opened
+            yield f"can't be read: {describe(error)}"
+            break
+        num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
+    if num_invalid:
+        yield (
+            f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true, and by "
+            "other libraries as they are"
+        )
+
+
+def _block_shape(
+    chunk_shape: tuple[int, ...], inner_shape: tuple[int, ...], item_size: int
+) -> tuple[int, ...]:
+    """Return the shape of what to read at a time: of large shards, some inner chunks."""
+    block, num_left = list(inner_shape), MAX_INNER
+    for axis in reversed(range(len(block))):
+        num_fitting = READ_BYTES // (math.prod(block) * max(item_size, 1))
+        num = max(min(num_fitting, num_left, chunk_shape[axis] // block[axis]), 1)
+        block[axis] *= num
+        num_left //= num
+    return tuple(block)
+
+
+def _count_invalid(elements: Any, dtype: AnyDType) -> int:
+    """Return the number of bools that are none, in elements with uint8 for bool."""
+    if dtype.subdtype is not None:
+        return _count_invalid(elements, dtype.subdtype[0])
+    if dtype.names is not None:
+        return sum(_count_invalid(elements[name], f) for name, f in fields_of(dtype))
+    return int(np.count_nonzero(elements > 1)) if dtype.kind == "b" else 0
+
+
+def _with_bytes_for_bools(array: Any, codecs: list[str], report: "ArrayReport") -> Any:
+    """Return the same array with uint8 for bool, as it is where its codecs do not take that."""
+    if set(codecs) - CODECS_OF_ANY_TYPE:
+        report.notes.append("its bools were not looked at: a codec takes nothing else")
+        return array
+    dtype = _bytes_for_bools(pack_dtype(array.dtype))
+    document: Any = dict(array.metadata.to_dict())
+    if document["zarr_format"] == 2:
+        document |= {"dtype": dtype_to_json(dtype), "fill_value": None}
+        document["filters"] = [_taking_bytes(f, array.dtype) for f in array.filters] or None
+        document["compressor"] = next(
+            (_taking_bytes(c, array.dtype) for c in array.compressors), None
+        )
+    else:
+        data_type: Any = (
+            struct_of(dtype) if dtype.names else zarr.dtype.parse_dtype("uint8", zarr_format=3)
+        )
+        document["data_type"] = data_type.to_json(zarr_format=3)
+        document["fill_value"] = data_type.to_json_scalar(data_type.default_scalar(), zarr_format=3)
+    return zarr.Array(zarr.AsyncArray(document, array.store_path))
+
+
+def _taking_bytes(codec: Any, dtype: AnyDType) -> Any:
+    """Return a codec of an array of dtype as it is, the bytes codec with uint8 for bool."""
+    if not isinstance(codec, Bytes):
+        return codec
+    return Bytes(codec.endian, _bytes_for_bools(dtype if codec.dtype is None else codec.dtype))
+
+
+def _bytes_for_bools(dtype: AnyDType) -> AnyDType:
+    if dtype.subdtype is not None:
+        return np.dtype((_bytes_for_bools(dtype.subdtype[0]), dtype.shape))
+    if dtype.names is not None:
+        return np.dtype([(name, _bytes_for_bools(f)) for name, f in fields_of(dtype)])
+    return np.dtype("u1") if dtype.kind == "b" else dtype

@@ -1,0 +1,215 @@
+"""NumPy data types: which the codec stores, and as what.
+
+Nothing here touches array data. The *stored* data type describes the bytes of a chunk: structures
+without padding and titles, every multi-byte number in the byte order of `endian`, and types that
+NumPy does not byte-swap correctly as integers of their size.
+
+To add a data type of ml_dtypes, add its registered name to `_ML_DTYPES` (and to
+`_OTHER_NAMES` where ml_dtypes calls it otherwise), its largest byte to `_MAX_BYTES` in
+`_unused_bits`, and a class to `zarr_data_types`, whose head says how.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+import numpy as np
+
+Endian = Literal["little", "big"]
+AnyDType = np.dtype[Any]
+Array = np.ndarray[Any, AnyDType]
+
+NATIVE_ENDIAN: Endian = sys.byteorder
+
+# The data types of the package ml_dtypes, by their names in the registry of Zarr extensions.
+_ML_DTYPES = {
+    *("bfloat16", "complex_bfloat16", "complex_float16"),
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int2", "int4", "uint2", "uint4"),
+}
+_OTHER_NAMES = {"complex_bfloat16": "bcomplex32", "complex_float16": "complex32"}
+_REGISTERED_NAMES = {_OTHER_NAMES.get(name, name): name for name in _ML_DTYPES}
+
+
+def pack_dtype(dtype: AnyDType) -> AnyDType:
+    """Return the dtype without padding and titles; fields keep their order and byte order."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((pack_dtype(base), shape))
+    if dtype.names is None:
+        return dtype
+    return np.dtype([(name, pack_dtype(field)) for name, field in fields_of(dtype)])
+
+
+def fields_of(dtype: AnyDType) -> Iterator[tuple[str, AnyDType]]:
+    """Yield name and dtype of each field; `dtype.fields` would name titles, too."""
+    for name in dtype.names or ():
+        yield name, dtype[name]
+
+
+def leaf_dtypes(dtype: AnyDType) -> Iterator[AnyDType]:
+    """Yield the dtypes of the numbers, strings and raw bytes that a dtype is made of."""
+    if dtype.subdtype is not None:
+        yield from leaf_dtypes(dtype.subdtype[0])
+    elif dtype.names is not None:
+        for _, field in fields_of(dtype):
+            yield from leaf_dtypes(field)
+    else:
+        yield dtype
+
+
+def ml_dtype_name(dtype: AnyDType) -> str | None:
+    """Return the registered name of a data type of ml_dtypes, None for all others."""
+    scalar = dtype.type
+    return _REGISTERED_NAMES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
+
+
+def ml_dtype(name: str) -> AnyDType | None:
+    """Return the data type of ml_dtypes that a registered name stands for; None for other names.
+
+    Raises
+    ------
+    ImportError
+        If ml_dtypes is missing or too old.
+    """
+    if name not in _ML_DTYPES:
+        return None
+    try:
+        import ml_dtypes  # noqa: PLC0415 # optional, and rarely needed
+    except ImportError as error:
+        raise ImportError(
+            f"data type {name!r} needs the package ml_dtypes, which is not installed: "
+            "pip install 'numcodecs-bytes[ml_dtypes]'"
+        ) from error
+    scalar = getattr(ml_dtypes, _OTHER_NAMES.get(name, name), None)
+    if scalar is None:
+        raise ImportError(
+            f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
+            "pip install -U ml_dtypes"
+        )
+    dtype: AnyDType = np.dtype(scalar)
+    return dtype
+
+
+@functools.lru_cache(maxsize=256)
+def copied_as(dtype: AnyDType) -> AnyDType:
+    """Return a dtype of the same layout and byte order, as which NumPy swaps bytes right.
+
+    NumPy does not swap datetimes without a unit when it casts them to the other byte order, and
+    knows the numbers of ml_dtypes as opaque: both are copied as integers.
+    """
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.dtype((copied_as(base), shape))
+    if dtype.names is not None:
+        fields = [copied_as(field) for _, field in fields_of(dtype)]
+        if all(new is field for new, (_, field) in zip(fields, fields_of(dtype), strict=True)):
+            return dtype
+        offsets = [cast("Any", dtype.fields)[name][1] for name in dtype.names]
+        return np.dtype(
+            {
+                "names": dtype.names,
+                "formats": fields,
+                "offsets": offsets,
+                "itemsize": dtype.itemsize,
+            }
+        )
+    if dtype.kind in "mM":
+        return np.dtype("i8").newbyteorder(dtype.byteorder)
+    name = ml_dtype_name(dtype)
+    if name is None:
+        return dtype
+    integers = np.dtype("u2,u2" if name.startswith("complex") else f"u{dtype.itemsize}")
+    return integers.newbyteorder(dtype.byteorder)
+
+
+@functools.lru_cache(maxsize=256)
+def swap_unit(dtype: AnyDType) -> AnyDType | None:
+    """Return the integers that an element is a row of; None where it is not.
+
+    NumPy swaps these at the speed of memory, but complex64 at half, unicode and structures at an
+    eighth of it.
+    """
+    units = set()
+    for leaf in leaf_dtypes(dtype):
+        if leaf.kind in "SV":
+            return None
+        size = {"c": leaf.itemsize // 2, "U": 4}.get(leaf.kind, leaf.itemsize)
+        units.add(np.dtype(f"{leaf.byteorder}u{size}"))
+    if len(units) > 1 or pack_dtype(dtype).itemsize != dtype.itemsize:
+        return None
+    return units.pop()
+
+
+@functools.lru_cache(maxsize=256)
+def has_byte_order(dtype: AnyDType) -> bool:
+    """Whether the stored bytes depend on `endian`.
+
+    Structured dtypes report the byte order '|' whatever their fields are, so whole dtypes are
+    compared.
+    """
+    numbers = copied_as(dtype)
+    return numbers.newbyteorder("<") != numbers.newbyteorder(">")
+
+
+def has_same_elements(dtype: AnyDType, other: AnyDType) -> bool:
+    """Whether two dtypes hold the same fields and types, byte order and padding aside."""
+    return dtype == other or (
+        pack_dtype(dtype).newbyteorder("<") == pack_dtype(other).newbyteorder("<")
+    )
+
+
+def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
+    """Whether the elements of two types, no structures, are of one size and swapped by one unit."""
+
+    def unit_bytes(dtype: AnyDType) -> int:
+        unit = swap_unit(copied_as(dtype)) if has_byte_order(dtype) else None
+        return 1 if unit is None else unit.itemsize
+
+    is_plain = dtype.names is None and other.names is None
+    return is_plain and dtype.itemsize == other.itemsize and unit_bytes(dtype) == unit_bytes(other)
+
+
+@functools.lru_cache(maxsize=256)
+def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
+    """Return the dtype of the stored bytes, or raise where there is none."""
+    check_storable(dtype)
+    packed = copied_as(pack_dtype(dtype))
+    if endian is not None:
+        return packed.newbyteorder(endian)
+    if has_byte_order(dtype):
+        raise missing_endian(dtype)
+    return packed
+
+
+def missing_endian(dtype: AnyDType) -> ValueError:
+    """Return the error for a multi-byte data type without `endian`."""
+    return ValueError(
+        "The `endian` configuration needs to be specified for multi-byte data types: "
+        f"got none for {dtype}, expected 'little' or 'big' in the configuration of the bytes codec"
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def check_storable(dtype: AnyDType) -> None:
+    """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
+    for leaf in leaf_dtypes(dtype):
+        # `isbuiltin` is 2 for types that another package defines: nothing says what their bytes
+        # mean. Of a longdouble, some bytes are no value.
+        if ml_dtype_name(leaf) is None and (
+            leaf.hasobject
+            or leaf.kind not in "biufcmMSUV"
+            or leaf.isbuiltin == 2
+            or leaf.itemsize > {"f": 8, "c": 16}.get(leaf.kind, leaf.itemsize)
+        ):
+            raise TypeError(
+                f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
+                "NumPy (bool, integer, float of up to 64 bits, complex, datetime, "
+                "fixed-length string, raw bytes or a structure of them) or a registered one of "
+                "ml_dtypes, got one of Python objects, of variable size, of this platform alone "
+                "or of another package; variable-length strings have codecs of their own, "
+                "vlen-utf8 and vlen-bytes"
+            )

@@ -1,0 +1,69 @@
+"""Bytes that are no value: bools other than 0x00 and 0x01, and high bits of small numbers.
+
+Any byte but 0 reads as true (Fortran writes 0xFF), and the high bits of small numbers are ignored.
+Left as they are, NumPy and ml_dtypes would compute wrong values from such bytes.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from numcodecs_bytes._dtypes import AnyDType, Array, fields_of, leaf_dtypes, ml_dtype_name
+
+# The largest byte that is a value.
+_MAX_BYTES = {
+    **dict.fromkeys(["int2", "uint2"], 0x03),
+    **dict.fromkeys(["int4", "uint4", "float4_e2m1fn"], 0x0F),
+    **dict.fromkeys(["float6_e2m3fn", "float6_e3m2fn"], 0x3F),
+}
+
+
+def max_byte(dtype: AnyDType) -> int:
+    """Return the largest byte that is a value of a bool or small number; 0xFF for other types."""
+    return 1 if dtype.kind == "b" else _MAX_BYTES.get(ml_dtype_name(dtype) or "", 0xFF)
+
+
+@functools.lru_cache(maxsize=256)
+def has_unused_bits(dtype: AnyDType) -> bool:
+    """Whether elements of a data type may hold bytes that are no value."""
+    return any(max_byte(leaf) < 0xFF for leaf in leaf_dtypes(dtype))
+
+
+def has_invalid_bytes(array: Array) -> bool:
+    """Whether an array holds a bool other than 0x00 and 0x01, or a small number with high bits."""
+    return has_unused_bits(array.dtype) and any(
+        numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
+        for numbers in _with_unused_bits(array)
+    )
+
+
+def with_valid_bytes(array: Array) -> Array:
+    """Return the array with valid bools and small numbers; copies where one is invalid."""
+    if not has_invalid_bytes(array):
+        return array
+    # Zeros: `copy` would hand out old memory as padding.
+    valid = np.zeros(array.shape, array.dtype)
+    valid[...] = array
+    make_valid(valid)
+    return valid
+
+
+def make_valid(array: Array) -> None:
+    """Set invalid bools to 0x01, and the high bits of small numbers to 0, in place."""
+    for numbers in _with_unused_bits(array):
+        raw = numbers.view(np.uint8)
+        if numbers.dtype.kind == "b":
+            np.not_equal(raw, 0, out=numbers)  # many times faster than minimum
+        else:
+            np.bitwise_and(raw, max_byte(numbers.dtype), out=raw)
+
+
+def _with_unused_bits(array: Array) -> Iterator[Array]:
+    """Yield a view of every bool and small number in the array, also of those in structures."""
+    if array.dtype.names is not None:
+        for name, field in fields_of(array.dtype):
+            if has_unused_bits(field):
+                yield from _with_unused_bits(array[name])
+    elif has_unused_bits(array.dtype):
+        yield np.asarray(array)  # not as a masked array
