@@ -13,19 +13,30 @@ import lzma
 import math
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numcodecs.abc
 import numpy as np
 from zarr.abc.codec import BytesBytesCodec
 
 _PIECE = 1 << 20
+# Text takes several times its encoded size as Python's strings.
+_TEXT_FACTOR = 8
 _STREAMED = {"gzip", "zlib", "bz2", "lzma"}
+# Of a zstd stream that was written without knowing its length; each block counts as a full one.
+UNDECLARED_BYTES = 100_000_000
 _ZSTD, _ZSTD_SKIPPABLE, _ZSTD_BLOCK = 0xFD2FB528, 0x184D2A50, 1 << 17
+
+
+class LimitExceededError(ValueError):
+    """A chunk of which the size is not known decodes to more bytes than are allowed."""
 
 
 def bounded(metadata: Any, max_bytes: int) -> Any:
     """Return metadata of an array whose compressors raise where they would decode to much more.
+
+    They raise ValueError where that is more than the elements take, and `LimitExceededError` where
+    it is more than `max_bytes` and the elements do not say.
 
     Parameters
     ----------
@@ -38,14 +49,15 @@ def bounded(metadata: Any, max_bytes: int) -> Any:
     if metadata.zarr_format == 3:
         codecs = tuple(_bounded_v3(codec, max_bytes) for codec in metadata.codecs)
         return dataclasses.replace(metadata, codecs=codecs)
-    filters = metadata.filters or ()
-    num_bytes = max_bytes
-    if not filters:
-        num_bytes = _num_bytes(metadata.chunks, metadata.dtype.to_native_dtype(), max_bytes)
+    filters, dtype = metadata.filters or (), metadata.dtype.to_native_dtype()
+    bound = _Bound.of(metadata.chunks, dtype, max_bytes)
+    if filters and bound.is_exact:  # they may make more, or less, of the elements
+        bound = _Bound(max_bytes, is_exact=False)
+    compressor = metadata.compressor
     return dataclasses.replace(
         metadata,
-        filters=tuple(_bounded_v2(codec, max_bytes) for codec in filters) or None,
-        compressor=metadata.compressor and _bounded_v2(metadata.compressor, num_bytes),
+        filters=tuple(_bounded_v2(codec, bound) for codec in filters) or None,
+        compressor=compressor and _bounded_v2(compressor, bound),
     )
 
 
@@ -55,21 +67,15 @@ def _bounded_v3(codec: Any, max_bytes: int) -> Any:
         return dataclasses.replace(codec, codecs=codecs)
     if not isinstance(codec, BytesBytesCodec):
         return codec
-    getattr(codec, "_codec", None)  # made when it is first used: raise what is wrong with it
     document: Any = codec.to_dict()
-    name = document["name"].removeprefix("numcodecs.")
-    return _BoundedV3(codec, name, document.get("configuration") or {}, max_bytes)
+    configuration = document.get("configuration") or {}
+    if hasattr(codec, "_codec"):  # of numcodecs, with its defaults
+        configuration = codec._codec.get_config()  # noqa: SLF001
+    return _BoundedV3(codec, document["name"].removeprefix("numcodecs."), configuration, max_bytes)
 
 
-def _bounded_v2(codec: Any, max_bytes: int) -> Any:
-    return _BoundedV2(codec, max_bytes) if codec.codec_id in _DECODERS else codec
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: Any, max_bytes: int) -> int:
-    """Return how many bytes elements may take when a codec like crc32c has added its own."""
-    if dtype.hasobject or dtype.kind == "T":
-        return max_bytes
-    return max_encoded(math.prod(shape) * dtype.itemsize)
+def _bounded_v2(codec: Any, bound: "_Bound") -> Any:
+    return _BoundedV2(codec, bound) if codec.codec_id in _DECODERS else codec
 
 
 def max_encoded(num_bytes: int) -> int:
@@ -77,18 +83,42 @@ def max_encoded(num_bytes: int) -> int:
     return num_bytes + num_bytes // 8 + (1 << 16)
 
 
+class _Bound(NamedTuple):
+    """How many bytes a chunk may decode to, and whether that follows from its elements."""
+
+    max_bytes: int
+    is_exact: bool
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: Any, limit: int) -> Self:
+        """Return the bound for elements, and what a codec like crc32c adds to them."""
+        if has_any_length(dtype):
+            return cls(limit // _TEXT_FACTOR, is_exact=False)
+        return cls(max_encoded(math.prod(shape) * dtype.itemsize), is_exact=True)
+
+    def refuse(self, what: str) -> ValueError:
+        """Return the error for a chunk that exceeds the bound."""
+        kind = ValueError if self.is_exact else LimitExceededError
+        return kind(f"{what}, expected at most {self.max_bytes}")
+
+
+def has_any_length(dtype: Any) -> bool:
+    """Whether elements of a NumPy data type are of variable length."""
+    return bool(dtype.hasobject or dtype.kind == "T")
+
+
 class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
     codec_id = "bounded"  # zarr looks for it in the class
 
-    def __init__(self, codec: Any, max_bytes: int) -> None:
-        self.codec, self.max_bytes = codec, max_bytes
+    def __init__(self, codec: Any, bound: _Bound) -> None:
+        self.codec, self.bound = codec, bound
 
     def encode(self, _: Any) -> Any:
         raise NotImplementedError
 
     def decode(self, buf: Any, out: Any = None) -> Any:
         raw = np.asarray(buf).reshape(-1).view(np.uint8).data
-        decoded = _decode(self.codec.codec_id, self.codec.get_config(), raw, self.max_bytes)
+        decoded = _decode(self.codec.codec_id, self.codec.get_config(), raw, self.bound)
         return self.codec.decode(buf, out) if decoded is None else decoded
 
     def get_config(self) -> Any:
@@ -106,9 +136,9 @@ class _BoundedV3(BytesBytesCodec):
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         dtype = chunk_spec.dtype.to_native_dtype()
-        max_bytes = _num_bytes(chunk_spec.shape, dtype, self.max_bytes)
+        bound = _Bound.of(chunk_spec.shape, dtype, self.max_bytes)
         raw = np.asarray(chunk_bytes.as_array_like()).view(np.uint8).data
-        decoded = await asyncio.to_thread(_decode, self.name, self.configuration, raw, max_bytes)
+        decoded = await asyncio.to_thread(_decode, self.name, self.configuration, raw, bound)
         if decoded is None:
             return await self.codec._decode_single(chunk_bytes, chunk_spec)  # noqa: SLF001
         return chunk_spec.prototype.buffer.from_bytes(decoded)
@@ -121,19 +151,21 @@ class _BoundedV3(BytesBytesCodec):
         return self.codec.to_dict()
 
 
-def _decode(name: str, configuration: Any, raw: memoryview, max_bytes: int) -> bytes | None:
+def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> bytes | None:
     """Return the decoded bytes, None where the codec may decode them itself, or raise."""
     if name in _STREAMED:
         pieces, num_bytes = [], 0
         for piece in _pieces(name, configuration, raw):
             num_bytes += len(piece)
-            if num_bytes > max_bytes:
-                raise ValueError(f"{name} decodes to more than the {max_bytes} bytes expected")
+            if num_bytes > bound.max_bytes:
+                raise bound.refuse(f"{name} decodes to {num_bytes} bytes or more")
             pieces.append(piece)
         return b"".join(pieces)
     num_bytes = _declared_size(name, raw)
-    if num_bytes > max_bytes:
-        raise ValueError(f"{name} says that it holds {num_bytes} bytes, expected {max_bytes}")
+    if num_bytes > bound.max_bytes:
+        raise bound.refuse(f"{name} says that it holds {num_bytes} bytes")
+    if name == "zstd" and (num_bytes := _largest_undeclared_size(raw)) > UNDECLARED_BYTES:
+        raise LimitExceededError(f"zstd may decode to {num_bytes} bytes, and does not say")
     return None
 
 
@@ -165,19 +197,22 @@ def _zlib_pieces(raw: memoryview) -> Iterator[bytes]:
 def _declared_size(name: str, raw: memoryview) -> int:
     """Return how many bytes a header says there are, 0 where it is cut off or unknown."""
     if name == "zstd":
-        return _zstd_size(raw)
+        return sum(size for size, is_declared in _zstd_frames(raw) if is_declared)
     if name == "lz4":
         return _int(raw[:4])
     if name == "blosc" and len(raw) >= 16:
-        if _int(raw[12:16]) != len(raw):  # blosc would read beyond the end
+        if _int(raw[12:16]) > len(raw):  # blosc would read beyond the end
             raise ValueError(f"blosc says that it takes {_int(raw[12:16])} bytes, got {len(raw)}")
         return _int(raw[4:8])
     return 0
 
 
-def _zstd_size(raw: memoryview) -> int:
-    """Return how many bytes the frames of zstd hold, or may hold (RFC 8878, 3.1.1)."""
-    num_bytes = 0
+def _largest_undeclared_size(raw: memoryview) -> int:
+    return sum(size for size, is_declared in _zstd_frames(raw) if not is_declared)
+
+
+def _zstd_frames(raw: memoryview) -> Iterator[tuple[int, bool]]:
+    """Yield how many bytes each frame of zstd holds by its header, or at most (RFC 8878, 3.1.1)."""
     while len(raw) > 8:
         magic = _int(raw[:4])
         if magic & ~0xF == _ZSTD_SKIPPABLE:
@@ -190,8 +225,7 @@ def _zstd_size(raw: memoryview) -> int:
         start = 5 + (not is_single_segment) + (0, 1, 2, 4)[flags & 3]
         size_length = (int(is_single_segment), 2, 4, 8)[flags >> 6]
         raw, size = raw[start + size_length :], raw[start : start + size_length]
-        if size_length:
-            num_bytes += _int(size) + (256 if size_length == 2 else 0)
+        num_bytes = _int(size) + (256 if size_length == 2 else 0)
         is_last = False
         while len(raw) > 3 and not is_last:
             block = _int(raw[:3])
@@ -200,7 +234,7 @@ def _zstd_size(raw: memoryview) -> int:
                 num_bytes += length if kind < 2 else _ZSTD_BLOCK
             raw = raw[3 + (1 if kind == 1 else length) :]
         raw = raw[4 * has_checksum :]
-    return num_bytes
+        yield num_bytes, bool(size_length)
 
 
 def _int(raw: memoryview) -> int:

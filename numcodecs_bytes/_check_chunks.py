@@ -9,7 +9,12 @@ import numpy as np
 import zarr
 from zarr.core.sync import sync
 
-from numcodecs_bytes._bounded import bounded, max_encoded
+from numcodecs_bytes._bounded import (
+    LimitExceededError,
+    bounded,
+    has_any_length,
+    max_encoded,
+)
 from numcodecs_bytes._configuration import dtype_to_json
 from numcodecs_bytes._dtypes import AnyDType, fields_of, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._hierarchy import (
@@ -54,14 +59,20 @@ def check_chunks(
         readable = _with_bytes_for_bools(array, codecs, report)
     if readable is not None:
         readable = _within(limits.max_chunk_bytes, readable, report)
+    undecoded: list[str] = []
     for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
         report.num_chunks += 1
         problem = _wrong_length(size, num_bytes)
         if problem is not None:
             report.add_problem(f"chunk {key} {problem}")
         elif readable is not None:
-            for problem in _problems_in(readable, array.dtype, index, size, limits):
-                report.add_problem(f"chunk {key} {problem}")
+            try:
+                for problem in _problems_in(readable, array.dtype, index, size, limits):
+                    report.add_problem(f"chunk {key} {problem}")
+            except LimitExceededError as error:
+                undecoded.append(f"chunk {key}: {error}")
+    if undecoded:
+        report.notes.append(f"{len(undecoded)} chunks were not decoded: {undecoded[0]}")
     _note_missing(array, math.prod(grid), report, limits)
 
 
@@ -122,9 +133,14 @@ def _problems_in(
 ) -> Iterator[str]:
     """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
     chunk_shape = array.shards or array.chunks
-    steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
+    steps: tuple[int, ...] = array.chunks
+    if not has_any_length(dtype):
+        steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
     if size > max_encoded(limits.max_chunk_bytes) and steps == chunk_shape:
-        yield f"was not read: it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
+        why = f"it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
+        if has_any_length(dtype):
+            raise LimitExceededError(why)
+        yield f"was not read: {why}"
         return
     axes = zip(index, chunk_shape, array.shape, steps, strict=True)
     starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
@@ -133,6 +149,8 @@ def _problems_in(
         region = tuple(slice(s, s + step) for s, step in zip(start, steps, strict=True))
         try:
             elements = np.asarray(array[region])
+        except LimitExceededError:
+            raise
         except Exception as error:  # noqa: BLE001 # as where it is opened
             yield f"can't be read: {describe(error)}"
             break

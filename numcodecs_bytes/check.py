@@ -150,7 +150,8 @@ def _check_array(
     except Exception as error:  # noqa: BLE001 # whatever it is, the user is to know
         report.add_problem(_why_not_opened(document, error))
         return
-    if 0 in _chunk_shape_in(document):
+    chunk_shape = _chunk_shape_in(document)
+    if 0 in (chunk_shape if isinstance(chunk_shape, list | tuple) else [chunk_shape]):
         report.add_problem("its chunks have a length of 0, expected at least 1")
         return
     names = array.dtype.names
@@ -242,7 +243,7 @@ def _partial_reads(array: Any) -> str:
         return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
     if can_be_read:
         said = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
-        is_v2 = array.metadata.zarr_format == 2
+        is_v2 = array.metadata.zarr_format == 2 and array.order == "C"
         return f"{said}, nor does Zarr v3 (migrate)" if is_v2 else said
     return f"no: {', '.join(others or names)} needs whole chunks"
 

@@ -8,8 +8,9 @@ structures, dimension names, consolidated metadata, hierarchies of which not all
 import base64
 import json
 import math
+import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import zarr
 import zarr.abc.store
 import zarr.storage
+from zarr.abc.codec import BytesBytesCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
@@ -243,7 +245,7 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
     if is_unknown:
         data_type = struct_of(dtype) if dtype.names else metadata.dtype
         has_none = document.get("fill_value") is None
-        scalar = data_type.default_scalar() if has_none else metadata.fill_value
+        scalar = _missing_element(document) if has_none else metadata.fill_value
         if dtype.names:
             scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
         migrated["data_type"] = data_type.to_json(zarr_format=3)
@@ -257,18 +259,50 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         stored = {"name": name} | configuration
         codecs = [stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
         if _holds_the_same(document, migrated | {"codecs": codecs}, dtype):
-            return _with_names(migrated | {"codecs": codecs}, attributes)
+            fill_value = None if document.get("fill_value") is None else metadata.fill_value
+            return _with_names(migrated | {"codecs": codecs}, attributes, fill_value)
     raise ValueError("zarr's codecs of Zarr v3 do not read what its codecs of Zarr v2 store")
 
 
-def _with_names(migrated: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+def _fill_value_for_xarray(value: Any) -> dict[str, Any]:
+    """Return the attribute that masks numbers in xarray, as `fill_value` does in Zarr v2 alone.
+
+    xarray has no such attribute for text.
+    """
+
+    def encoded(number: Any) -> str:
+        return base64.standard_b64encode(struct.pack("<d", number)).decode()
+
+    kind = np.asarray(value).dtype.kind
+    encode: dict[str, Callable[[Any], Any]] = {
+        "b": bool,
+        "i": int,
+        "u": int,
+        "f": encoded,
+        "c": lambda number: [encoded(number.real), encoded(number.imag)],
+    }
+    return {"_FillValue": encode[kind](value)} if kind in encode else {}
+
+
+def _with_names(
+    migrated: dict[str, Any], attributes: dict[str, Any], fill_value: Any
+) -> dict[str, Any]:
     """Return a document with the attributes; the names of dimensions are none in Zarr v3."""
     names: Any = attributes.get(_DIMENSIONS)
     are_names = isinstance(names, list) and all(isinstance(n, str | None) for n in names)
     if are_names and len(names) == len(migrated["shape"]):
         attributes = {name: value for name, value in attributes.items() if name != _DIMENSIONS}
+        if fill_value is not None and "_FillValue" not in attributes:
+            attributes |= _fill_value_for_xarray(fill_value)
         migrated = migrated | {"dimension_names": names}
     return migrated | {"attributes": attributes}
+
+
+def _missing_element(document: dict[str, Any]) -> Any:
+    """Return what zarr reads of a chunk that is missing."""
+    at = zarr.storage.StorePath(zarr.storage.MemoryStore())
+    one: Any = document | {"shape": [1], "chunks": [1], "order": "C"}
+    return np.asarray(zarr.Array(zarr.AsyncArray(one, at))[...])[0]
 
 
 def _holds_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
@@ -334,13 +368,15 @@ def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _what_counts(array: Any) -> dict[str, Any]:
-    codecs = [codec.to_dict() for codec in array.metadata.codecs]
-    settings = [codec.get("configuration", {}) for codec in codecs]
+    stored = []
+    for codec in array.metadata.codecs:
+        document = codec.to_dict()
+        settings = document.get("configuration", {})
+        if isinstance(codec, BytesBytesCodec):
+            settings = {}  # how strongly it compresses, for example
+        said = ", ".join(f"{key}={value}" for key, value in sorted(settings.items()))
+        stored.append(f"{document['name'].removeprefix('numcodecs.')}({said})")
     index = (0,) * len(array.shape)
-    stored = [
-        [codec["name"], *(s[key] for key in ("endian", "order") if key in s)]
-        for codec, s in zip(codecs, settings, strict=True)
-    ]
     fill_value = np.asarray(array.fill_value)
     return {
         "the shape": array.shape,
@@ -348,7 +384,7 @@ def _what_counts(array: Any) -> dict[str, Any]:
         "the data type": str(pack_dtype(array.dtype)),
         "the fill value": f"{fill_value} ({fill_value.tobytes().hex()})",
         "the name of the first chunk": array.metadata.encode_chunk_key(index),
-        "how chunks are stored": stored,
+        "how chunks are stored": " ".join(stored),
     }
 
 
