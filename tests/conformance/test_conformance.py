@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The dtype `Structured.*:UserWarning"),
 ]
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "data-types.md"
 NUM_ARRAYS = {"reference": 540, "tensorstore": 360, "zarrs": 216, "zarrita.js": 84}
 BY_DATA_TYPE = pytest.mark.parametrize("name", DATA_TYPES)
 # zarr 3.1.6 can't hash the fill values of its own data types `raw_bytes` and `structured`.
@@ -167,7 +167,7 @@ def test_they_read_ours_right_or_not_at_all(read_by_peers, implementation, name)
             assert flat_bytes(np.asarray(answer)) == flat_bytes(expected), which
 
 
-def test_the_table_in_the_readme_is_true(read_by_peers):
+def test_the_table_of_data_types_is_true(read_by_peers):
     """To write it anew: WRITE_TABLE=1 pytest tests/conformance -k table."""
     cells = {
         (name, peer): _cell(read_by_peers(peer), golden(peer), name)
@@ -178,12 +178,12 @@ def test_the_table_in_the_readme_is_true(read_by_peers):
         f"| {name} | {' | '.join(cells[name, peer] for peer in PEERS)} |" for name in DATA_TYPES
     ]
     head = [f"| data type | {' | '.join(PEERS)} |", "|---" * (1 + len(PEERS)) + "|"]
-    before, mark, rest = README.read_text().partition("<!-- made by tests/conformance -->\n")
+    before, mark, rest = PAGE.read_text().partition("<!-- made by tests/conformance -->\n")
     table, end, after = rest.partition("\n<!-- end -->")
     assert mark
     assert end
     if os.environ.get("WRITE_TABLE"):
-        README.write_text(before + mark + "\n".join(head + rows) + end + after)
+        PAGE.write_text(before + mark + "\n".join(head + rows) + end + after)
         return
     for row in table.splitlines()[2:]:
         name, *claims = (cell.strip() for cell in row.strip("|").split("|"))

@@ -1,0 +1,27 @@
+"""Add the files outside docs/ that pages link to, so that the links work on the site, too."""  # noqa: INP001
+
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+ROOT = Path(__file__).parents[1]
+LINKED = (
+    "CHANGELOG.md",
+    "examples/*.py",
+    "tests/benchmarks/RESULTS.md",
+    "tests/benchmarks/plots/*.svg",
+)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Return the files of the site; a page links to others by their path from docs/."""
+    for path in (path for pattern in LINKED for path in sorted(ROOT.glob(pattern))):
+        name = path.relative_to(ROOT).as_posix()
+        file = File.generated(
+            config, f"../{name}", abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED
+        )
+        is_page = path.suffix == ".md"
+        file.dest_uri = f"{path.stem.lower()}/index.html" if is_page else name
+        files.append(file)
+    return files
