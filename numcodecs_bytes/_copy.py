@@ -1,9 +1,11 @@
 """The kernels: array -> stored bytes and back.
 
-No other code moves bytes, but for `open_file`, which puts together what it reads.
+All array data is copied and byte-swapped here, except that `open_file` assembles the bytes it
+reads.
 
-Each returns a view where nothing has to move. Callers have checked that sizes fit and that the
-dtypes differ in byte order, padding and titles only, and in what `copied_as` does.
+In all of them `stored` is the stored dtype, as `stored_dtype` returns it. Callers have checked that
+sizes match, and that the two dtypes differ only in byte order, padding, titles and the integers
+that `copied_as` substitutes.
 """
 
 import itertools
@@ -23,11 +25,26 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
 def encode_array(array: Array, stored: AnyDType) -> Array:
-    """Return the array C-contiguous in the stored dtype; shares memory where nothing moves."""
+    """Return an array in C order and in the stored dtype.
+
+    Parameters
+    ----------
+    array : numpy.ndarray
+        Any shape and memory layout.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+
+    Returns
+    -------
+    numpy.ndarray
+        C-contiguous, of the same shape, dtype `stored`. Shares memory with `array` if no byte has
+        to change: same byte order, no padding, C-contiguous and no invalid bytes (see
+        `_unused_bits`).
+    """
     if array.dtype == stored:
         if array.flags.c_contiguous:
             return with_valid_bytes(array)
-        if array.strides[-1] == array.itemsize:  # rows of a larger array
+        if array.strides[-1] == array.itemsize:  # a slice of a larger array: contiguous rows
             return with_valid_bytes(np.ascontiguousarray(array))
     copied = copied_as(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
@@ -44,12 +61,33 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
 
 
 def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
-    """Return flat uint8 bytes as a flat array of dtype; shares memory where nothing moves."""
+    """Return the elements that stored bytes hold.
+
+    Parameters
+    ----------
+    raw : numpy.ndarray
+        The stored bytes, uint8, shape ``(num_bytes,)``.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+    dtype : numpy.dtype
+        The dtype of the elements in memory.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(num_elements,)``, dtype `dtype`; padding is zero. Shares memory with `raw` if no
+        byte has to change, and is then read-only if `raw` is.
+
+    Raises
+    ------
+    ValueError
+        If the number of bytes is not a multiple of the stored item size.
+    """
     copied = copied_as(dtype)
     if stored == copied:
         return with_valid_bytes(raw.view(dtype))
     source = raw.view(stored)
-    # Zeros, because padding must not hand out old memory.
+    # Zeroed if there is padding, which would expose uninitialized memory otherwise.
     new = np.empty if stored.itemsize == dtype.itemsize else np.zeros
     array: Array = new(source.shape, copied)
     _copy(array, source)
@@ -57,9 +95,25 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
-    """Fill out with flat uint8 bytes, in memory order: a column-major out column-major."""
+    """Fill an array with the elements that stored bytes hold.
+
+    Parameters
+    ----------
+    raw : numpy.ndarray
+        The stored bytes, uint8, shape ``(num_bytes,)``. May overlap `out`.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+    out : numpy.ndarray
+        Writable, any shape and layout, with as many elements as `raw` holds. Filled in C order, or
+        column by column if it is column-major.
+
+    Raises
+    ------
+    ValueError
+        If the number of elements differs.
+    """
     if np.may_share_memory(raw, out):
-        raw = raw.copy()  # of some overlaps NumPy reads what it has written
+        raw = raw.copy()  # for some overlaps NumPy would read what it has already overwritten
     if is_column_major(out):
         out = out.T
     _copy(out.view(copied_as(out.dtype)), raw.view(stored).reshape(out.shape))
@@ -67,13 +121,13 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
 
 
 def _copy(out: Array, source: Array) -> None:
-    """Copy elements, of any layout and byte order, in one pass."""
+    """Copy elements between arrays of the same shape, of any layout and byte order."""
     if _is_small(source):
         np.copyto(out, source, casting="unsafe")
         return
     unit, source_unit = swap_unit(out.dtype), swap_unit(source.dtype)
     if unit is None or source_unit is None or unit.itemsize != source_unit.itemsize:
-        # NumPy assigns structures by position: equal fields, so packing and swapping are one pass.
+        # NumPy assigns fields by position, so this packs and byte-swaps in a single pass.
         np.copyto(out, source, casting="unsafe")
     elif out.flags.c_contiguous and source.flags.c_contiguous:
         np.copyto(out.reshape(-1).view(unit), source.reshape(-1).view(source_unit))
@@ -86,13 +140,13 @@ def _copy(out: Array, source: Array) -> None:
 
 
 def _is_small(array: Array) -> bool:
-    """Whether NumPy, asked at once, is done before we have found a better way."""
+    """Whether planning would cost more than a plain copy."""
     is_slow = array.dtype.kind not in "iufc" and array.flags.c_contiguous
     return array.nbytes <= (SMALL_BYTES // 16 if is_slow else SMALL_BYTES)
 
 
 def _copy_then_swap(out: Array, source: Array) -> None:
-    """Copy in blocks that stay in the cache, then swap them: NumPy swaps short rows slowly."""
+    """Copy blocks that fit in the cache, then byte-swap them: NumPy swaps short rows slowly."""
     num_rows = max(CACHE_BYTES // out[0].nbytes, 1)
     block = np.empty((num_rows, *out.shape[1:]), source.dtype)
     for start in range(0, len(out), num_rows):
@@ -109,21 +163,21 @@ def _is_last_axis_fastest(array: Array) -> bool:
 SMALL_BYTES = 1 << 16
 CACHE_BYTES = 1 << 18
 
-# Where source and out lie in different orders, NumPy follows out, and so may read each cache line
-# of the source many times. Tiles, long along the axis that is contiguous in the source and wide
-# along that of out, read it once. The first-level cache holds MAX_LINES lines, but fewer the larger
-# the power of two is that divides the distance between them: they share their places in it then.
-# A line of 1- and 2-byte elements is read so often that this level counts; for larger ones the
-# second does, CACHE_BYTES, unless the distance is a multiple of CONFLICT_BYTES. All numbers are the
-# best over 60 shapes and orders of axes of 1-, 2-, 4- and 8-byte elements; NumPy itself took 1.3 to
-# 1.7 times as long on average.
+# If source and out have different axis orders, NumPy iterates in the order of out and may load each
+# cache line of the source many times. Tiles, long along the axis that is contiguous in the source
+# and wide along the one that is contiguous in out, load it once. The L1 cache holds MAX_LINES
+# lines, but fewer if the distance between them is a multiple of a large power of two: they then
+# compete for the same cache sets. Lines of 1- and 2-byte elements are read so often that L1 is what
+# matters; for larger elements it is L2 (CACHE_BYTES), unless the distance is a multiple of
+# CONFLICT_BYTES. All constants were the fastest over 60 combinations of shape and axis order with
+# 1-, 2-, 4- and 8-byte elements; plain NumPy took 1.3 to 1.7 times as long on average.
 LINE_BYTES = 64
 MAX_LINES = 512
-LINES_AT_4096 = 16  # lines held that are a multiple of 4096 bytes apart
+LINES_AT_4096 = 16  # lines that L1 holds if they are a multiple of 4096 bytes apart
 CONFLICT_BYTES = 2048
 TILE_LENGTH = 512
 TILE_WIDTH = 256
-TILE_BYTES = 1 << 15  # at least: each costs 1 us
+TILE_BYTES = 1 << 15  # minimum, because each tile costs 1 us
 
 
 def _copy_in_tiles(out: Array, source: Array) -> None:
@@ -143,14 +197,14 @@ def _plan_tiles(
     source_strides: tuple[int, ...],
     item_size: int,
 ) -> list[int] | None:
-    """Return the lengths of a tile, in elements along each axis; None where NumPy does as well."""
+    """Return the shape of a tile in elements, or None if plain NumPy is as fast."""
     axes = [axis for axis, length in enumerate(shape) if length > 1]
     if math.prod(shape) * item_size <= SMALL_BYTES or len(axes) < 2:
         return None
     by_out = sorted(axes, key=lambda axis: abs(out_strides[axis]))
     along_source = min(axes, key=lambda axis: abs(source_strides[axis]))
     along_out = by_out[0]
-    # What NumPy reads before it comes back to a line of the source.
+    # Lines of the source that NumPy reads before it returns to the first one.
     num_lines = math.prod(shape[axis] for axis in by_out[: by_out.index(along_source)])
     distance = math.gcd(source_strides[along_out], 4096)
     held = min(LINES_AT_4096 * 4096 // distance, MAX_LINES)
@@ -171,12 +225,29 @@ def _plan_tiles(
 
 
 def copy_pieces(out: Array, raw: Array, starts: Indices, lengths: Indices) -> None:
-    """Fill out with pieces of raw, end to end; both flat uint8, starts and lengths in bytes."""
+    """Copy pieces of `raw` into `out`, end to end.
+
+    Parameters
+    ----------
+    out : numpy.ndarray
+        Writable, contiguous, uint8, shape ``(lengths.sum(),)``. Does not overlap `raw`.
+    raw : numpy.ndarray
+        Contiguous, uint8, shape ``(num_bytes,)``.
+    starts, lengths : numpy.ndarray
+        Position in `raw` and length of each piece in bytes, shape ``(num_pieces,)``, at least one
+        piece. The pieces must lie within `raw`.
+
+    Raises
+    ------
+    IndexError
+        If pieces of one common length, at most `SMALL_PIECE_BYTES`, reach beyond `raw`. Others are
+        not checked.
+    """
     length = int(lengths[0])
     if length <= SMALL_PIECE_BYTES and (lengths == length).all():
-        # At each byte, what begins there. Unlike as_strided, this raises beyond the memory.
-        windows = np.ndarray(len(raw) - length + 1, f"V{length}", raw, strides=(1,))
-        out.view(windows.dtype)[:] = windows[starts]
+        # The piece that begins at each byte. Unlike as_strided, this raises beyond the memory.
+        pieces_at = np.ndarray(len(raw) - length + 1, f"V{length}", raw, strides=(1,))
+        out.view(pieces_at.dtype)[:] = pieces_at[starts]
         return
     place = 0
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -188,14 +259,38 @@ SMALL_PIECE_BYTES = 1 << 12
 
 
 def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: Any) -> Array:
-    """Return the elements of a selection, which a plan is for, in the stored dtype.
+    """Return the selected elements of a chunk in the stored dtype.
 
-    A view, or for arrays of indices a copy that is never larger than what is fetched or selected.
+    Parameters
+    ----------
+    fetched : numpy.ndarray
+        uint8, shape ``(num_bytes,)``: the pieces of `plan.ranges` end to end, or the whole chunk if
+        `plan.is_whole`.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+    plan : Plan
+        Made for this selection.
+    selection : tuple
+        As in `plan_read`; used only if `plan.is_whole`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Dtype `stored`, shape `plan.shape` (or that of the selection, if `plan.is_whole`). A view of
+        `fetched`, or for index arrays a copy; no intermediate copy is larger than both the
+        fetched and the selected elements.
+
+    Raises
+    ------
+    IndexError
+        If `plan.is_whole` and the selection is out of bounds.
+    TypeError, ValueError
+        If there are fewer bytes than the plan needs.
     """
     if not plan.is_whole and math.prod(plan.shape) == 0:
         return np.empty(plan.shape, stored)
     strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
-    # Unlike as_strided, this raises where a window would reach beyond the memory.
+    # Unlike as_strided, this raises if the window reaches beyond the memory.
     raw = np.ascontiguousarray(fetched)
     selected: Array = np.ndarray(plan.window_shape, stored, raw, strides=strides)
     if plan.is_whole:
@@ -205,7 +300,7 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: An
         nonlocal selected
         for axis in axes:
             if positions[axis] is not None:
-                # Not take(), which makes its source contiguous first.
+                # Not take(), which would first make a contiguous copy of its source.
                 selected = selected[(slice(None),) * axis + (positions[axis],)]
 
     num_axes = len(plan.window_shape)
@@ -219,9 +314,22 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: An
 
 
 def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
-    """Return stored elements so that NumPy copies them right into an array of dtype.
+    """Return stored elements as an array that NumPy copies correctly into an array of `dtype`.
 
-    In that copy it swaps them, all but those that are to be copied as other types.
+    Byte-swapping is left to that copy, except for dtypes that NumPy does not swap correctly.
+
+    Parameters
+    ----------
+    selected : numpy.ndarray
+        Elements in their stored dtype, any shape and layout.
+    dtype : numpy.dtype
+        The dtype of the elements in memory.
+
+    Returns
+    -------
+    numpy.ndarray
+        Same shape. In the stored dtype, or in `dtype` if `copied_as` replaces that. Shares memory
+        with `selected` if neither byte-swapping nor invalid bytes require a copy.
     """
     copied = copied_as(dtype)
     if copied == dtype:
@@ -230,12 +338,12 @@ def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
 
 
 def is_column_major(array: Array) -> bool:
-    """Whether the elements lie in column-major order and in no other."""
+    """Whether an array is Fortran-contiguous and not also C-contiguous."""
     return array.flags.f_contiguous and not array.flags.c_contiguous
 
 
 def as_bytes(array: Array) -> Array:
-    """Return the memory of a contiguous array (C or column-major) as flat uint8; never copies."""
+    """Return the memory of a C- or Fortran-contiguous array as flat uint8, without a copy."""
     if not array.nbytes:
         return np.empty(0, np.uint8)
     if array.ndim != 1:

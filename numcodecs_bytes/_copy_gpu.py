@@ -1,4 +1,7 @@
-"""The kernels for arrays on a GPU (CuPy's): array -> stored bytes and back, on the device."""
+"""The kernels for CuPy arrays: array -> stored bytes and back, on the GPU.
+
+In all of them `stored` is the stored dtype, as `stored_dtype` returns it.
+"""
 
 from typing import Any
 
@@ -8,7 +11,19 @@ from numcodecs_bytes._dtypes import AnyDType, ml_dtype_name
 
 
 def as_numpy(array: Any) -> Any:
-    """Return an array as NumPy's, where it is not on a GPU: CuPy refuses that."""
+    """Return an array-like as a NumPy array, or a GPU array as it is.
+
+    Parameters
+    ----------
+    array : array-like
+        Any shape and dtype.
+
+    Returns
+    -------
+    numpy.ndarray or array
+        Shares memory with `array` if it is in host memory. CuPy arrays, which raise TypeError when
+        NumPy converts them, are returned unchanged.
+    """
     if isinstance(array, np.ndarray):
         return array
     try:
@@ -18,7 +33,26 @@ def as_numpy(array: Any) -> Any:
 
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
-    """Return the stored bytes of an array on a GPU as flat uint8, where it is."""
+    """Return the stored bytes of a GPU array, on the same device.
+
+    Parameters
+    ----------
+    array : cupy.ndarray
+        Any shape and layout; bool, integers, floats or complex numbers.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+
+    Returns
+    -------
+    cupy.ndarray
+        uint8, shape ``(num_bytes,)``, in C order. Shares memory with `array` if it is C-contiguous,
+        not bool, and already in the stored byte order.
+
+    Raises
+    ------
+    TypeError
+        If CuPy does not support the dtype.
+    """
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
         flat = flat.copy()
@@ -29,17 +63,41 @@ def encode_on_device(array: Any, stored: AnyDType) -> Any:
 
 
 def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
-    """Return flat uint8 bytes on a GPU as a flat array of dtype, where they are."""
+    """Return the elements that stored bytes on a GPU hold, on the same device.
+
+    Parameters
+    ----------
+    raw : cupy.ndarray
+        The stored bytes, uint8, shape ``(num_bytes,)``, contiguous.
+    stored : numpy.dtype
+        The stored dtype of the elements.
+    dtype : numpy.dtype
+        The dtype of the elements in memory.
+
+    Returns
+    -------
+    cupy.ndarray
+        Shape ``(num_elements,)``, dtype `dtype`. Shares memory with `raw` if the byte order is the
+        same and the elements are not bool.
+
+    Raises
+    ------
+    TypeError
+        If CuPy does not support the dtype.
+    """
     if dtype.kind == "b":
         return raw != 0
     return _swap_on_device(raw, stored, dtype).view(dtype)
 
 
 def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
-    # CuPy has no dtypes in the other byte order: bytes are swapped as bytes.
+    # CuPy has no dtypes of non-native byte order, so the bytes of each element are reversed.
     for dtype in (source, out):
         if dtype.kind not in "iufc" or ml_dtype_name(dtype):
-            raise TypeError(f"arrays on a GPU hold numbers of CuPy, got {dtype}; use the CPU")
+            raise TypeError(
+                f"expected a numeric data type of CuPy for an array on a GPU, got {dtype}; "
+                "use the CPU"
+            )
     if source == out:
         return raw
     size = source.itemsize // 2 if source.kind == "c" else source.itemsize
