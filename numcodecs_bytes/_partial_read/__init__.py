@@ -1,1 +1,1 @@
-"""Partial reads: plan the byte ranges of a selection, fetch them, take the selection."""
+"""Partial reads: plan the byte ranges for a selection, fetch them, apply the selection."""

@@ -1,16 +1,21 @@
 """Selection -> byte ranges: which bytes of an uncompressed chunk a selection needs.
 
-Integers only: no array data, no I/O. The elements of a chunk lie in C order, or in that of its
-permuted axes, so a selection needs ranges of bytes. Two ranges are read as one where the gap
-between them is at most `max_gap_bytes`: that makes ``requests * max_gap_bytes + bytes`` least.
+Works on integers only: no array data, no I/O. The elements of a chunk are in C order, or in C order
+of its permuted axes. Three terms:
 
-A selection is points (``vindex``, masks), or a product of one set of indices per axis (basic
-selections, ``oindex``). The ranges of a product are found axis by axis, from the one along which
-elements are neighbours: as long as the indices of an axis merge into a single range, the next axis
-sees a single range. The first axis that does not is the *split axis*. Its ranges are the same for
-every combination of indices of the axes after it: they are the pieces that are kept, end to end.
-Where the gap between the last piece of one combination and the first of the next is small, both
-come with one request.
+- A *piece* is a contiguous part of the chunk that is kept. The pieces, end to end, are the fetched
+  items (elements, some of which may not be selected).
+- A *range* is what one request fetches: one or more pieces and the gaps between them. Pieces are
+  coalesced into one range if the gap between them is at most `max_gap_bytes`, which minimizes
+  ``requests * max_gap_bytes + bytes``.
+- The *window* is a strided view of the fetched items that shows the selected ones.
+
+A selection is either a list of points (``vindex``, masks) or a product of one set of indices per
+axis (basic selections, ``oindex``). The pieces of a product are found axis by axis, from the axis
+with the smallest stride. As long as the indices of an axis merge into a single piece, the next axis
+starts from a single piece. The first axis where they do not is the *split axis*. Its pieces repeat
+for every combination of indices of the axes after it. If the gap between the last piece of one
+combination and the first of the next is small, one range fetches both.
 """
 
 import functools
@@ -26,16 +31,16 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
 class Request(NamedTuple):
-    """A range, in bytes of the chunk, and what to keep of it.
+    """A range to fetch, and its pieces.
 
     Attributes
     ----------
     start, end : int
-        First byte and end (exclusive) of the range.
+        First byte and end (exclusive) of the range, in bytes of the chunk.
     place : int
-        Where what is kept of it begins in all that is kept, in bytes.
+        Where its pieces begin among all pieces laid end to end, in bytes.
     piece_starts, piece_lengths : numpy.ndarray
-        What is kept of it, in bytes of the range.
+        Position in the range and length of each piece in bytes, shape ``(num_pieces,)``.
     """
 
     start: int
@@ -46,17 +51,17 @@ class Request(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Ranges of bytes to fetch, ascending, and the pieces of them to keep.
+    """Byte ranges to fetch, in ascending order, and the pieces of them to keep.
 
     Attributes
     ----------
     starts, ends : numpy.ndarray
         First byte and end (exclusive) of each range, shape ``(num_ranges,)``.
     piece_starts, piece_ends : numpy.ndarray
-        The same of the pieces, each within a range, shape ``(num_pieces,)``. A range begins with a
-        piece.
+        First byte and end (exclusive) of each piece, shape ``(num_pieces,)``. Every piece lies
+        within one range, and every range begins with a piece.
     have_gaps : bool
-        Whether there may be more in the ranges than the pieces.
+        Whether the ranges may contain bytes outside of the pieces.
     """
 
     starts: Indices
@@ -68,14 +73,14 @@ class Ranges(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Number of bytes in all ranges."""
-        if len(self.starts) == 1:  # many times faster
+        if len(self.starts) == 1:  # common, and many times faster than the sum
             return int(self.ends[0]) - int(self.starts[0])
         return int((self.ends - self.starts).sum())
 
     @property
     def num_kept_bytes(self) -> int:
         """Number of bytes in all pieces."""
-        if len(self.piece_starts) == 1:  # many times faster
+        if len(self.piece_starts) == 1:  # common, and many times faster than the sum
             return int(self.piece_ends[0]) - int(self.piece_starts[0])
         return int((self.piece_ends - self.piece_starts).sum())
 
@@ -85,7 +90,7 @@ class Ranges(NamedTuple):
         first = np.searchsorted(self.piece_starts, self.starts)
         last = np.append(first[1:], len(lengths))
         places = (np.cumsum(lengths) - lengths)[first]
-        # Python's integers take four times the memory of NumPy's: some at a time.
+        # In batches, because Python's integers take four times the memory of NumPy's.
         for batch in range(0, len(first), 1024):
             some = slice(batch, batch + 1024)
             columns = (self.starts, self.ends, places, first, last)
@@ -93,7 +98,7 @@ class Ranges(NamedTuple):
                 yield Request(start, end, place, self.piece_starts[i:k] - start, lengths[i:k])
 
     def split(self, max_num: int, max_bytes: int) -> "tuple[Ranges, Ranges]":
-        """Return the first ranges, at least one and else no more than that, and the others."""
+        """Return the first ranges, within both limits but at least one, and the remaining ones."""
         num = min(max_num, len(self.starts))
         if num > 1:
             sizes = np.cumsum(self.ends[:num] - self.starts[:num])
@@ -107,7 +112,7 @@ class Ranges(NamedTuple):
         )
 
     def without(self, num_pieces: int) -> "Ranges":
-        """Return the ranges without the first pieces, so many."""
+        """Return the ranges without the first `num_pieces` pieces."""
         if num_pieces == len(self.piece_starts):
             return self._of(slice(0), slice(0))
         start = self.piece_starts[num_pieces]
@@ -126,16 +131,17 @@ class Ranges(NamedTuple):
 
 
 class Merging(NamedTuple):
-    """Which pieces are read as one range.
+    """How pieces are coalesced into ranges.
 
     Attributes
     ----------
     max_gap_bytes : int
-        Largest gap between two pieces that is read over, at least 0.
+        Largest gap between two pieces of one range, at least 0.
     block_bytes : int or None
-        No range of several pieces is longer than twice that.
+        No range of several pieces is longer than twice this; None means no limit.
     is_contiguous : bool
-        Whether gaps that are read over are read between two blocks as well.
+        Whether gaps of at most `max_gap_bytes` are also fetched between two ranges that
+        `block_bytes` separates.
     """
 
     max_gap_bytes: int
@@ -143,7 +149,7 @@ class Merging(NamedTuple):
     is_contiguous: bool = False
 
     def merge(self, starts: Indices, ends: Indices) -> Ranges:
-        """Return the ranges for pieces, which are ascending, shape ``(num_pieces,)``."""
+        """Return the ranges for pieces in ascending order, shape ``(num_pieces,)``."""
         if len(starts) <= 1:
             return Ranges(starts, ends, starts, ends, have_gaps=False)
         is_apart = starts[1:] - ends[:-1] > self.max_gap_bytes
@@ -164,24 +170,24 @@ class Merging(NamedTuple):
 class Plan:
     """Byte ranges to fetch, and where the selected elements lie in them.
 
-    Laid end to end, the pieces of the fetched ranges are a flat array of items, and the strided
-    window shows each item that is selected. Of a whole chunk it shows all, and NumPy takes the
-    selection. Otherwise, of each axis of the window, `index` picks the distinct positions, and of
-    those `order` the selected ones. To be applied axis by axis, the first axis first: until then
-    the window may show the same memory many times.
+    The pieces of the fetched ranges, laid end to end, are a flat array of items. The window is a
+    strided view of that array that shows every selected item. For a whole chunk it shows all items,
+    and NumPy applies the selection. Otherwise, along each axis of the window, `index` picks the
+    distinct positions, and `order` picks the selected ones from those. Apply `index` one axis at a
+    time, the first axis first: the window may overlap itself, and so be larger than its memory.
 
     Attributes
     ----------
     ranges : Ranges
         What to fetch, in bytes of the chunk.
     window_shape, window_strides : tuple of int
-        Shape, and strides in items.
+        Shape of the window, and its strides in items.
     index, order : tuple of (numpy.ndarray or None)
-        Per axis of the window, positions; None: all, each once and in turn.
+        Positions along each axis of the window; None means all positions in order.
     shape : tuple of int
-        Shape of the selection; of a whole chunk, of the chunk.
+        Shape of the selection; for a whole chunk, the shape of the chunk.
     is_whole : bool
-        Whether the whole chunk is to be fetched.
+        Whether the whole chunk is fetched.
     """
 
     ranges: Ranges
@@ -200,10 +206,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Axis:
-    """What is selected along one axis.
+    """What is selected along one axis of a chunk.
 
-    `indices` are the distinct indices, ascending; a range where their step is constant. `order`
-    are the positions in it of the selected ones, None where these are all, each once and in turn.
+    Attributes
+    ----------
+    indices : range or numpy.ndarray
+        The distinct indices in ascending order; a range if their step is constant.
+    order : numpy.ndarray or None
+        Positions in `indices` of the selected ones; None means all positions in order.
+    is_dropped : bool
+        Whether the axis is selected by an integer, and so missing from the result.
     """
 
     indices: range | Indices
@@ -227,30 +239,30 @@ def plan_read(
     Parameters
     ----------
     selection : tuple
-        As zarr hands it to codecs: integers, and slices with positive steps; or arrays of integers
-        or bools, one per axis, shaped as by ``numpy.ix_``, or a single one beside slices; or
-        arrays of integers that broadcast against each other, for points.
+        The selection that zarr passes to codecs: integers, and slices with positive steps; or
+        arrays of integers or bools, one per axis and shaped as by ``numpy.ix_``, or a single 1-D
+        one together with slices; or, for points, arrays of integers that broadcast together.
     chunk_shape : tuple of int
         Shape of the chunk in elements.
     item_size : int
         Stored size of an element in bytes, at least 1.
     merging : Merging
-        Which ranges are read as one.
+        How pieces are coalesced into ranges.
     axis_order : tuple of int, optional
-        The axes of the chunk in the order in which it is stored: the elements along the last one
-        are neighbours. By default C order.
+        The axes of the chunk in the order in which they are stored: elements along the last one are
+        adjacent. By default C order.
 
     Returns
     -------
     Plan
-        For the whole chunk where all its bytes are needed, or where the selection is of another
-        kind or out of bounds: it is for NumPy to apply it, if there is a chunk.
+        A plan for the whole chunk if all its bytes are needed, or if the selection is of another
+        kind or out of bounds: NumPy then applies it, or raises, if the chunk exists.
     """
     selectors = selection if isinstance(selection, tuple) else (selection,)
     selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
     num_bytes = math.prod(chunk_shape) * item_size
     plan = None
-    # Offsets are NumPy's integers; no store has a chunk that they can't reach.
+    # Offsets are NumPy integers; no store has a chunk too large for them.
     if num_bytes <= sys.maxsize and not _is_whole(selectors, chunk_shape):
         strides = _strides(chunk_shape, axis_order)
         if _are_points(selectors):
@@ -267,16 +279,16 @@ def plan_read(
 def plan_whole(
     chunk_shape: tuple[int, ...], item_size: int, axis_order: tuple[int, ...] | None = None
 ) -> Plan:
-    """Return the plan to fetch a whole chunk with one request; parameters as of `plan_read`."""
-    # No store has a chunk that NumPy's integers can't reach.
+    """Return the plan that fetches a whole chunk with one request; parameters as in `plan_read`."""
+    # No store has a chunk too large for NumPy's integers.
     num_bytes = min(math.prod(chunk_shape) * item_size, sys.maxsize)
-    all_of_it = (None,) * len(chunk_shape)
+    all_positions = (None,) * len(chunk_shape)
     return Plan(
         ranges=Merging(0).merge(np.array([0]), np.array([num_bytes])),
         window_shape=chunk_shape,
         window_strides=_strides(chunk_shape, axis_order),
-        index=all_of_it,
-        order=all_of_it,
+        index=all_positions,
+        order=all_positions,
         shape=chunk_shape,
         is_whole=True,
     )
@@ -284,7 +296,7 @@ def plan_whole(
 
 @functools.lru_cache(maxsize=256)
 def _strides(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the distance of neighbours along each axis, in items."""
+    """Return the strides of a chunk in items."""
     strides = [1] * len(shape)
     stride = 1
     for axis in reversed(range(len(shape)) if axis_order is None else axis_order):
@@ -294,7 +306,7 @@ def _strides(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tupl
 
 
 def _is_whole(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> bool:
-    """Whether a selection is a full slice of every axis, which is told quickly."""
+    """Whether a selection is a full slice of every axis (a fast check)."""
     return len(selectors) == len(chunk_shape) and all(
         isinstance(s, slice)
         and s.start in (0, None)
@@ -309,19 +321,19 @@ def _is_int(selector: object) -> bool:
 
 
 def _are_points(selectors: tuple[Any, ...]) -> bool:
-    """Whether arrays of integers, one per axis, are the coordinates of points."""
+    """Whether the selectors are arrays of integers that are the coordinates of points."""
     return all(isinstance(s, np.ndarray) and s.dtype != bool for s in selectors) and not (
         _is_open_mesh(selectors)
     )
 
 
 def _is_open_mesh(arrays: Sequence[Any]) -> bool:
-    """Whether arrays, one per axis, are shaped as by `numpy.ix_`; one alone is flat."""
+    """Whether arrays, one per axis, are shaped as by `numpy.ix_`; a single one is 1-D."""
     return all(a.ndim == len(arrays) and a.size == a.shape[k] for k, a in enumerate(arrays))
 
 
 def _parse_axes(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> list[_Axis] | None:
-    """Return what is selected along each axis, None where the selection is no such product."""
+    """Return what is selected along each axis, or None if the selection is not a product."""
     arrays = [s for s in selectors if isinstance(s, np.ndarray)]
     if len(selectors) != len(chunk_shape):
         return None
@@ -339,7 +351,7 @@ def _parse_axes(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> lis
 
 
 def _parse_axis(selector: Any, size: int) -> _Axis | None:
-    """Return what is selected along an axis, None where that is unknown or out of bounds."""
+    """Return what is selected along an axis, or None if that is unsupported or out of bounds."""
     if isinstance(selector, slice):
         is_ascending = selector.step is None or selector.step > 0
         indices = range(*selector.indices(size))
@@ -377,8 +389,9 @@ def _as_array(indices: range | Indices) -> Indices:
     return indices
 
 
-# Gaps in a piece are kept in memory: small ones always, because a piece takes 32 bytes of its own,
-# and any that is read over in a piece of so many bytes.
+# A piece may contain gaps, which then stay in memory. Up to a total of KEPT_BYTES, it contains
+# every gap that a range may read over. Beyond that, only gaps of at most KEPT_GAP_BYTES, because
+# every additional piece takes 32 bytes itself, or of at most the bytes that one index needs.
 KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
 
@@ -390,35 +403,40 @@ def _plan_product(
     item_size: int,
     merging: Merging,
 ) -> Plan:
-    """Return the plan for one set of indices per axis.
+    """Return the plan for the product of one set of indices per axis.
 
     Parameters
     ----------
     axes : list of _Axis
-        What is selected along each axis of the chunk.
+        What is selected along each axis of the chunk; all indices are within bounds.
     by_stride : sequence of int
-        The axes, those with the smallest stride first.
+        The axes in ascending order of their stride.
     strides : tuple of int
-        Distance of neighbours along each axis, in items.
-    item_size, merging
-        As of `plan_read`.
+        Strides of the chunk in items.
+    item_size : int
+        Stored size of an element in bytes, at least 1.
+    merging : Merging
+        How pieces are coalesced into ranges.
 
     Returns
     -------
     Plan
-        Its window has the axes that are not dropped, in the order of `axes`.
+        The axes of its window are those of `axes` that are not dropped, in the same order.
+        `plan.shape` is the number of selected indices along each of them. It has no ranges if
+        nothing is selected.
     """
     kept = [k for k, axis in enumerate(axes) if not axis.is_dropped]
     if any(len(axis.indices) == 0 for axis in axes):
         return _plan_nothing(tuple(axes[k].num_selected for k in kept))
     # Per axis: length, stride in the fetched items, and index.
     window: list[tuple[int, int, Indices | None]] = [(1, 0, None)] * len(axes)
-    # In items: where what the axes before the one at hand need begins for its index 0, and the
-    # length of it, as one range.
+    # Until the split axis: start and length, in items, of the single piece that the axes so far
+    # need for index 0 of the current axis.
     first, length = 0, 1
+    # From the split axis on: the pieces for index 0 of the current axis, and their total length.
     starts: Indices = np.empty(0, np.intp)
     lengths: Indices = starts
-    num_items = 0  # kept for each index of the axis at hand, once split
+    num_items = 0
     for k in by_stride:
         indices, stride = axes[k].indices, strides[k]
         num, low, extent = len(indices), int(indices[0]), int(indices[-1]) - int(indices[0])
@@ -440,7 +458,7 @@ def _plan_product(
             length += extent * stride
         else:
             all_indices = _as_array(indices)
-            if isinstance(indices, range):  # every index begins a range
+            if isinstance(indices, range):  # every index begins a piece
                 starts, lengths = all_indices * stride + first, np.full(num, length)
                 num_items = num * length
                 window[k] = (num, length, None)
@@ -449,7 +467,7 @@ def _plan_product(
             starts = all_indices[splits] * stride + first
             lengths = (all_indices[last] - all_indices[splits]) * stride + length
             num_items = int(lengths.sum())
-            # Where each index lies in the items: the place of its piece, and in its piece.
+            # Position of each index in the kept items: start of its piece plus offset in it.
             piece = np.repeat(np.arange(len(splits)), last - splits + 1)
             places = (np.cumsum(lengths) - lengths)[piece]
             places += (all_indices - all_indices[splits][piece]) * stride
@@ -470,8 +488,29 @@ def _plan_product(
 def _split(
     indices: range | Indices, stride: int, length: int, item_size: int, max_gap_bytes: int
 ) -> Indices | None:
-    """Return the positions at which a new range begins, or None for a single range."""
-    # Ranges of `length` items, `stride` items apart for consecutive indices.
+    """Split the indices of an axis into pieces.
+
+    Each index needs `length` consecutive items. Consecutive indices are `stride` items apart.
+
+    Parameters
+    ----------
+    indices : range or numpy.ndarray
+        The distinct indices in ascending order, shape ``(num_indices,)``, at least one.
+    stride : int
+        Stride of the axis in items.
+    length : int
+        Number of items that each index needs.
+    item_size : int
+        Stored size of an element in bytes.
+    max_gap_bytes : int
+        Largest gap that may remain in a piece.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Positions in `indices` at which a piece begins, shape ``(num_pieces,)``, the first one 0;
+        None for a single piece.
+    """
     if isinstance(indices, range):
         gap = (indices.step * stride - length) * item_size
         return np.arange(len(indices)) if len(indices) > 1 and gap > max_gap_bytes else None
@@ -487,7 +526,29 @@ def _plan_points(
     item_size: int,
     merging: Merging,
 ) -> Plan | None:
-    """Return the plan for points, None where one is out of bounds or their shapes don't fit."""
+    """Return the plan for points.
+
+    Parameters
+    ----------
+    arrays : tuple of numpy.ndarray
+        Integer coordinates of the points, one array per axis of the chunk, of shapes that broadcast
+        together.
+    chunk_shape : tuple of int
+        Shape of the chunk in elements.
+    strides : tuple of int
+        Strides of the chunk in items.
+    item_size : int
+        Stored size of an element in bytes, at least 1.
+    merging : Merging
+        How pieces are coalesced into ranges.
+
+    Returns
+    -------
+    Plan or None
+        The window is flat and shows the distinct points in the order in which they are stored;
+        `plan.shape` is the broadcast shape. None if a point is out of bounds, the shapes do not
+        broadcast, or there is not one array per axis.
+    """
     try:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
