@@ -86,7 +86,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
     """Who writes to a pipe would notice that it was opened and closed."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(OSError, match="is no regular file"):
+        with pytest.raises(OSError, match="is not a regular file"):
             open_local(str(path))
 
 

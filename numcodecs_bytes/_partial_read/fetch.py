@@ -1,8 +1,8 @@
-"""Fetch what is selected of one chunk: requests, its length, its version, falling back.
+"""Fetch the selection of one chunk: requests, checks of its length and version, fallback.
 
-A chunk is planned, fetched, and the selection taken. Where its ranges turn out not to be reliable,
-it is read whole, in zarr's own way, and the selection taken of that. Nothing is handed out before
-the length of the chunk is checked, where the store tells it.
+A chunk's ranges are planned and fetched, and the selection is applied. If its ranges turn out to be
+unreliable, the chunk is read whole the way zarr does, and the selection is applied to that. Nothing
+is returned before the length of the chunk is checked, if the store provides it.
 """
 
 import contextlib
@@ -32,26 +32,25 @@ from numcodecs_bytes._partial_read.stores import (
     remember_refusal,
 )
 
-# How often a chunk is asked for in ranges, before one that is overwritten all the time is read
-# whole.
+# How often the ranges of a chunk are requested before one that keeps changing is read whole.
 _NUM_TRIES = 3
 
 
 class Chunk(NamedTuple):
-    """An uncompressed chunk, and what to read of it.
+    """An uncompressed chunk, and the selection to read from it.
 
     Attributes
     ----------
     selection : tuple
-        As zarr hands it to codecs.
+        The selection that zarr passes to codecs.
     shape : tuple of int
-        In elements.
+        Shape of the chunk in elements.
     dtype, stored : numpy.dtype
-        Of its elements in memory, and as they are stored.
+        The dtype of the elements in memory, and their stored dtype.
     prototype : zarr.core.buffer.BufferPrototype
-        What the byte getter is asked for.
+        The prototype of the buffers to request from the byte getter.
     axis_order : tuple of int or None
-        The axes in the order in which they are stored, by default C order.
+        The axes in the order in which they are stored; None means C order.
     """
 
     selection: Any
@@ -68,30 +67,30 @@ class Chunk(NamedTuple):
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether the chunk is wanted as NumPy's arrays."""
+        """Whether the selection is to be returned as a NumPy array."""
         return issubclass(self.prototype.nd_buffer, cpu.NDBuffer)
 
 
 async def fetch(byte_getter: Any, chunk: Chunk) -> Any:
-    """Return the selection of a chunk, None where there is no such chunk.
+    """Return the selection of a chunk, or None if the chunk does not exist.
 
     Parameters
     ----------
     byte_getter : zarr.abc.store.ByteGetter
-        Of the chunk.
+        The byte getter of the chunk.
     chunk : Chunk
-        What to read of it.
+        The chunk and the selection to read from it.
 
     Returns
     -------
     array or None
-        In the data type of the chunk, or a view in its stored byte order, which NumPy swaps when it
-        is copied. On the device of the prototype's buffers.
+        In the dtype of the chunk, or a view in its stored byte order, which NumPy byte-swaps when
+        it is copied. On the device of the prototype's buffers.
 
     Raises
     ------
     ValueError
-        If the chunk is of the wrong length.
+        If the chunk has the wrong length.
     Exception
         Whatever the store raises, with a note that names the chunk.
     """
@@ -99,14 +98,14 @@ async def fetch(byte_getter: Any, chunk: Chunk) -> Any:
 
 
 def fetch_sync(byte_getter: Any, chunk: Chunk) -> Any:
-    """Return the same as `fetch`, by the byte getter's `get_sync` alone."""
+    """Do the same as `fetch`, using only the byte getter's `get_sync`."""
     coroutine = _fetch(Blocking(byte_getter, chunk.prototype), chunk)
     try:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
     coroutine.close()
-    raise RuntimeError("a synchronous read waits for the event loop")
+    raise RuntimeError("a synchronous read awaited the event loop")
 
 
 async def _fetch(getter: Getter, chunk: Chunk) -> Any:
@@ -114,7 +113,7 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
         fetched, plan, refusal = await _fetch_parts(getter, chunk)
     except Exception as error:
         note = f"while reading {describe(getter.byte_getter)}"
-        with contextlib.suppress(Exception):  # some errors are frozen; some are raised again
+        with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
         raise
@@ -135,17 +134,18 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
 def check_length(
     num_bytes: int, shape: tuple[int, ...], dtype: AnyDType, stored: AnyDType, name: str
 ) -> None:
-    """Raise ValueError unless a chunk of a shape and data type has so many bytes."""
+    """Raise ValueError unless `num_bytes` is the length of a chunk of this shape and dtype."""
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
+        why = "be truncated" if num_bytes < expected else "have another shape or be compressed"
         raise ValueError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"it may be {'truncated' if num_bytes < expected else 'of another shape or compressed'}"
+            f"it may {why}"
         )
 
 
 async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
-    """Return bytes, their plan, and what showed that the store has no ranges."""
+    """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
     item_size = chunk.stored.itemsize
     source = find_source(getter.byte_getter) if item_size and chunk.is_on_cpu else None
     refusal = raw = None
@@ -171,7 +171,7 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
 def _read_file(
     source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted, *, adapts: bool
 ) -> Bytes | None:
-    """Return the pieces of a plan, None where there is no such chunk."""
+    """Return the pieces of a plan, or None if the chunk does not exist."""
     try:
         file = source.open()
         try:
@@ -184,12 +184,12 @@ def _read_file(
     except source.missing:
         return None
     except OSError as error:
-        raise ReadWhole from error  # it is for the store to say what is wrong
+        raise ReadWhole from error  # let the store raise its own error
     raise ReadWhole
 
 
 async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> Bytes | None:
-    """Return the pieces of a plan, None where there is no such chunk."""
+    """Return the pieces of a plan, or None if the chunk does not exist."""
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
     store = getattr(getter.byte_getter, "store", None)
@@ -197,7 +197,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
         parts = _Parts(chunk, plan)
         get = partial(_get_part, getter, source, parts)
         with contextlib.suppress(_Changed):
-            # One that ignores ranges would hand out many whole chunks at once.
+            # A store that ignores ranges would return many whole chunks at once.
             await getter.get_all(plan.ranges, get, first_alone=store not in answering)
             if parts.num_present:
                 answering.add(store)
@@ -205,13 +205,13 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
                 return parts.fetched
             if parts.is_missing and not parts.num_present and source.tells_missing:
                 return None
-    # It is overwritten all the time, or was created or deleted meanwhile.
+    # The chunk keeps being overwritten, or was created or deleted in the meantime.
     raise ReadWhole
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Request) -> None:
     if parts.is_missing:
-        return  # the ranges after the first missing one are not asked for
+        return  # stop after the first missing range
     try:
         if source.get is not None:
             answer = await source.get(request.start, request.end)
@@ -227,11 +227,11 @@ async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Re
 
 
 class _Changed(Exception):  # noqa: N818 # not an error
-    """The chunk was overwritten between two answers."""
+    """The chunk was overwritten between two requests."""
 
 
 class _Parts:
-    """The pieces of a plan while their ranges come, in any order."""
+    """The pieces of a plan, collected while their ranges arrive in any order."""
 
     def __init__(self, chunk: Chunk, plan: Plan) -> None:
         self.fetched = np.empty(0, np.uint8)
@@ -243,7 +243,7 @@ class _Parts:
         self._num_kept_bytes = plan.ranges.num_kept_bytes
 
     def take(self, request: Request, answer: Answer | None) -> None:
-        """Check an answer and put what is kept of it where it belongs."""
+        """Check an answer and copy its pieces to their place."""
         if answer is None:
             self.is_missing = True
             return
@@ -252,8 +252,8 @@ class _Parts:
         raw = answer.raw.view(np.uint8)
         expected = request.end - request.start
         if len(raw) != expected:
-            # One that is too short may be of another version.
-            refusal = "answers with more than it is asked for" if len(raw) > expected else None
+            # An answer that is too short may come from another version of the chunk.
+            refusal = "returns more bytes than requested" if len(raw) > expected else None
             raise ReadWhole(refusal, raw if len(raw) == self._chunk_bytes else None)
         if self.num_present and answer.version != self._version:
             raise _Changed

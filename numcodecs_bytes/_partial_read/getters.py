@@ -1,6 +1,6 @@
-"""How a byte getter is asked: on the event loop, or without one.
+"""How to get bytes from a byte getter: on the event loop, or without one.
 
-Two classes with the same methods, so that what is done with the bytes is written once.
+The two classes have the same methods, so that the code that uses the bytes exists only once.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from numcodecs_bytes._partial_read.plan import Ranges, Request
 from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")
-IsWanted = Callable[[], bool]
+IsWanted = Callable[[], bool]  # whether the caller still wants the result
 Get = Callable[[Request], Awaitable[None]]
 
 
 class OnLoop:
-    """On the event loop, as zarr's default pipeline asks.
+    """Gets bytes on the event loop, like zarr's default pipeline.
 
     Parameters
     ----------
     byte_getter : zarr.abc.store.ByteGetter
-        Of a chunk.
+        The byte getter of a chunk.
     prototype : zarr.core.buffer.BufferPrototype
-        Of the buffers that it is to return.
+        The prototype of the buffers to return.
     """
 
     def __init__(self, byte_getter: Any, prototype: Any) -> None:
@@ -35,30 +35,30 @@ class OnLoop:
         self._prototype = prototype
 
     async def get_whole(self) -> Any:
-        """Return the whole chunk, None where there is none; asked exactly as zarr asks."""
+        """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
         return await self.byte_getter.get(self._prototype)
 
     async def get_range(self, start: int, end: int) -> Any:
-        """Return the bytes from `start` to `end` (exclusive), None where there is no chunk."""
+        """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk."""
         return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
 
     async def run(self, read: Callable[[IsWanted], T], *, in_thread: bool) -> T:
-        """Return what a function returns, which gets one that says whether it is still wanted."""
+        """Call `read` with a function that says whether the result is still wanted."""
         if not in_thread:
             return read(lambda: True)
-        cancelled: list[bool] = []  # a thread can't be cancelled, but asked to stop
+        cancelled: list[bool] = []  # a thread can't be cancelled, only asked to stop
         try:
             return await run_in_thread(None, lambda: read(lambda: not cancelled))
         finally:
             cancelled.append(True)
 
     async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:
-        """Get all ranges, several at a time, after the first one where that is to come alone.
+        """Get all ranges concurrently, after the first one if `first_alone`.
 
-        This coroutine gets one after the other in any case, as zarr's own codec would get the whole
-        chunk. Others help it, as long as there are fewer requests in the event loop than zarr's
-        `async.concurrency`. Nobody waits for a place: its holder may be a store that reads another
-        array inside `get`.
+        This coroutine always requests one range after the other, just as zarr's own codec would
+        request the whole chunk. Helper tasks join in while the event loop has fewer requests in
+        flight than zarr's `async.concurrency`. No task ever waits for a free slot, which could
+        deadlock: the store that occupies one may be reading another array inside `get`.
         """
         requests = ranges.requests()
         num_left = len(ranges.starts)
@@ -67,38 +67,39 @@ class OnLoop:
             num_left -= 1
         if not num_left:
             return
-        if asyncio.current_task() is None:  # a coroutine that is driven by hand has no helpers
+        if asyncio.current_task() is None:  # a coroutine driven by hand can't start tasks
             for request in requests:
                 await get(request)
             return
-        places = _places_of_loops.setdefault(asyncio.get_running_loop(), _Places())
+        slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), _Slots())
         limit = zarr.config.get("async.concurrency") or num_left
         failure = None
-        places.num_taken += 1
+        slots.num_taken += 1
         try:
             async with asyncio.TaskGroup() as group:
                 for request in requests:
                     num_left -= 1
-                    for _ in range(min(limit - places.num_taken, num_left)):
-                        places.num_taken += 1
-                        task = group.create_task(_help(requests, get, places, limit))
-                        task.add_done_callback(places.give_back)
+                    for _ in range(min(limit - slots.num_taken, num_left)):
+                        slots.num_taken += 1
+                        task = group.create_task(_help(requests, get, slots, limit))
+                        task.add_done_callback(slots.give_back)
                         num_left -= 1
                     await get(request)
         except BaseExceptionGroup as errors:
             failure = errors.exceptions[0]
-            errors.__traceback__ = None  # else it keeps what was read until garbage is collected
+            # Its reference cycle would keep the fetched bytes alive until the next collection.
+            errors.__traceback__ = None
         finally:
-            places.give_back()
+            slots.give_back()
         if failure is not None:
             try:
-                raise failure  # as it is, with its own context
+                raise failure  # outside the except block, so that its context is unchanged
             finally:
                 del failure
 
 
-class _Places:
-    """Counts the chunks that are read in several ranges in an event loop, and their helpers."""
+class _Slots:
+    """Counts the coroutines and helper tasks that fetch several ranges in an event loop."""
 
     num_taken = 0
 
@@ -106,19 +107,19 @@ class _Places:
         self.num_taken -= 1
 
 
-# Counters, which unlike asyncio's semaphores don't keep their loop alive.
-_places_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Places] = (
+# Plain counters, because asyncio's semaphores would keep their event loop alive.
+_slots_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = (
     weakref.WeakKeyDictionary()
 )
 
 
-async def _help(requests: Any, get: Get, places: _Places, limit: int) -> None:
-    while places.num_taken <= limit and (request := next(requests, None)) is not None:
+async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
+    while slots.num_taken <= limit and (request := next(requests, None)) is not None:
         await get(request)
 
 
 class Blocking:
-    """Without an event loop, as zarr's fused pipeline asks: nothing here waits."""
+    """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
 
     def __init__(self, byte_getter: Any, prototype: Any) -> None:
         self.byte_getter = byte_getter
@@ -138,7 +139,7 @@ class Blocking:
         return read(lambda: True)
 
     async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:  # noqa: ARG002
-        """Get all ranges, one after the other."""
+        """Get all ranges, one after another."""
         for request in ranges.requests():
             await get(request)
 

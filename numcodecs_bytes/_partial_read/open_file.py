@@ -1,8 +1,8 @@
-"""A file that is opened once, for any number of byte ranges.
+"""A file that is opened once for any number of byte ranges.
 
-Where a local file is replaced meanwhile, the one that was opened goes on being read, so all ranges
-are of one version. It is not mapped into memory: if a mapped file were truncated, the process would
-end.
+If a local file is replaced in the meantime, reading continues from the file that was opened, so all
+ranges come from one version. Files are not memory-mapped, because truncating a mapped file would
+crash the process.
 """
 
 import os
@@ -20,23 +20,25 @@ from numcodecs_bytes._partial_read.plan import Merging, Ranges
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ReadAt = Callable[[int, int], bytes]
 
-# Ranges of less are read as Python's bytes, which takes 0.25 us, and copied; larger ones right to
-# their place, which takes 0.5 us more.
+# Ranges shorter than this are read as Python bytes, which takes 0.25 us, and copied. Longer ones
+# are read directly to their place, which takes 0.5 us more.
 DIRECT_BYTES = 1 << 12
-# What is read into memory that is reused, so that it stays in the cache and is no burden.
+# Size of the buffer that is reused for reading, small enough to stay in the CPU cache.
 BLOCK_BYTES = 1 << 18
-# How many ranges are read before it is asked again whether they are still wanted: a few at once, of
-# many as many as take so long, in seconds.
+# Cancellation is checked between batches of ranges. Up to SHORT ranges are a single batch. More are
+# read in batches that grow from FIRST_BATCH to at most MAX_BATCH ranges while a batch takes less
+# than BATCH_SECONDS.
 SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
 
-# A piece takes 0.3 to 1 us where it is in the page cache. Where it takes so long, in seconds, in
-# each of the first batches, the file is on a disk or a network, and reading over the gaps is tried,
-# too. Of that, the first blocks take longest: the kernel does not read ahead yet.
+# A piece takes 0.3 to 1 us if it is in the page cache. If it takes at least SLOW_SECONDS in each of
+# the first NUM_TIMED batches, the file is on a disk or a network, and reading over larger gaps is
+# tried as well. The first blocks of that may take up to LONGER_AT_FIRST times as long per piece,
+# because the kernel does not read ahead yet.
 SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
 
 
-class _Ended(Exception):  # noqa: N818 # not an error
-    """The file is too short, or nothing is wanted any more."""
+class _Stopped(Exception):  # noqa: N818 # not an error
+    """The file is too short, or the read was cancelled."""
 
 
 class OpenFile:
@@ -45,16 +47,17 @@ class OpenFile:
     Parameters
     ----------
     read_at : callable
-        Returns bytes, so many, from a position in the file; fewer at its end.
+        Takes a number of bytes and a position in the file, and returns that many bytes, fewer at
+        the end of the file.
     close : callable
         Closes the file.
     num_bytes : int
-        Length of the part, in bytes.
+        Length of the part in bytes.
     offset : int
-        Where the part begins, in bytes.
+        Position of the part in the file in bytes.
     read_into : callable, optional
-        Reads right into memory from a position in the file; returns the number of bytes read, 0 at
-        the end.
+        Takes a memoryview and a position in the file, reads directly into the memoryview, and
+        returns the number of bytes read, 0 at the end of the file.
     """
 
     __slots__ = ("_block", "_offset", "_read_at", "_read_into", "close", "num_bytes")
@@ -72,31 +75,31 @@ class OpenFile:
         self.close = close
         self.num_bytes = num_bytes
         self._offset = offset
-        self._block = np.empty(0, np.uint8)  # memory that is used again
+        self._block = np.empty(0, np.uint8)  # reused by all reads
 
     def read(self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool) -> Bytes | None:
-        """Return the pieces of ranges, end to end.
+        """Return the pieces of some ranges, end to end.
 
         Parameters
         ----------
         ranges : Ranges
-            In bytes of the part, merged with `BLOCK_BYTES`.
+            Positions in the part in bytes, coalesced with `BLOCK_BYTES`.
         is_wanted : callable
-            Asked now and then whether to read on.
+            Called from time to time; the read is cancelled if it returns False.
         adapts : bool
-            Whether to read over larger gaps where a range takes long.
+            Whether to read over larger gaps if the file is slow.
 
         Returns
         -------
         numpy.ndarray or None
-            Flat uint8. None where the file is shorter than the ranges, or nothing is wanted any
-            more.
+            uint8, shape ``(num_kept_bytes,)``. None if the file is shorter than the ranges, or the
+            read was cancelled.
         """
         fetched = np.empty(ranges.num_kept_bytes, np.uint8)
         out, is_short = fetched, len(ranges.starts) <= SHORT
         num_ranges = SHORT if is_short else FIRST_BATCH
         try:
-            if len(ranges.starts) == len(ranges.piece_starts) == 1:  # many rows, or whole chunks
+            if len(ranges.starts) == len(ranges.piece_starts) == 1:  # contiguous, or a whole chunk
                 self._fill(fetched.data, self._offset + int(ranges.starts[0]))
                 return fetched
             if adapts and not is_short:
@@ -107,29 +110,37 @@ class OpenFile:
                 out = self._read_batch(batch, out, is_wanted)
                 if time.perf_counter() - start < BATCH_SECONDS:
                     num_ranges = min(2 * num_ranges, MAX_BATCH)
-        except _Ended:
+        except _Stopped:
             return None
         return fetched
 
     def _choose(
         self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
     ) -> tuple[Ranges, Bytes]:
-        """Return what is left of the ranges, or of larger ones where pieces take less time so."""
+        """Read some ranges with and without larger gaps; return the remaining ones of the faster.
+
+        Returns
+        -------
+        ranges : Ranges
+            What remains to be read, coalesced over larger gaps if that takes less time per piece.
+        out : numpy.ndarray
+            The part of `out` that remains to be filled.
+        """
         ranges, out, seconds = self._time(ranges, out, is_wanted)
         if seconds < SLOW_SECONDS:
             return ranges, out
         # Contiguous, so that the kernel reads ahead.
         merging = Merging(BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True)
         larger = merging.merge(ranges.piece_starts, ranges.piece_ends)
-        larger, out, seconds_so = self._time(larger, out, is_wanted)
-        if seconds_so < LONGER_AT_FIRST * seconds:
+        larger, out, seconds_larger = self._time(larger, out, is_wanted)
+        if seconds_larger < LONGER_AT_FIRST * seconds:
             return larger, out
         return ranges.without(len(ranges.piece_starts) - len(larger.piece_starts)), out
 
     def _time(
         self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
     ) -> tuple[Ranges, Bytes, float]:
-        """Read some ranges; return what is left, and the seconds that a piece took at least."""
+        """Read some ranges; return the rest, and the seconds per piece of the fastest batch."""
         fastest = float("inf")
         for _ in range(NUM_TIMED):
             if not len(ranges.starts):
@@ -141,9 +152,9 @@ class OpenFile:
         return ranges, out, fastest
 
     def _read_batch(self, batch: Ranges, out: Bytes, is_wanted: Callable[[], bool]) -> Bytes:
-        """Fill the beginning of out with the pieces of ranges; return the rest of it."""
+        """Fill the beginning of `out` with the pieces of some ranges; return the rest of `out`."""
         if not is_wanted():
-            raise _Ended
+            raise _Stopped
         starts, sizes = batch.starts + self._offset, batch.ends - batch.starts
         num_bytes = int(sizes.sum())
         if not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts):
@@ -166,12 +177,12 @@ class OpenFile:
                 ]
             )
             if len(raw) != num_bytes:
-                raise _Ended
+                raise _Stopped
             read = np.frombuffer(raw, np.uint8)
         if not batch.have_gaps:
             out[:num_bytes] = read
             return out[num_bytes:]
-        # Of each range: where it lies in what was read, less where it lies in the file.
+        # Per range: its position in `read` minus its position in the part.
         shifts = np.cumsum(sizes) - sizes - batch.starts
         ranges = np.searchsorted(batch.starts, batch.piece_starts, side="right") - 1
         piece_starts = batch.piece_starts + shifts[ranges]
@@ -183,7 +194,7 @@ class OpenFile:
         while len(view):
             num_read = self._read_into(view, position)
             if not num_read:
-                raise _Ended
+                raise _Stopped
             view = view[num_read:]
             position += num_read
 
@@ -194,16 +205,30 @@ class OpenFile:
 
 
 def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> OpenFile:
-    """Open part of a local file: by default all that follows `offset`.
+    """Open part of a local file.
+
+    Parameters
+    ----------
+    path : str
+        Path of the file.
+    offset : int
+        Position of the part in bytes.
+    num_bytes : int, optional
+        Length of the part in bytes; by default up to the end of the file, and never beyond it.
+
+    Returns
+    -------
+    OpenFile
+        The part; close it after use.
 
     Raises
     ------
     OSError
-        As by `os.open`, or if it is no regular file.
+        If the file can't be opened, or is not a regular file.
     """
-    # Before it is opened: a pipe would notice.
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a path takes 2 us
-        raise OSError(f"{path} is no regular file")
+    # Checked before opening, because opening a pipe affects its writer.
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a Path takes 2 us
+        raise OSError(f"{path} is not a regular file")
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         length = max(os.fstat(descriptor).st_size - offset, 0)
@@ -233,7 +258,7 @@ def _preadv(descriptor: int, view: memoryview, position: int) -> int:
 
 
 def read_from_file(file: Any, size: int, position: int) -> bytes:
-    """Read from a file object that is readable and seekable; a `ReadAt` once it is bound."""
+    """Read from a seekable file object; ``partial(read_from_file, file)`` is a `ReadAt`."""
     file.seek(position)
     data: bytes = file.read(size)
     return data

@@ -1,7 +1,8 @@
-"""The one door for stores: how to ask for parts of a chunk, and what may be relied on.
+"""Everything specific to stores: how to read parts of a chunk, and what can be relied on.
 
-Byte ranges are a short cut, taken where they are known to be sound. In doubt a chunk is read whole,
-as zarr's own codec reads it: by the byte getter's `get`, or `get_sync` in zarr's fused pipeline.
+Range requests are an optimization, used only if they are known to be reliable. In doubt a chunk is
+read whole, like zarr's own codec does: by the byte getter's `get`, or `get_sync` in zarr's fused
+pipeline.
 
 | store                             | parts of a chunk | its length      | one version      |
 |-----------------------------------|------------------|-----------------|------------------|
@@ -9,24 +10,36 @@ as zarr's own codec reads it: by the byte getter's `get`, or `get_sync` in zarr'
 | MemoryStore, a shard in memory    | whole: a view    | yes             | yes              |
 | ZipStore: stored members          | of an open file  | in the archive  | yes; CRC ignored |
 | ZipStore: compressed members      | whole            | yes             | yes              |
-| ObjectStore                       | ranges           | in the answers  | by their `e_tag` |
+| ObjectStore                       | ranges           | in responses    | by their `e_tag` |
 | FsspecStore on local files, also  | of an open file  | of the file     | yes              |
 | by reference                      |                  |                 |                  |
-| FsspecStore on an asynchronous    | ranges           | of a reference  | not told         |
+| FsspecStore on an asynchronous    | ranges           | of a reference  | unknown          |
 | file system, down to its leaf     |                  |                 |                  |
 | FsspecStore on any other          | whole            | yes             | yes              |
 | caching wrappers (CacheStore)     | whole            | yes             | yes              |
-| any other                         | ranges           | not told        | not told         |
+| any other                         | ranges           | unknown         | unknown          |
 
-A store stands in its own line only where it is exactly that class, with the methods that zarr gave
-it, behind an exact `StorePath`: whoever overrides a method wants it called. Everything else is "any
-other", unless it stands on something of which no ranges may be read.
+"Its length" is how the length of the chunk is checked, "one version" whether all parts of a chunk
+are known to come from the same version of it.
 
-Ranges are asked for by the byte getter's own `get`, not by `Store.get_ranges`: a wrapper that
-overrides `get`, to decrypt for example, inherits a `get_ranges` that goes past it.
+A store has its own line only if it is exactly that class, with zarr's own methods, and is accessed
+through an exact `StorePath`: an overridden method must be called. Everything else is "any other",
+unless it wraps something that does not support reliable range requests.
 
-To add a store, write a function that returns its source (`File`, `Remote`, or None for whole
-chunks), add it to `_SOURCES`, and add its line above, in docs and in `tests/test_stores.py`.
+Ranges are requested with the byte getter's own `get`, not with `Store.get_ranges`: a wrapper that
+overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses it.
+
+To add a store:
+
+1. Write a function ``_of_...(store, path)`` that returns its source: a `File`, a `Remote`, or None
+   for whole chunks.
+2. Add it to `_SOURCES` under the exact class of the store, and add that class to `_OWN_METHODS`, or
+   `find_source` never calls the function. The class must define ``__init__``, ``get`` and, if it
+   has one, ``get_sync`` in the same file.
+3. If it has its own way to refuse range requests, add that to `explain_failure`.
+4. If wrappers of it must read whole chunks, exclude it in `_may_be_read_in_parts`, or an fsspec
+   file system in `_has_sound_ranges`.
+5. Add a line to the table above, to that in README.md and to `TABLE` in ``tests/test_stores.py``.
 """
 
 import contextlib
@@ -58,15 +71,16 @@ from numcodecs_bytes._partial_read.open_file import (
 
 logger = logging.getLogger("numcodecs_bytes")
 
-# Largest gaps that are read over, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's config
-# overrides them. Of a file in the page cache, ranges of 8 bytes took 0.8 times as long as blocks
-# that hold them where they are 4 KiB apart, 0.3 times at 8 KiB, 1.7 times at 2 KiB. A cold disk or
-# a network file system, which takes 0.02 to 5 ms for a request, wants 50 KiB to some MiB:
-# `OpenFile` notices, and reads blocks.
+# Largest gaps over which ranges are coalesced, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's
+# config overrides them. For a file in the page cache, reading ranges of 8 bytes took 1.7 times as
+# long as reading the blocks that contain them at distances of 2 KiB, 0.8 times at 4 KiB and 0.3
+# times at 8 KiB. A cold disk or a network file system, which takes 0.02 to 5 ms per request, would
+# need 50 KiB to several MiB: `OpenFile` detects these and reads blocks.
 LOCAL_MAX_GAP_BYTES = 1 << 12
-# Elsewhere: 30 ms at 100 MB/s are 3 MB, of which 10 requests at a time (zarr's `async.concurrency`)
-# leave 0.3 MB each. In a simulation of such a store with rows, boxes, columns, steps and points,
-# 256 KiB took at most 1.15 times as long as the best plan; 1 MiB, zarr's own gap, 3.3 times.
+# For other stores: a latency of 30 ms at 100 MB/s is worth 3 MB, or 0.3 MB for each of 10
+# concurrent requests (zarr's `async.concurrency`). In a simulation of such a store with rows,
+# boxes, columns, steps and points, 256 KiB took at most 1.15 times as long as the best plan; 1 MiB,
+# zarr's own gap, took 3.3 times as long.
 REMOTE_MAX_GAP_BYTES = 1 << 18
 
 _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
@@ -77,8 +91,8 @@ _GENERIC = "fsspec.generic.GenericFileSystem"
 _CACHE = "zarr.experimental.cache_store.CacheStore"
 
 _READING = ("get", "get_sync")
-# The methods by which zarr reads. One that was replaced before this module was loaded is in another
-# file than the class.
+# The methods that zarr uses for reading. A method that was replaced before this module was imported
+# comes from another file than its class; such a class is left out.
 _OWN_METHODS = {
     owner: [getattr(owner, name, None) for name in _READING]
     for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, StorePath)
@@ -92,7 +106,17 @@ _OWN_METHODS = {
 
 
 class Answer(NamedTuple):
-    """What a store answers when asked for a range: bytes, and what it says of the whole chunk."""
+    """The response to a range request.
+
+    Attributes
+    ----------
+    raw : numpy.ndarray
+        The bytes of the range, uint8.
+    num_bytes : int or None
+        Length of the whole chunk, if the store provides it.
+    version : object
+        Identifies the version of the chunk, if the store provides it.
+    """
 
     raw: Bytes
     num_bytes: int | None = None
@@ -100,16 +124,18 @@ class Answer(NamedTuple):
 
 
 class File(NamedTuple):
-    """A chunk, or a part of something, that can be opened and then read synchronously.
+    """A chunk in a file, or in part of one, that is opened and then read synchronously.
 
     Attributes
     ----------
     open : callable
         Returns the chunk as an open file.
     missing : tuple of type
-        What it raises where there is no such chunk.
+        The exceptions that `open` raises if the chunk does not exist.
     in_thread : bool
-        Whether to read in a thread, as the store itself does.
+        Whether to read in a thread, like the store itself does.
+    max_gap_bytes : int
+        Largest gap over which ranges are coalesced.
     """
 
     open: Callable[[], OpenFile]
@@ -119,17 +145,19 @@ class File(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """A chunk whose ranges are asked for, several at a time.
+    """A chunk that is read with concurrent range requests.
 
     Attributes
     ----------
     tells_missing : bool
-        Whether it is certain that there is no such chunk where a range is answered with None.
+        Whether None as the response to a range proves that the chunk does not exist.
     num_bytes : int or None
-        Length of the chunk where it is known before anything is asked.
+        Length of the chunk, if known before the first request.
     get : callable or None
-        Returns the answer for the range from a first byte to an end, None where there is no such
-        chunk. None: ask the byte getter.
+        Takes the first byte and the end (exclusive) of a range and returns the answer, or None if
+        the chunk does not exist. If this is None, the byte getter is used.
+    max_gap_bytes : int
+        Largest gap over which ranges are coalesced.
     """
 
     tells_missing: bool = False
@@ -142,14 +170,15 @@ Source = File | Remote
 
 
 class ReadWhole(Exception):  # noqa: N818 # not an error
-    """Ranges of this chunk can't be relied on: it is to be read whole.
+    """Ranges of this chunk are not reliable: it must be read whole.
 
     Parameters
     ----------
     refusal : str or None
-        How the store shows that it has no ranges; None where it may be for this chunk alone.
+        How the store showed that it does not support ranges; None if that may be specific to this
+        chunk.
     raw : numpy.ndarray or None
-        The whole chunk, where it came already.
+        The whole chunk, if it was received already.
     """
 
     def __init__(self, refusal: str | None = None, raw: Bytes | None = None) -> None:
@@ -159,7 +188,7 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
 
 
 def find_source(byte_getter: Any) -> Source | None:
-    """Return how to read parts of a chunk; None where it is to be read whole."""
+    """Return how to read parts of a chunk, or None if it must be read whole."""
     store: Any = getattr(byte_getter, "store", None)
     kind = type(store)
     if kind is MemoryStore or type(byte_getter).__module__ == zarr.codecs.sharding.__name__:
@@ -169,13 +198,13 @@ def find_source(byte_getter: Any) -> Source | None:
     find = _SOURCES.get(kind)
     is_own = _has_own_methods(byte_getter, StorePath)
     if find is not None and is_own and _has_own_methods(store, kind):
-        # `get` opens a store that is closed.
+        # A closed store is read whole, because `get` opens it.
         return find(store, byte_getter.path) if store._is_open else None  # noqa: SLF001
     return Remote() if _may_be_read_in_parts(store) else None
 
 
 def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
-    """Whether an instance is of exactly this class, and reads as zarr made it read."""
+    """Whether an instance is of exactly this class, and its reading methods are zarr's own."""
     if type(instance) is not owner:
         return False
     return (
@@ -186,10 +215,10 @@ def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
 
 
 def _may_be_read_in_parts(store: Any) -> bool:
-    """Whether a store of any class stands on nothing of which no ranges may be read."""
+    """Whether a store of any class wraps nothing that must be read whole."""
     held: list[Any] = [store]
     seen: set[int] = set()
-    for value in held:  # grows meanwhile
+    for value in held:  # grows during the iteration
         kind = type(value)
         if kind in _PLAIN or id(value) in seen or len(seen) == MAX_HELD:
             continue
@@ -203,18 +232,18 @@ def _may_be_read_in_parts(store: Any) -> bool:
     return True
 
 
-# How many objects are looked at, from the store on.
+# How many objects are inspected, starting with the store.
 MAX_HELD = 64
 _PLAIN = {str, bytes, int, float, bool, type(None)}
 
 
 def _held_by(value: Any) -> list[Any]:
-    """Return what an object holds, without calling any of its methods: it may be a lazy proxy."""
+    """Return what an object holds, without calling its methods, because it may be a lazy proxy."""
     held: list[Any] = []
     kind = type(value)
     if issubclass(kind, (types.ModuleType, type)):
         return held
-    # A proxy may have no object, another thread may add to a collection.
+    # A proxy may be unbound, or another thread may be adding to a collection.
     with contextlib.suppress(Exception):
         if kind is types.FunctionType:
             return [cell.cell_contents for cell in value.__closure__ or ()]
@@ -236,7 +265,7 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _is_instance(value: object, name: str) -> bool:
-    """Whether a value is of a class of this name, which may not be imported for that."""
+    """Whether a value is an instance of the class of this name, without importing that class."""
     return any(f"{c.__module__}.{c.__qualname__}" == name for c in type(value).__mro__)
 
 
@@ -245,7 +274,7 @@ def _is_exactly(value: object, name: str) -> bool:
 
 
 def _of_local_store(store: LocalStore, path: str) -> Source | None:
-    if type(store.root) is not type(Path()):  # its `read_bytes` may decrypt, for example
+    if type(store.root) is not type(Path()):  # `read_bytes` of a subclass may decrypt, for example
         return None
     name = f"{store.root}/{path}"
     return File(partial(open_local, name), ALLOWED_EXCEPTIONS)
@@ -258,7 +287,7 @@ def _of_zip_store(store: ZipStore, path: str) -> File:
 def _open_member(store: ZipStore, path: str) -> OpenFile:
     with contextlib.ExitStack() as stack:
         stack.enter_context(store._lock)  # noqa: SLF001
-        if not store._is_open:  # noqa: SLF001 # closed meanwhile
+        if not store._is_open:  # noqa: SLF001 # closed in the meantime
             raise ReadWhole
         archive = store._zf  # noqa: SLF001
         member = archive.getinfo(path)
@@ -274,7 +303,7 @@ def _of_object_store(store: ObjectStore[Any], path: str) -> Remote:
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
-    import obstore  # noqa: PLC0415 # whoever has such a store has the package
+    import obstore  # noqa: PLC0415 # optional, but installed if there is such a store
 
     try:
         response = await obstore.get_async(store, path, options={"range": (start, end)})
@@ -298,25 +327,25 @@ def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
         return None
     if _is_exactly(file_system, _REFERENCE):
         return _of_reference(file_system, path)
-    # Others may be what a server answers that has no such range.
+    # Other exceptions may mean that the server does not support the range.
     return Remote(tells_missing=set(store.allowed_exceptions) <= set(ALLOWED_EXCEPTIONS))
 
 
 def _is_local(file_system: Any) -> bool:
-    """Whether it is fsspec's own file system for local files, in fsspec's own wrapper."""
+    """Whether a file system is fsspec's own local file system, in fsspec's own wrapper."""
     if not _is_exactly(file_system, _WRAPPER) or not _is_exactly(file_system.sync_fs, _LOCAL):
         return False
-    # An instance whose method was replaced is not.
+    # Not if a method of the instance was replaced.
     inner = file_system.sync_fs
     wrapped = getattr(vars(file_system).get("_cat_file"), "__wrapped__", None)
     return wrapped == inner.cat_file and not vars(inner).keys() & {"cat_file", "open", "_open"}
 
 
 def _has_sound_ranges(file_system: Any) -> bool:
-    """Whether an fsspec file system may be asked for several ranges at a time.
+    """Whether an fsspec file system supports concurrent range requests.
 
-    The synchronous ones may not: zip and tar files share one position, caches fill while they are
-    read. Nor do those that stand on others, unless it is known on which.
+    Synchronous file systems do not: zip and tar files share one file position, and caches fill up
+    while they are read. File systems that wrap others do not either, unless they are known.
     """
     if _is_instance(file_system, _REFERENCE):
         return all(_has_sound_ranges(leaf) for leaf in list(file_system.fss.values()))
@@ -335,8 +364,8 @@ def _has_sound_ranges(file_system: Any) -> bool:
 
 
 def _of_reference(file_system: Any, path: str) -> Source | None:
-    """Return how to read what a reference points to; its table has the length."""
-    from fsspec.core import split_protocol  # noqa: PLC0415 # whoever has references has the package
+    """Return how to read what a reference points to; the reference contains its length."""
+    from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
 
     try:
         url, offset, num_bytes = part = file_system.references[path]
@@ -349,7 +378,7 @@ def _of_reference(file_system: Any, path: str) -> Source | None:
         name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # missing, inline, a whole file, or of a form that we don't know
+        return None  # missing, inline, a whole file, or of an unknown form
     return File(partial(open_local, name, offset, num_bytes), ())
 
 
@@ -362,12 +391,12 @@ _SOURCES: dict[Any, Callable[[Any, str], Source | None]] = {
 
 
 def configured_gap_bytes() -> int | None:
-    """Return `numcodecs_bytes.max_gap_bytes` of zarr's config, the largest gap that is read over.
+    """Return `numcodecs_bytes.max_gap_bytes` from zarr's config, or None if it is not set.
 
     Raises
     ------
     ValueError
-        If it is no number of bytes.
+        If it is not a non-negative integer.
     """
     gap = zarr.config.get("numcodecs_bytes.max_gap_bytes", None)
     if gap is None:
@@ -381,7 +410,7 @@ def configured_gap_bytes() -> int | None:
 
 
 def describe(byte_getter: Any) -> str:
-    """Return the name of a chunk, and of its store where the byte getter tells it."""
+    """Return the name of a chunk, and of its store if the byte getter has one."""
     coordinates = getattr(byte_getter, "chunk_coords", None)
     if coordinates is not None:
         return f"inner chunk {coordinates} of a shard"
@@ -392,7 +421,7 @@ def describe(byte_getter: Any) -> str:
 
 
 def describe_store(store: object) -> str:
-    """Return the name of a store, which may not know one, or hold much in it."""
+    """Return the `repr` of a store, or the name of its class if that fails or is too long."""
     try:
         name = " ".join(repr(store).split())
     except Exception:  # noqa: BLE001 # a name is not worth an error
@@ -402,19 +431,19 @@ def describe_store(store: object) -> str:
 
 MAX_NAME_LENGTH = 200
 
-# How stores and servers refuse ranges for good. Subclasses of ValueError, such as JSONDecodeError,
-# tell of something else.
+# How stores and servers show that they do not support ranges at all. Subclasses of ValueError, such
+# as JSONDecodeError, have other causes.
 _REFUSING_ERRORS = (TypeError, ValueError)
-_REFUSING_STATUS = (405, 501)  # of HTTP
+_REFUSING_STATUS = (405, 501)  # HTTP status codes
 _REFUSALS = re.compile("content.?range|unexpected.?range|range.?not.?supported", re.IGNORECASE)
 
 
 def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None:
-    """Return why to read a chunk whole after a range failed; None where the failure is to go up.
+    """Return why to read a chunk whole after a range request failed; None to raise its error.
 
-    Where the chunk is not to be had at all, that is for zarr's own way to say. But whoever waited
-    for a timeout is not to wait for another one, unless it is one request of several: of these, one
-    fails several times as often as that for the whole chunk.
+    If the chunk can't be read at all, reading it whole raises zarr's own error. But after a timeout
+    or a lost connection the caller should not wait for another one, unless this was one of several
+    requests: one of many fails more often than the single request for the whole chunk.
     """
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
@@ -436,7 +465,7 @@ def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None
 
 
 class _Stores:
-    """Stores, weakly and by identity: they have no hash."""
+    """A set of weakly referenced stores, compared by identity because they are not hashable."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
@@ -446,19 +475,19 @@ class _Stores:
         return reference is not None and reference() is store
 
     def add(self, store: object) -> None:
-        """Remember a store, where its class admits of weak references."""
+        """Remember a store, if its class supports weak references."""
         key = id(store)
         with contextlib.suppress(TypeError):
             self._references[key] = weakref.ref(store, lambda _: self._references.pop(key, None))
 
 
-answering = _Stores()  # those that answered a range as they should
+answering = _Stores()  # those that answered a range request correctly
 _refusing = _Stores()
 _warned_of: set[type] = set()
 
 
 def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
-    """Read whole chunks of a store from now on, and say so: loudly of the first of its class."""
+    """Read whole chunks from a store from now on, and log it: a warning, then INFO, per class."""
     if store is None or store in _refusing:
         return
     _refusing.add(store)
@@ -466,8 +495,7 @@ def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
     if store in _refusing or kind not in _warned_of:
         logger.log(
             logging.INFO if kind in _warned_of else logging.WARNING,
-            "%s does not support byte ranges (it %s): whole chunks are read instead, %d bytes for "
-            "a part of one",
+            "%s does not support byte ranges (it %s): whole chunks of %d bytes are read instead",
             describe_store(store),
             refusal,
             num_bytes,
