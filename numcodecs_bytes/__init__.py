@@ -1,7 +1,7 @@
 """The Zarr ``bytes`` codec, for numcodecs (`Bytes`) and for zarr-python.
 
-The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported here:
-``import numcodecs`` must stay as cheap as it is without zarr.
+The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported here, so that using
+`Bytes` through numcodecs does not import zarr.
 """
 
 from numcodecs_bytes.codec import Bytes

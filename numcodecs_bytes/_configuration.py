@@ -1,4 +1,4 @@
-"""Configurations of the codec: `endian`, `dtype`, and data types by the names that metadata use."""
+"""The configuration of the codec: `endian`, `dtype`, and the data type names in metadata."""
 
 import re
 import reprlib
@@ -20,7 +20,7 @@ from numcodecs_bytes._dtypes import (
 
 
 def parse_endian(endian: object) -> Endian | None:
-    """Return ``endian`` where it is 'little', 'big' or None (not given)."""
+    """Return `endian` if it is 'little', 'big' or None (not specified), else raise."""
     if endian is None:
         return None
     if isinstance(endian, str) and endian in ("little", "big"):
@@ -28,12 +28,12 @@ def parse_endian(endian: object) -> Endian | None:
     error = ValueError if isinstance(endian, str) else TypeError
     raise error(
         f"endian must be one of ['little', 'big'], got {endian!r}; "
-        "leave it out for data types that have no byte order"
+        "omit it for data types that have no byte order"
     )
 
 
 def parse_configuration(configuration: object, known: tuple[str, ...]) -> dict[str, Any]:
-    """Return the configuration, with an `endian` of None where it has none."""
+    """Return the configuration as a dict, with `endian` set to None if it is missing."""
     if not isinstance(configuration, Mapping):
         raise TypeError(f"the configuration must be a JSON object, got {configuration!r}")
     unknown = sorted(map(repr, set(configuration) - set(known)))
@@ -46,12 +46,12 @@ def parse_configuration(configuration: object, known: tuple[str, ...]) -> dict[s
 
 
 def parse_dtype(data: object) -> AnyDType:
-    """Return the dtype of a name in the registry, in Zarr v2 metadata, or in NumPy."""
+    """Return the dtype for a registered name, Zarr v2 metadata, or anything that NumPy accepts."""
     try:
         dtype: AnyDType = np.dtype(_from_descr(data))  # type: ignore[call-overload]
     except ImportError:
         raise
-    except Exception as error:  # NumPy raises whatever comes up
+    except Exception as error:  # NumPy raises errors of many types
         raise TypeError(
             f"dtype must be a data type as Zarr v2 writes it, such as '<f8' or "
             f"[['name', '<i4'], ['name', '<f4', [2]]], or a registered name such as 'bfloat16' or "
@@ -60,31 +60,31 @@ def parse_dtype(data: object) -> AnyDType:
     check_storable(dtype)
     if any(ml_dtype_name(leaf) and not leaf.isnative for leaf in leaf_dtypes(dtype)):
         raise TypeError(
-            "the types of ml_dtypes have no byte order in a configuration, got one in that of the "
-            "other machine, expected it in native order"
+            "the types of ml_dtypes have no byte order in a configuration: got one in non-native "
+            "byte order, expected native"
         )
     if dtype.subdtype is not None or pack_dtype(dtype).itemsize == 0:
         raise ValueError(
             f"dtype must be the type of an array's elements and at least one byte long, got "
-            f"{data!r}; give strings and raw bytes their length (as in '|S8') and an array its "
-            "base type"
+            f"{data!r}; give strings and raw bytes a length (as in '|S8'), and replace a subarray "
+            "type by its base type"
         )
     return dtype
 
 
 def dtype_of_name(name: str) -> AnyDType | None:
-    """Return the dtype of a registered name that NumPy does not know; None for other names.
+    """Return the dtype for a registered name that NumPy does not know; None for other names.
 
     Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for `r*`
     https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html.
     """
     if re.fullmatch("r[0-9]+", name):
         num_bytes, rest = divmod(int(name[1:12]), 8)
-        # NumPy has no larger elements than of 2 GiB.
+        # NumPy's elements are smaller than 2 GiB.
         if rest or not num_bytes or len(name) > 11 or num_bytes >= 2**31:
             raise ValueError(
-                f"raw data types have a multiple of 8 bits, at least 8, got {name[:20]!r}, "
-                "expected 'r8', 'r16', 'r24', ... and below 2**34 bits"
+                f"raw data types have a multiple of 8 bits, at least 8, got {name[:20]!r}; "
+                "expected 'r8', 'r16', 'r24', ..., below 2**34 bits"
             )
         return np.dtype(f"V{num_bytes}")
     if name in ("complex_float32", "complex_float64"):
@@ -93,13 +93,13 @@ def dtype_of_name(name: str) -> AnyDType | None:
 
 
 def _from_descr(data: object) -> object:
-    """Return names and nested lists (JSON has no tuples) as what NumPy takes for a dtype."""
+    """Convert names and nested lists (JSON has no tuples) to what NumPy accepts as a dtype."""
     types: object = data if isinstance(data, str) else ""
     if isinstance(data, Mapping):
         types = [value for key, value in data.items() if key not in ("names", "titles")]
     if re.search(r"[0-9]\[[^]]*/", str(types)):
-        # NumPy divides by what follows the slash, and 0 ends the process.
-        raise ValueError("expected a unit of time that is no fraction")
+        # NumPy divides by the number after the slash, and crashes the process if that is 0.
+        raise ValueError("fractional time units are not supported")
     if isinstance(data, str):
         return data if (dtype := dtype_of_name(data)) is None else dtype
     if not isinstance(data, list):
@@ -111,7 +111,7 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
     if not isinstance(field, (list, tuple)) or len(field) not in (2, 3):
         raise TypeError(f"expected [name, type] or [name, type, shape], got {field!r}")
     name, data, *shape = field
-    name = name[-1] if isinstance(name, (list, tuple)) and name else name  # without its title
+    name = name[-1] if isinstance(name, (list, tuple)) and name else name  # drop the title
     if not isinstance(name, str) or not name or data is None:
         raise TypeError(f"expected a name and a type, got {field!r}")
     return (
@@ -122,7 +122,7 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
 
 
 def dtype_to_json(dtype: AnyDType) -> str | list[Any]:
-    """Return the dtype as Zarr v2 writes it: a string, or nested lists for structured types."""
+    """Return a dtype in Zarr v2 notation: a string, or nested lists for structured types."""
     if dtype.names is None:
         return ml_dtype_name(dtype) or dtype.str
     fields = []

@@ -1,12 +1,10 @@
-"""NumPy data types: which the codec stores, and as what.
+"""NumPy data types: which ones the codec stores, and how.
 
-Nothing here touches array data. The *stored* data type describes the bytes of a chunk: structures
-without padding and titles, every multi-byte number in the byte order of `endian`, and types that
-NumPy does not byte-swap correctly as integers of their size.
+Nothing here touches array data. The *stored dtype* describes the bytes of a chunk: structures have
+no padding and no titles, every multi-byte number is in the byte order of `endian`, and types that
+NumPy does not byte-swap correctly are replaced by integers of the same size.
 
-To add a data type of ml_dtypes, add its registered name to `_ML_DTYPES` (and to
-`_OTHER_NAMES` where ml_dtypes calls it otherwise), its largest byte to `_MAX_BYTES` in
-`_unused_bits`, and a class to `zarr_data_types`, whose head says how.
+To add a data type, follow the recipe at the head of `zarr_data_types`.
 """
 
 import functools
@@ -22,7 +20,7 @@ Array = np.ndarray[Any, AnyDType]
 
 NATIVE_ENDIAN: Endian = sys.byteorder
 
-# The data types of the package ml_dtypes, by their names in the registry of Zarr extensions.
+# The data types of the package ml_dtypes, by their names in the Zarr extensions registry.
 _ML_DTYPES = {
     *("bfloat16", "complex_bfloat16", "complex_float16"),
     *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
@@ -35,7 +33,7 @@ _REGISTERED_NAMES = {_OTHER_NAMES.get(name, name): name for name in _ML_DTYPES}
 
 
 def pack_dtype(dtype: AnyDType) -> AnyDType:
-    """Return the dtype without padding and titles; fields keep their order and byte order."""
+    """Return a dtype without padding and titles; fields keep their order and byte order."""
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return np.dtype((pack_dtype(base), shape))
@@ -45,13 +43,13 @@ def pack_dtype(dtype: AnyDType) -> AnyDType:
 
 
 def fields_of(dtype: AnyDType) -> Iterator[tuple[str, AnyDType]]:
-    """Yield name and dtype of each field; `dtype.fields` would name titles, too."""
+    """Yield the name and dtype of each field; `dtype.fields` would include titles."""
     for name in dtype.names or ():
         yield name, dtype[name]
 
 
 def leaf_dtypes(dtype: AnyDType) -> Iterator[AnyDType]:
-    """Yield the dtypes of the numbers, strings and raw bytes that a dtype is made of."""
+    """Yield the dtypes of the numbers, strings and raw bytes that a dtype consists of."""
     if dtype.subdtype is not None:
         yield from leaf_dtypes(dtype.subdtype[0])
     elif dtype.names is not None:
@@ -62,13 +60,13 @@ def leaf_dtypes(dtype: AnyDType) -> Iterator[AnyDType]:
 
 
 def ml_dtype_name(dtype: AnyDType) -> str | None:
-    """Return the registered name of a data type of ml_dtypes, None for all others."""
+    """Return the registered name of a data type of ml_dtypes; None for other data types."""
     scalar = dtype.type
     return _REGISTERED_NAMES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
 
 
 def ml_dtype(name: str) -> AnyDType | None:
-    """Return the data type of ml_dtypes that a registered name stands for; None for other names.
+    """Return the data type of ml_dtypes with a registered name; None for other names.
 
     Raises
     ------
@@ -96,10 +94,10 @@ def ml_dtype(name: str) -> AnyDType | None:
 
 @functools.lru_cache(maxsize=256)
 def copied_as(dtype: AnyDType) -> AnyDType:
-    """Return a dtype of the same layout and byte order, as which NumPy swaps bytes right.
+    """Return a dtype of the same layout and byte order that NumPy byte-swaps correctly.
 
-    NumPy does not swap datetimes without a unit when it casts them to the other byte order, and
-    knows the numbers of ml_dtypes as opaque: both are copied as integers.
+    NumPy does not swap datetimes without a unit when it casts them to the other byte order, and the
+    numbers of ml_dtypes are opaque to it, so both are copied as integers.
     """
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
@@ -128,10 +126,10 @@ def copied_as(dtype: AnyDType) -> AnyDType:
 
 @functools.lru_cache(maxsize=256)
 def swap_unit(dtype: AnyDType) -> AnyDType | None:
-    """Return the integers that an element is a row of; None where it is not.
+    """Return the integer dtype that an element is a sequence of, or None if there is none.
 
-    NumPy swaps these at the speed of memory, but complex64 at half, unicode and structures at an
-    eighth of it.
+    NumPy byte-swaps integers at memory speed, but complex64 at half and unicode and structures at
+    an eighth of it.
     """
     units = set()
     for leaf in leaf_dtypes(dtype):
@@ -148,22 +146,21 @@ def swap_unit(dtype: AnyDType) -> AnyDType | None:
 def has_byte_order(dtype: AnyDType) -> bool:
     """Whether the stored bytes depend on `endian`.
 
-    Structured dtypes report the byte order '|' whatever their fields are, so whole dtypes are
-    compared.
+    Structured dtypes always report the byte order '|', so whole dtypes are compared.
     """
     numbers = copied_as(dtype)
     return numbers.newbyteorder("<") != numbers.newbyteorder(">")
 
 
 def has_same_elements(dtype: AnyDType, other: AnyDType) -> bool:
-    """Whether two dtypes hold the same fields and types, byte order and padding aside."""
+    """Whether two dtypes have the same fields and types, apart from byte order and padding."""
     return dtype == other or (
         pack_dtype(dtype).newbyteorder("<") == pack_dtype(other).newbyteorder("<")
     )
 
 
 def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
-    """Whether the elements of two types, no structures, are of one size and swapped by one unit."""
+    """Whether two unstructured dtypes have the same item size and are byte-swapped alike."""
 
     def unit_bytes(dtype: AnyDType) -> int:
         unit = swap_unit(copied_as(dtype)) if has_byte_order(dtype) else None
@@ -175,7 +172,15 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
-    """Return the dtype of the stored bytes, or raise where there is none."""
+    """Return the stored dtype of elements of `dtype`.
+
+    Raises
+    ------
+    TypeError
+        If the codec can't store `dtype`.
+    ValueError
+        If `endian` is None and `dtype` has a byte order.
+    """
     check_storable(dtype)
     packed = copied_as(pack_dtype(dtype))
     if endian is not None:
@@ -189,16 +194,16 @@ def missing_endian(dtype: AnyDType) -> ValueError:
     """Return the error for a multi-byte data type without `endian`."""
     return ValueError(
         "The `endian` configuration needs to be specified for multi-byte data types: "
-        f"got none for {dtype}, expected 'little' or 'big' in the configuration of the bytes codec"
+        f"got none for {dtype}; add 'little' or 'big' to the configuration of the bytes codec"
     )
 
 
 @functools.lru_cache(maxsize=256)
 def check_storable(dtype: AnyDType) -> None:
-    """Raise TypeError unless the elements are of one fixed size and hold their own bytes."""
+    """Raise TypeError unless elements have a fixed size and a defined memory layout."""
     for leaf in leaf_dtypes(dtype):
-        # `isbuiltin` is 2 for types that another package defines: nothing says what their bytes
-        # mean. Of a longdouble, some bytes are no value.
+        # `isbuiltin` is 2 for types defined by other packages, whose byte layout is unknown.
+        # Some bytes of a longdouble are padding.
         if ml_dtype_name(leaf) is None and (
             leaf.hasobject
             or leaf.kind not in "biufcmMSUV"
@@ -208,8 +213,8 @@ def check_storable(dtype: AnyDType) -> None:
             raise TypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
                 "NumPy (bool, integer, float of up to 64 bits, complex, datetime, "
-                "fixed-length string, raw bytes or a structure of them) or a registered one of "
-                "ml_dtypes, got one of Python objects, of variable size, of this platform alone "
-                "or of another package; variable-length strings have codecs of their own, "
-                "vlen-utf8 and vlen-bytes"
+                "fixed-length string, raw bytes or a structure of them) or a registered type of "
+                "ml_dtypes, not Python objects, a variable-size or platform-specific type, or a "
+                "type of another package; for variable-length strings use the codecs vlen-utf8 "
+                "and vlen-bytes"
             )

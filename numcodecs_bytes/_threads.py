@@ -1,4 +1,7 @@
-"""Threads that the event loop does not wait in, at any time, also while the interpreter ends."""
+"""Run functions in threads to keep the event loop free.
+
+While the interpreter shuts down, when no thread can be started, they run in the calling thread.
+"""
 
 import asyncio
 import functools
@@ -11,20 +14,33 @@ T = TypeVar("T")
 
 
 async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
-    """Return what a function returns in a thread of an executor; None: the event loop's own."""
+    """Run a function in a thread and return its result.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor or None
+        Where to run it; None uses the event loop's default executor.
+    function : callable
+        Called without arguments.
+
+    Returns
+    -------
+    object
+        What the function returns.
+    """
     loop = asyncio.get_running_loop()
     try:
         future = loop.run_in_executor(executor, function)
-    except RuntimeError:  # the interpreter is ending and starts no more threads
+    except RuntimeError:  # the interpreter is shutting down and starts no new threads
         return function()
     return await future
 
 
 @functools.cache
 def compute_pool() -> ThreadPoolExecutor:
-    """Return threads for computations alone, one per core.
+    """Return a pool of threads for computations, one per core.
 
-    In the event loop's own ones, stores wait for what may be computed here.
+    Separate from the event loop's default executor, whose threads block on stores.
     """
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="numcodecs_bytes")
 

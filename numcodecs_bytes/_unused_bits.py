@@ -1,7 +1,7 @@
-"""Bytes that are no value: bools other than 0x00 and 0x01, and high bits of small numbers.
+"""Invalid bytes: bools other than 0x00 and 0x01, and numbers below 8 bits with high bits set.
 
-Any byte but 0 reads as true (Fortran writes 0xFF), and the high bits of small numbers are ignored.
-Left as they are, NumPy and ml_dtypes would compute wrong values from such bytes.
+Any nonzero byte reads as true (Fortran writes 0xFF), and the unused high bits of small numbers are
+ignored. NumPy and ml_dtypes would compute wrong values from such bytes if they were left unchanged.
 """
 
 import functools
@@ -11,7 +11,7 @@ import numpy as np
 
 from numcodecs_bytes._dtypes import AnyDType, Array, fields_of, leaf_dtypes, ml_dtype_name
 
-# The largest byte that is a value.
+# The largest valid byte; registered names of the data types of ml_dtypes with fewer than 8 bits.
 _MAX_BYTES = {
     **dict.fromkeys(["int2", "uint2"], 0x03),
     **dict.fromkeys(["int4", "uint4", "float4_e2m1fn"], 0x0F),
@@ -20,18 +20,18 @@ _MAX_BYTES = {
 
 
 def max_byte(dtype: AnyDType) -> int:
-    """Return the largest byte that is a value of a bool or small number; 0xFF for other types."""
+    """Return the largest valid byte of a bool or small number; 0xFF for other data types."""
     return 1 if dtype.kind == "b" else _MAX_BYTES.get(ml_dtype_name(dtype) or "", 0xFF)
 
 
 @functools.lru_cache(maxsize=256)
 def has_unused_bits(dtype: AnyDType) -> bool:
-    """Whether elements of a data type may hold bytes that are no value."""
+    """Whether elements of a data type can hold invalid bytes."""
     return any(max_byte(leaf) < 0xFF for leaf in leaf_dtypes(dtype))
 
 
 def has_invalid_bytes(array: Array) -> bool:
-    """Whether an array holds a bool other than 0x00 and 0x01, or a small number with high bits."""
+    """Whether an array holds a bool other than 0x00 and 0x01, or a small number out of range."""
     return has_unused_bits(array.dtype) and any(
         numbers.view(np.uint8).max(initial=0) > max_byte(numbers.dtype)
         for numbers in _with_unused_bits(array)
@@ -39,10 +39,10 @@ def has_invalid_bytes(array: Array) -> bool:
 
 
 def with_valid_bytes(array: Array) -> Array:
-    """Return the array with valid bools and small numbers; copies where one is invalid."""
+    """Return the array with valid bools and small numbers; a copy if any is invalid."""
     if not has_invalid_bytes(array):
         return array
-    # Zeros: `copy` would hand out old memory as padding.
+    # Zeroed, because `copy` would expose uninitialized memory in the padding.
     valid = np.zeros(array.shape, array.dtype)
     valid[...] = array
     make_valid(valid)
@@ -50,7 +50,7 @@ def with_valid_bytes(array: Array) -> Array:
 
 
 def make_valid(array: Array) -> None:
-    """Set invalid bools to 0x01, and the high bits of small numbers to 0, in place."""
+    """Set invalid bools to 0x01 and clear the unused high bits of small numbers, in place."""
     for numbers in _with_unused_bits(array):
         raw = numbers.view(np.uint8)
         if numbers.dtype.kind == "b":
@@ -60,10 +60,10 @@ def make_valid(array: Array) -> None:
 
 
 def _with_unused_bits(array: Array) -> Iterator[Array]:
-    """Yield a view of every bool and small number in the array, also of those in structures."""
+    """Yield views of the bools and small numbers in an array, including those in structures."""
     if array.dtype.names is not None:
         for name, field in fields_of(array.dtype):
             if has_unused_bits(field):
                 yield from _with_unused_bits(array[name])
     elif has_unused_bits(array.dtype):
-        yield np.asarray(array)  # not as a masked array
+        yield np.asarray(array)  # a masked array would hide its masked elements

@@ -1,4 +1,4 @@
-"""Bytes, the ``bytes`` codec for numcodecs and so for Zarr v2.
+"""Bytes, the ``bytes`` codec for numcodecs and thus for Zarr v2.
 
 Stores the elements of an array in lexicographical (C) order, each in the byte order of ``endian``:
 the ``bytes`` codec 1.0 of Zarr v3, https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/.
@@ -7,10 +7,11 @@ Configuration:
 
     {"id": "bytes", "endian": "little" | "big", "dtype": "<f8" | [["name", "<i4"], ...]}
 
-Without ``endian`` only data types without byte order are stored. ``dtype`` is the data type of the
-decoded elements, as Zarr v2 metadata write it (not in the specification, where the array's own
-metadata say it). Without it the codec can't know the size of an element when it decodes, and
-raises wherever a wrong guess would read back wrong values.
+Without ``endian``, only data types without a byte order can be stored. ``dtype`` is the data type
+of the decoded elements in the notation of Zarr v2 metadata. It is not part of the specification,
+where the codec gets the data type from the array's metadata. Without it the codec does not know the
+size of an element when decoding, and raises an error wherever a wrong guess would return wrong
+values.
 """
 
 import array
@@ -48,21 +49,22 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     Parameters
     ----------
     endian : {'little', 'big'} or None, default 'little'
-        Byte order of the stored elements. None: not given, for data types without byte order.
+        Byte order of the stored elements. None means not specified, which is allowed for data types
+        without a byte order.
     dtype : dtype-like or list, optional
-        Data type of the decoded elements, its byte order included: anything that NumPy takes, the
-        lists ``[name, type]`` and ``[name, type, shape]`` of Zarr v2, or a registered name such as
-        ``"bfloat16"`` (of the package ml_dtypes) or ``"r16"`` (raw bytes). In a Zarr v2 array, the
-        array's own dtype.
+        Data type of the decoded elements, including their byte order: anything that NumPy accepts,
+        the lists ``[name, type]`` and ``[name, type, shape]`` of Zarr v2, or a registered name such
+        as ``"bfloat16"`` (from the package ml_dtypes) or ``"r16"`` (raw bytes). In a Zarr v2 array,
+        this is the array's own dtype.
 
     Raises
     ------
     TypeError
-        If `endian` is no string, or `dtype` no data type of fixed size.
+        If `endian` is neither a string nor None, or `dtype` is not a data type of fixed size.
     ValueError
-        If `endian` is another string, or `dtype` a string type without length.
+        If `endian` is any other string, or `dtype` is a string type without a length.
     ImportError
-        If `dtype` is a type of ml_dtypes, which is not installed.
+        If `dtype` is a type of ml_dtypes and ml_dtypes is not installed.
 
     Examples
     --------
@@ -88,25 +90,26 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         Parameters
         ----------
         buf : array or buffer
-            An array of any shape and layout. With `dtype` given: of exactly that dtype (padding
-            aside), or bytes or uint8, which are read as the memory of such elements. Without
-            `dtype`: native byte order, or one that is stored as it is.
+            An array of any shape and layout. If the codec has a `dtype`, the array must have
+            exactly that dtype (apart from padding), or be bytes or uint8, which are interpreted as
+            the memory of such elements. Otherwise it must be in native byte order, or in the stored
+            byte order.
 
         Returns
         -------
         numpy.ndarray
-            Flat uint8, shape ``(num_bytes,)``. From a column-major array: a column-major array of
-            the same shape in the stored byte order, so that its memory order is kept, as Zarr v2
-            arrays of ``order: "F"`` need it; ``bytes()`` of it is in C order all the same. Shares
-            memory with `buf` where no byte has to move.
+            uint8, shape ``(num_bytes,)``. For a column-major array: a column-major array of the
+            same shape in the stored byte order, because Zarr v2 arrays of ``order: "F"`` need the
+            memory order preserved; ``bytes()`` of it is nevertheless in C order. Shares memory with
+            `buf` if no byte has to change.
 
         Raises
         ------
         TypeError
-            If the array is not of `dtype`, or of a data type that can't be stored.
+            If the array is not of `dtype`, or its data type can't be stored.
         ValueError
-            If `endian` is missing, bytes are no whole number of elements, or the result could not
-            be decoded again without `dtype`.
+            If `endian` is missing, the input bytes do not hold a whole number of elements, or the
+            result could not be decoded without `dtype`.
 
         Examples
         --------
@@ -120,32 +123,32 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         return encode_array(elements.T, stored).T
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        """Return the elements that the stored bytes hold.
+        """Return the elements that stored bytes hold.
 
         Parameters
         ----------
         buf : array or buffer
-            The stored bytes. An array is read in its memory order, as numcodecs does.
+            The stored bytes. An array is read in memory order, as in numcodecs.
         out : array or writable buffer, optional
-            Filled and returned, in its own memory order: a column-major one column by column. The
-            bytes of a column-major *array* fit it, ``bytes()`` of such an array (C order) don't.
-            Without `dtype`, its data type tells what the elements are, unless it is untyped:
-            uint8, raw bytes, or a plain buffer.
+            Filled in its own memory order, so a column-major one column by column, and returned. To
+            fill a column-major `out`, pass the column-major *array* that `encode` returned, not
+            ``bytes()`` of it, which is in C order. If the codec has no `dtype`, the elements have
+            the data type of `out`, unless that is untyped: uint8, raw bytes, or a plain buffer.
 
         Returns
         -------
         numpy.ndarray or `out`
-            Flat, shape ``(num_elements,)``, of exactly `dtype` (without `dtype`: the bytes as
-            uint8). Shares memory with `buf` where no byte has to move, and is then read-only
-            where `buf` is. A bool is true where its byte is not 0.
+            Shape ``(num_elements,)``, of exactly the codec's `dtype` (the bytes as uint8 if it has
+            none). Shares memory with `buf` if no byte has to change, and is then read-only if `buf`
+            is. A bool is true if its byte is not 0.
 
         Raises
         ------
         TypeError
-            If `out` has elements of another type.
+            If `out` is of another data type.
         ValueError
-            If the bytes are too few or too many, `out` can't be written, `endian` is missing, or
-            only `dtype` could tell what to swap.
+            If there are too few or too many bytes, `out` is read-only, `endian` is missing, or
+            byte-swapping would require the missing `dtype`.
 
         Examples
         --------
@@ -166,14 +169,14 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if raw.size != expected:
             raise ValueError(
                 f"the stored bytes do not fit out: got {raw.size} bytes, expected {expected} for "
-                f"shape {target.shape} of {target.dtype}; the chunk may be damaged, or out of "
-                "another shape"
+                f"shape {target.shape} of {target.dtype}; the chunk may be damaged, or out may "
+                "have the wrong shape"
             )
         decode_into(raw, stored, target)
         return out
 
     def get_config(self) -> dict[str, Any]:
-        """Return the configuration as JSON, without what is not set."""
+        """Return the configuration as JSON, without the keys that are not set."""
         config: dict[str, Any] = {"id": self.codec_id}
         if self.endian is not None:
             config["endian"] = self.endian
@@ -183,7 +186,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Return the codec of a configuration; without `endian` it is not given, not 'little'."""
+        """Return the codec for a configuration; a missing `endian` means None, not 'little'."""
         configuration = parse_configuration(config, known=("id", "endian", "dtype"))
         return cls(configuration["endian"], configuration.get("dtype"))
 
@@ -210,29 +213,29 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             raise TypeError(
                 f"the array's data type is not that of the codec: got {elements.dtype}, expected "
                 f"{self.dtype}; convert the array with astype, or set dtype in the configuration "
-                "of the bytes codec to the array's"
+                "of the bytes codec to the array's data type"
             )
         raw = _stored_bytes(elements)
         self._check_whole(raw, self.dtype.itemsize)
         viewed: Array = raw.view(self.dtype)
         if has_invalid_bytes(viewed):
             raise ValueError(
-                f"the bytes are not the memory of {self.dtype}: got a byte that is no value of it, "
-                "such as 2 for a bool, expected elements; if a codec before this one made them, "
-                'set dtype in the configuration of the bytes codec to "|u1"'
+                f"the bytes do not hold elements of {self.dtype}: got a byte that is not a valid "
+                "value, such as 2 for a bool; if another codec produced these bytes, set dtype in "
+                'the configuration of the bytes codec to "|u1"'
             )
         return viewed
 
     def _check_can_be_decoded(self, buf: Any, elements: Array) -> None:
-        """Raise where a codec without dtype would store what it can't give back."""
+        """Raise if a codec without dtype would encode the elements irreversibly."""
         dtype = elements.dtype
         is_array = isinstance(buf, (np.ndarray, np.generic, array.array)) or dtype.itemsize > 1
         if is_array and has_byte_order(dtype):
             native = dtype.newbyteorder("=")
             if self.endian is not None and dtype not in (native, dtype.newbyteorder(self.endian)):
                 raise ValueError(
-                    f"the byte order of the array would be lost: got {dtype} to be stored as "
-                    f"{self.endian} endian without dtype, expected native byte order; add "
+                    f"the byte order of the array would be lost: got {dtype}, to be stored as "
+                    f"{self.endian}-endian without dtype, expected native byte order; add "
                     f'"dtype": {dtype_to_json(pack_dtype(dtype))!r} to the configuration of the '
                     "bytes codec"
                 )
@@ -240,24 +243,24 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             self._check_untyped()
 
     def _check_untyped(self) -> None:
-        """Raise unless bytes of unknown elements are stored as they are in memory."""
+        """Raise unless elements of unknown type can be stored without byte-swapping."""
         if self.endian not in (None, NATIVE_ENDIAN):
             raise ValueError(
-                f"the bytes codec can't swap bytes of unknown elements: got {self.endian} endian "
-                f"without dtype on a {NATIVE_ENDIAN} endian machine, expected dtype in its "
-                "configuration (for a Zarr v2 array: in .zarray, the array's own dtype) or, when "
-                "decoding, an out of that dtype"
+                "the bytes codec can't byte-swap elements of unknown data type: got endian "
+                f"{self.endian!r} without dtype on a {NATIVE_ENDIAN}-endian machine; set dtype in "
+                "its configuration (for a Zarr v2 array: in .zarray, the array's own dtype) or, "
+                "when decoding, pass an out of that dtype"
             )
 
     def _check_whole(self, raw: Array, item_size: int) -> None:
         if raw.size % item_size:
             raise ValueError(
-                f"the bytes are no whole number of elements: got {raw.size} bytes, expected a "
-                f"multiple of {item_size} for {self.dtype}; they may be truncated"
+                f"the bytes do not hold a whole number of elements: got {raw.size} bytes, expected "
+                f"a multiple of {item_size} for {self.dtype}; they may be truncated"
             )
 
     def _target(self, out: Any) -> Array:
-        """Return out as an array of the elements that it is to hold."""
+        """Return `out` as an array of the elements to decode into it."""
         target = _as_array(out)
         if isinstance(out, np.generic) or not target.flags.writeable:
             raise ValueError(
@@ -275,14 +278,14 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 self._check_untyped()
         elif not has_same_elements(dtype, self.dtype):
             raise TypeError(
-                f"out is of another data type than the codec: got {dtype}, expected {self.dtype} "
-                "in either byte order, or uint8"
+                f"the data type of out is not that of the codec: got {dtype}, expected "
+                f"{self.dtype} in either byte order, or uint8"
             )
         return target
 
     @staticmethod
     def _untyped_target(target: Array, dtype: AnyDType) -> Array:
-        """Return the memory of an untyped out as elements of dtype."""
+        """Return the memory of an untyped `out` as elements of `dtype`."""
         if dtype == target.dtype:
             return target
         if not (target.flags.c_contiguous or target.flags.f_contiguous):
@@ -293,14 +296,14 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         memory = as_bytes(target)
         if memory.size % dtype.itemsize:
             raise ValueError(
-                f"out holds no whole number of elements: got {memory.size} bytes, expected a "
-                f"multiple of {dtype.itemsize} for {dtype}"
+                f"out does not hold a whole number of elements: got {memory.size} bytes, expected "
+                f"a multiple of {dtype.itemsize} for {dtype}"
             )
         return memory.view(dtype)
 
 
 def _as_array(buf: Any) -> Array:
-    """Return an array or buffer as an array on the same memory."""
+    """Return an array or buffer as an array that shares its memory."""
     if type(buf) is np.ndarray:
         return buf
     if isinstance(buf, np.generic):
@@ -309,15 +312,16 @@ def _as_array(buf: Any) -> Array:
         elements = cast("Array", ensure_ndarray(buf))
     except TypeError as error:
         raise TypeError(
-            f"expected an array or an object with a buffer, got {type(buf).__name__} ({error})"
+            "expected an array or an object that supports the buffer protocol, got "
+            f"{type(buf).__name__} ({error})"
         ) from error
     if not isinstance(buf, np.ndarray) and elements.dtype in ("i1", "S1"):
-        return elements.view(np.uint8)  # a buffer of single bytes, whatever it calls them
+        return elements.view(np.uint8)  # a buffer of single bytes, whatever its format
     return elements
 
 
 def _stored_bytes(buf: Any) -> Array:
-    """Return an array or buffer as flat uint8, in memory order; copies only what is strided."""
+    """Return an array or buffer as flat uint8 in memory order; copies only if not contiguous."""
     elements = _as_array(buf)
     if elements.dtype.hasobject:
         raise TypeError(f"expected bytes, got an array of Python objects ({elements.dtype})")

@@ -1,16 +1,16 @@
-"""BytesCodec, the ``bytes`` codec for zarr-python and so for Zarr v3.
+"""BytesCodec, the ``bytes`` codec for zarr-python and thus for Zarr v3.
 
 The array -> bytes codec of https://zarr-specs.readthedocs.io/en/latest/v3/codecs/bytes/ (1.0).
 Configuration:
 
     {"name": "bytes", "configuration": {"endian": "little" | "big"}}
 
-``endian`` is required where the data type has a byte order and dropped where it has none.
-Installing the package is enough to have zarr use this class for every array that it opens.
+``endian`` is required if the data type has a byte order, and dropped if it has none. Once the
+package is installed, zarr uses this class for every array that it opens.
 
-Deviations from the specification, all towards reading what others wrote: the older name ``endian``
-is read (and written as ``bytes``); structured types without ``endian`` are taken as little endian,
-with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
+Deviations from the specification, all of them to read what others wrote: the older codec name
+``endian`` is read (and written as ``bytes``); structured types without ``endian`` are read as
+little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
 import enum
@@ -60,29 +60,29 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.common import JSON
 
-# From this size, chunks that are swapped were written 1.1 to 2 times as fast in threads, in zarr's
-# default pipeline on two cores; of half the size, as fast as on the event loop.
+# Chunks of at least this size that need byte-swapping were written 1.1 to 2 times as fast in
+# threads (zarr's default pipeline, two cores). For chunks of half the size it made no difference.
 IN_A_THREAD_BYTES = 1 << 21
 
 
 class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
-    A subclass of zarr's own codec, because zarr's sharding and others ask for that class, and equal
-    to it where the `endian` is the same.
+    A subclass of zarr's own codec, because zarr's sharding and others check for that class. The two
+    compare equal if their `endian` is the same.
 
     Parameters
     ----------
     endian : {'little', 'big'} or None
-        Byte order of the stored elements, by default the machine's. None: not given, for data
-        types without byte order.
+        Byte order of the stored elements, by default the machine's. None means not specified, which
+        is allowed for data types without a byte order.
 
     Raises
     ------
     TypeError
-        If `endian` is no string.
+        If `endian` is neither a string nor None.
     ValueError
-        If `endian` is another string.
+        If `endian` is any other string.
 
     Examples
     --------
@@ -95,12 +95,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # Not an Enum, as `endian` is on zarr 3.1.6. It stays where `evolve_from_array_spec` drops the
-    # endian, because the array's data type has none: zarr 3.1.6 does that even where a filter hands
-    # the codec another data type.
+    # The `endian` that was given, as a string (on zarr 3.1.6 `endian` is an Enum). It is kept when
+    # `evolve_from_array_spec` drops `endian` because the array's data type has no byte order: zarr
+    # 3.1.6 does so even if a filter passes the codec another data type.
     _declared_endian: Endian | None
     _endian_if_missing: Endian | None = None
-    # What it was evolved for: zarr's data type, the elements in memory, and as they are stored.
+    # What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
     _evolved_for: tuple[Any, Any, Any] = (None, None, None)
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
@@ -110,10 +110,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
-        """Return the codec that an entry of `codecs` in Zarr v3 metadata describes."""
+        """Return the codec for an entry of `codecs` in Zarr v3 metadata."""
         if not isinstance(data, Mapping) or data.get("name") not in ("bytes", "endian"):
             raise ValueError(
-                f"no metadata of the bytes codec: got {data!r}, expected "
+                f"not the metadata of a bytes codec: got {data!r}, expected "
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
         configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
@@ -131,23 +131,23 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return super().to_dict()
 
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
-        """Return the codec for chunks of a data type: `endian` where it counts, else without.
+        """Return the codec for chunks of a data type, without `endian` if that has no effect.
 
         Raises
         ------
         ValueError
             If `endian` is missing and the data type has a byte order.
         TypeError
-            If the data type holds Python objects.
+            If the data type can't be stored; if it holds Python objects, for example.
         """
         dtype = array_spec.dtype.to_native_dtype()
         if dtype.kind == "T":
-            return self  # zarr itself names the codec that variable-length strings need
+            return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
         evolved = self
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            if dtype.kind != "b":  # others reverse bools that are declared big-endian
+            if dtype.kind != "b":  # other libraries byte-swap bools that are declared big-endian
                 object.__setattr__(evolved, "_declared_endian", self._declared_endian)
             if DROPS_ENDIAN_BEFORE_FILTERS:
                 object.__setattr__(evolved, "_endian_if_missing", NATIVE_ENDIAN)
@@ -163,8 +163,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 )
             evolved = type(self)(endian="little")
         if has_unused_bits(dtype) or any(map(ml_dtype_name, leaf_dtypes(dtype))):
-            # zarr's sharding reads dense shards of a fixed-size BytesCodec without calling it: it
-            # would pass invalid bools on, and leave the swap of bfloat16 to ml_dtypes.
+            # zarr's sharding decodes dense shards of a fixed-size BytesCodec without calling the
+            # codec: that would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
             object.__setattr__(evolved, "is_fixed_size", False)
         evolved_for = array_spec.dtype, dtype, evolved._stored_dtype(dtype)  # noqa: SLF001
         object.__setattr__(evolved, "_evolved_for", evolved_for)
@@ -174,7 +174,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
-        # Not a lazily swapped view: numcodecs filters view what they get as their own dtype.
+        # Not a view in the stored byte order: numcodecs filters view their input as another dtype.
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
@@ -185,7 +185,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
             stored = self._stored_dtype(array.dtype)
-        # numcodecs filters flatten what they encode, in C order; others reshape it.
+        # The shapes may differ: numcodecs filters flatten arrays in C order, others reshape them.
         if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
@@ -216,15 +216,15 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return self._encode_sync(chunk_array, chunk_spec)
 
     def _moves_much(self, array: Any, chunk_spec: "ArraySpec") -> bool:
-        """Whether a chunk is worth a thread, so that others use the other cores meanwhile."""
-        # CuPy's current device and stream are a thread's own.
+        """Whether a chunk is worth a thread, so that other chunks can use other cores."""
+        # Arrays on a GPU are not: CuPy's current device and stream are thread-local.
         if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
             return False
         dtype, stored = self._dtypes(chunk_spec)
         return stored != copied_as(dtype)
 
     async def decode_partial(self, batch_info: Any) -> Any:
-        """Return the selections of chunks, as zarr does; a single one without a task of its own."""
+        """Return the selections of chunks, like zarr; a single one without creating a task."""
         batch = list(batch_info)
         if len(batch) == 1:
             return [await self._decode_partial_single(*batch[0])]
@@ -252,11 +252,11 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return getattr(self.endian, "value", self.endian)
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
-        """Return the data types of a chunk's elements in memory, and as they are stored."""
+        """Return the dtype of a chunk's elements in memory, and their stored dtype."""
         data_type, dtype, stored = self._evolved_for
         if chunk_spec.dtype is data_type:
             return dtype, stored
-        dtype = chunk_spec.dtype.to_native_dtype()  # behind a filter that changes it
+        dtype = chunk_spec.dtype.to_native_dtype()  # a filter changed the data type
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
@@ -265,8 +265,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
             return NotImplemented
-        # Between two of this class `is_fixed_size` counts: zarr's sharding takes an evolved codec
-        # only where it differs from the one before. Never against zarr's own.
+        # Between two codecs of this class, `is_fixed_size` matters: zarr's sharding uses an evolved
+        # codec only if it differs from the original. In a comparison with zarr's own it never does.
         return self.endian == other.endian and (
             not isinstance(other, BytesCodec) or self.is_fixed_size == other.is_fixed_size
         )
@@ -278,18 +278,18 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
-    """Return the array where its elements are those of a chunk, or raise TypeError."""
+    """Return the array if it can be stored as elements of `dtype`, else raise TypeError."""
     if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
-        # numcodecs' BitRound hands on floats viewed as integers, in the same byte order.
+        # numcodecs' BitRound returns floats viewed as integers of the same byte order.
         as_float = dtype.newbyteorder(array.dtype.byteorder)
         if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
             return array.view(as_float)
-    # Filters hand on numbers of other types than they declare, which zarr's own codec stores as
-    # they are: `astype` to float32 before `delta` of int32, for example.
+    # Filters may return other types than they declare, which zarr's own codec stores unchanged:
+    # `astype` to float32 followed by `delta` of int32, for example.
     if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
         raise TypeError(
             f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
-            "either byte order; convert it with astype"
+            "either byte order; convert the array with astype"
         )
     return array
 

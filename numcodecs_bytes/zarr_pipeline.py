@@ -1,13 +1,13 @@
 """Codec pipelines that read parts of every uncompressed chunk: Zarr v2, column-major, transposed.
 
-zarr's own pipelines ask for parts of a chunk only where the bytes codec stands alone. With one of
-these as zarr's ``codec_pipeline.path``, so are read
+zarr's own pipelines read parts of a chunk only if ``bytes`` is the only codec. With one of these as
+zarr's ``codec_pipeline.path``, parts of chunks are also read from
 
-- Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, of either
+- Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
   ``order``
-- Zarr v3 arrays whose codecs are `transpose`, any number of them, and then `bytes`.
+- Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``.
 
-What else there is, and all writes, go to zarr's pipeline:
+Other arrays, and all writes, are left to zarr's pipeline:
 
 >>> import zarr
 >>> zarr.config.set(
@@ -49,7 +49,7 @@ PIPELINE = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
 
 
 class _Layout(NamedTuple):
-    """How the elements of a chunk are stored: as which dtype, and along which axes."""
+    """The dtype of a chunk's elements in memory, their stored dtype, and the order of the axes."""
 
     dtype: AnyDType
     stored: AnyDType
@@ -57,23 +57,23 @@ class _Layout(NamedTuple):
 
 
 class _Reader(BytesCodec):
-    """Reads parts of chunks that are stored otherwise than the bytes codec stores them alone.
+    """Reads parts of chunks that are not stored by the bytes codec alone.
 
-    zarr's pipelines call its partial methods and no others, in `PartialRead.read`.
+    zarr's pipelines, called by `PartialRead.read`, use only its partial decoding methods.
     """
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> "_Reader":  # noqa: ARG002
-        """Return the codec itself: it looks at each chunk's own specification."""
+        """Return the codec itself, which uses the specification of each chunk."""
         return self
 
     def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
-        """Return how a chunk is stored, None where zarr's own pipeline is to read it."""
+        """Return how a chunk is stored, or None if zarr's own pipeline must read it."""
         raise NotImplementedError
 
     def _chunk(self, selection: Any, chunk_spec: ArraySpec) -> Chunk:
         layout = self.layout(chunk_spec)
         if layout is None:
-            raise TypeError(f"chunks of one array differ: {chunk_spec} can't be read in part")
+            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
         return Chunk(
             selection,
             chunk_spec.shape,
@@ -85,7 +85,7 @@ class _Reader(BytesCodec):
 
 
 class _V2Reader(_Reader):
-    """Reads Zarr v2 chunks, stored by `Bytes` or by no codec at all."""
+    """Reads Zarr v2 chunks, stored by `Bytes` or without any codec."""
 
     _bytes: Bytes | None
 
@@ -99,7 +99,7 @@ class _V2Reader(_Reader):
             return None
         codec, stored = self._bytes, dtype
         if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
-            # To NumPy, None is float64.
+            # In a comparison, NumPy takes None as float64.
             if codec.dtype is None or codec.dtype != dtype:
                 return None
             if codec.endian is None and has_byte_order(dtype):
@@ -111,7 +111,7 @@ class _V2Reader(_Reader):
 
 
 class _TransposeReader(_Reader):
-    """Reads Zarr v3 chunks, transposed and then stored by the bytes codec."""
+    """Reads Zarr v3 chunks that are transposed and then stored by the bytes codec."""
 
     _transposes: tuple[TransposeCodec, ...]
     _bytes: zarr.codecs.BytesCodec
@@ -129,7 +129,7 @@ class _TransposeReader(_Reader):
             axis_order = tuple(axis_order[axis] for axis in codec.order)
         if isinstance(self._bytes, BytesCodec):
             return _Layout(*self._bytes._dtypes(chunk_spec), axis_order)  # noqa: SLF001
-        # zarr's own. It stores some data types otherwise.
+        # zarr's own codec, which stores some data types differently.
         dtype = chunk_spec.dtype.to_native_dtype()
         endian = getattr(self._bytes.endian, "value", self._bytes.endian)
         if dtype.hasobject or dtype.kind == "T" or (endian is None and has_byte_order(dtype)):
@@ -138,30 +138,30 @@ class _TransposeReader(_Reader):
             return None
         try:
             return _Layout(dtype, stored_dtype(dtype, endian), axis_order)
-        except TypeError:  # a data type of somebody's own
+        except TypeError:  # a data type of another package
             return None
 
 
 def _find_reader(pipeline: Any) -> _Reader | None:
-    """Return what reads parts of chunks that a pipeline of zarr's reads whole."""
+    """Return the reader for chunks that zarr's own pipelines read whole, or None."""
     if pipeline.bytes_bytes_codecs:
         return None
     codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
     if type(codec) is V2Codec and not before:
-        stored_by = (*(codec.filters or ()), *([codec.compressor] if codec.compressor else ()))
-        if not stored_by:
+        codecs = (*(codec.filters or ()), *([codec.compressor] if codec.compressor else ()))
+        if not codecs:
             return _V2Reader(None)
-        return _V2Reader(stored_by[0]) if [type(c) for c in stored_by] == [Bytes] else None
+        return _V2Reader(codecs[0]) if [type(c) for c in codecs] == [Bytes] else None
     is_ours = type(codec) is BytesCodec
     if not is_ours and type(codec) is not zarr.codecs.BytesCodec:
         return None
     if (is_ours and not before) or any(type(c) is not TransposeCodec for c in before):
-        return None  # zarr's pipeline asks ours for parts by itself
+        return None  # zarr's pipeline reads parts through our codec by itself
     return _TransposeReader(before, codec)
 
 
 def can_read_parts(array: "zarr.Array[Any]") -> bool:
-    """Whether these pipelines read parts of an array's chunks that zarr's read whole."""
+    """Whether these pipelines read parts of an array's chunks that zarr's own read whole."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
@@ -178,23 +178,23 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
 
 
 class PartialRead:
-    """Mixed into a pipeline of zarr's: reads what it can in parts, hands all else on."""
+    """Mixin for one of zarr's pipelines: reads parts of chunks, or leaves the read to zarr."""
 
     @functools.cached_property
     def _reading(self) -> Any:
-        """The pipeline of zarr's that reads parts, None where this one is to read."""
+        """A pipeline of zarr's that contains the reader, or None if there is no reader."""
         reader = _find_reader(self)
         if reader is None:
             return None
         zarrs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("zarr."))
         reading = zarrs.from_codecs([reader], batch_size=self.batch_size)  # type: ignore[attr-defined]
-        # zarr 3.1.6 evolves no pipelines; its fused one, which it has not, is to be evolved.
+        # The fused pipeline must be evolved; the batched one, the only one of zarr 3.1.6, need not.
         return reading if zarrs is BatchedCodecPipeline else reading.evolve_from_array_spec(None)
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
-        """Read the selections of chunks into `out`, as zarr's pipeline does."""
+        """Read the selections of chunks into `out`, like zarr's pipeline."""
         zarrs: Any = super()
         if self._reading is None:
             return await zarrs.read(batch_info, out, drop_axes)
@@ -204,16 +204,16 @@ class PartialRead:
         return await self._reading.read(batch, out, drop_axes)
 
     def _reads(self, chunk_spec: ArraySpec) -> bool:
-        """Whether chunks of an array can be read in part."""
+        """Whether parts of an array's chunks can be read."""
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
         return is_on_cpu and self._reading.array_bytes_codec.layout(chunk_spec) is not None
 
 
 class PartialReadPipeline(PartialRead, BatchedCodecPipeline):
-    """zarr's default pipeline, which also reads parts of Zarr v2 and of transposed chunks.
+    """zarr's default pipeline, which also reads parts of Zarr v2 and transposed chunks.
 
-    To be chosen as ``codec_pipeline.path`` in zarr's config, or by the environment variable
-    ``ZARR_CODEC_PIPELINE__PATH``: ``numcodecs_bytes.zarr_pipeline.PartialReadPipeline``.
+    To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
+    ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.PartialReadPipeline``.
     """
 
 
@@ -222,6 +222,6 @@ if FusedCodecPipeline is None:
 else:
 
     class FusedPartialReadPipeline(PartialRead, FusedCodecPipeline):  # type: ignore[misc]
-        """zarr's fused pipeline (since 3.2), which also reads parts, like `PartialReadPipeline`."""
+        """zarr's fused pipeline (3.2 and newer) with the partial reads of `PartialReadPipeline`."""
 
     zarr.registry.register_pipeline(FusedPartialReadPipeline)

@@ -429,7 +429,7 @@ class TestMetadata:
 
     def test_only_its_own_names_are_read(self):
         for data in ({"name": "zstd"}, {}, "bytes", 3):
-            with pytest.raises(ValueError, match="no metadata of the bytes codec: got "):
+            with pytest.raises(ValueError, match="not the metadata of a bytes codec: got "):
                 BytesCodec.from_dict(data)
 
     @pytest.mark.parametrize("name", ["structured", "struct"])
@@ -543,7 +543,7 @@ class TestBadChunks:
     )
     def test_an_array_of_another_data_type_is_not_encoded(self, chunk, other):
         """zarr lets a structure of the same width with other fields through."""
-        with pytest.raises(TypeError, match=r"got data type .*, expected .* convert it"):
+        with pytest.raises(TypeError, match=r"got data type .*, expected .* convert the array"):
             encode(BytesCodec(endian="big"), np.zeros(3, other), spec_of((3,), chunk))
 
     @pytest.mark.parametrize(
