@@ -16,7 +16,7 @@ OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
 
 
 def report() -> dict[str, Any]:
-    """Return who answers for "bytes" in numcodecs and zarr, and which settings override it."""
+    """Return which classes numcodecs and zarr use for "bytes", and which settings override them."""
     answers = [
         _answer("numcodecs", "bytes", lambda: type(numcodecs.registry.get_codec({"id": "bytes"}))),
         _answer("zarr", "bytes", lambda: zarr.registry.get_codec_class("bytes")),
@@ -35,7 +35,7 @@ def report() -> dict[str, Any]:
 
 
 def _finds_data_types() -> bool:
-    """Whether zarr finds the types of zarr_data_types by itself, as it does since 3.4.1."""
+    """Whether zarr loads the types of `zarr_data_types` by itself, as 3.4.1 and newer do."""
     try:
         zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
     except ValueError:
@@ -47,7 +47,7 @@ def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, A
     answer = {"host": host, "name": name, "class": None, "file": None, "error": None}
     try:
         found = find_class()
-    except Exception as error:  # noqa: BLE001 # what a wrong setting leads to is for the host to say
+    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
         return answer | {"error": f"{type(error).__name__}: {error}"}
     return answer | {
         "class": f"{found.__module__}.{found.__qualname__}",
@@ -56,7 +56,7 @@ def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, A
 
 
 def _overrides(name: str) -> Iterator[dict[str, str]]:
-    """Yield what sets `codecs.<name>` from outside, the last one being what counts."""
+    """Yield the files, variables and calls that set `codecs.<name>`; the last one takes effect."""
     config = zarr.config
 
     def setting(collected: dict[str, Any]) -> Any:

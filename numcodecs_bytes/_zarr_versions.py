@@ -1,4 +1,4 @@
-"""What differs between the versions of zarr that are supported: 3.1.6, and 3.4 and newer."""
+"""Differences between the supported versions of zarr: 3.1.6, and 3.4 and newer."""
 
 from typing import Any
 
@@ -7,25 +7,25 @@ import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
 
-# The data type `struct`, with zarr's warning where a structure has no `endian`; 3.1.6 has
-# `structured` alone, which is little endian.
+# Newer versions have the data type `struct`, and warn if a structure has no `endian`. 3.1.6 has
+# only `structured`, which is little-endian.
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")
 
-# 3.1.6 evolves codecs for the array's data type, whatever its filters make of it, and writes the
-# metadata of the evolved codecs.
+# 3.1.6 evolves codecs for the array's data type, even if filters change the data type, and writes
+# the metadata of the evolved codecs.
 DROPS_ENDIAN_BEFORE_FILTERS = not HAS_STRUCT
 
-# 3.1.6 reads metadata without `endian` in the byte order of the machine.
+# 3.1.6 takes a missing `endian` in metadata as native byte order.
 MISSING_ENDIAN_IS_NATIVE = not HAS_STRUCT
 
-# Before 3.3, MemoryStore keeps the very buffer that it is given, and so the caller's array where
-# nothing had to be copied on the way (zarr-python#4156).
+# Before 3.3, MemoryStore keeps the buffer that it is given without copying it. If encoding did not
+# copy either, that is the caller's array (zarr-python#4156).
 STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
-# Since 3.2.
+# New in 3.2.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
 
-# 3.1.6 has it among the data types.
+# 3.1.6 has this in `zarr.dtype`.
 DataTypeValidationError: Any = (
     zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
 ).DataTypeValidationError

@@ -1,6 +1,7 @@
-"""What zarr and its registries load by themselves, in every zarr program of the environment.
+"""The entry points, which zarr loads in every program that uses zarr in this environment.
 
-Nothing here ever fails: on a zarr that it does not know, each module steps aside with one warning.
+They must never fail: with an unsupported version of zarr, each module warns once and leaves zarr
+unchanged.
 """
 
 import contextlib
@@ -10,11 +11,11 @@ import zarr
 
 
 def step_aside(what: str, error: Exception) -> None:
-    """Warn once that this package does not add something to zarr; never raise."""
+    """Warn that this package does not add something to zarr; never raise."""
     with contextlib.suppress(Warning):
         warnings.warn(
-            f"numcodecs_bytes adds no {what}, not knowing this zarr ({zarr.__version__}; "
-            f"{type(error).__name__}: {error}); look for a newer numcodecs_bytes",
+            f"numcodecs_bytes adds no {what}: it does not support this version of zarr "
+            f"({zarr.__version__}; {type(error).__name__}: {error}); upgrade numcodecs_bytes",
             RuntimeWarning,
             stacklevel=3,
         )

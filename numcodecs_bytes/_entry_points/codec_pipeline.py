@@ -1,8 +1,8 @@
-"""What zarr loads through its entry point: PartialReadPipeline, for those who choose it.
+"""Entry point of zarr's codec pipelines: `PartialReadPipeline`, which users may choose.
 
-zarr loads all pipelines when it opens its first array, whichever it uses. This runs in every zarr
-program of the environment, so it never fails: on a zarr that is not the one we know it hands back
-a class that is no pipeline. Who has chosen ours is told by zarr that there is none.
+zarr loads all pipelines when it opens its first array, whichever one it uses. This runs in every
+program that uses zarr in this environment, so it must never fail: with an unsupported version of
+zarr it provides a placeholder, and zarr tells users who chose our pipeline that it does not exist.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ __all__ = ["PartialReadPipeline"]
 
 
 class NoPipeline:
-    """What zarr registers under this name, which nobody chooses."""
+    """A placeholder for zarr to register under a name that nobody chooses."""
 
 
 PartialReadPipeline: Any = NoPipeline
 try:
     from numcodecs_bytes.zarr_pipeline import PartialReadPipeline
-except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on without us
+except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     step_aside("codec pipelines", error)

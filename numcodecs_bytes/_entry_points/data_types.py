@@ -1,4 +1,4 @@
-"""The entry point of zarr's data types: importing `zarr_data_types` registers all of them."""
+"""Entry point of zarr's data types: importing `zarr_data_types` registers all of them."""
 
 import zarr.dtype
 
@@ -8,7 +8,7 @@ __all__ = ["RawBits"]
 
 try:
     from numcodecs_bytes.zarr_data_types import RawBits
-except Exception as error:  # noqa: BLE001 # whatever it is, zarr must go on without us
-    # zarr registers what it loads, so it gets a data type of its own.
+except Exception as error:  # noqa: BLE001 # zarr must keep working without us
+    # zarr registers whatever it loads here, so give it one of its own data types.
     RawBits = zarr.dtype.Bool  # type: ignore[misc,assignment]
     step_aside("data types", error)
