@@ -1,25 +1,43 @@
 """Data types of the Zarr v3 specification and its registry that zarr-python lacks.
 
-Registered with zarr when this module is imported, which zarr 3.4.1 and newer do by themselves, when
-they first need a data type. On older versions: ``import numcodecs_bytes.zarr_data_types``.
+Importing this module registers them with zarr. zarr 3.4.1 and newer import it by themselves when
+they first need a data type; with older versions, ``import numcodecs_bytes.zarr_data_types``.
 
 | ``data_type`` in the metadata | in memory | fill value |
 |---|---|---|
-| ``r8``, ``r16``, ``r24``, ... | raw bytes (``V``), never swapped | list of bytes |
-| ``bfloat16``, ``float8_*``, ``float6_*``, ``float4_e2m1fn`` | of ml_dtypes | as for float32 |
-| ``int2``, ``int4``, ``uint2``, ``uint4`` | of ml_dtypes | as for int8 |
-| ``complex_bfloat16``, ``complex_float16`` | of ml_dtypes (0.6 and newer) | as for complex64 |
+| ``r8``, ``r16``, ``r24``, ... | raw bytes (``V``), never byte-swapped | list of bytes |
+| ``bfloat16``, ``float8_*``, ``float6_*``, ``float4_e2m1fn`` | ml_dtypes | as for float32 |
+| ``int2``, ``int4``, ``uint2``, ``uint4`` | ml_dtypes | as for int8 |
+| ``complex_bfloat16``, ``complex_float16`` | ml_dtypes (0.6 and newer) | as for complex64 |
 | ``complex_float32``, ``complex_float64`` | complex64, complex128 | as for complex64 |
-| ``struct`` (on zarr 3.1.6) | structured | object of the fields |
+| ``struct`` (on zarr 3.1.6) | structured dtype | JSON object of the fields |
 
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
-Where zarr, or another package before this one, has a data type of the same name, the class here is
-that one. Without ml_dtypes, its types raise an ImportError when they are met in metadata.
+If zarr, or a package that was imported earlier, has registered a data type of the same name, the
+name here refers to that class. Without ml_dtypes, opening an array of one of its types raises an
+ImportError.
 
-Deviations, all towards reading what others wrote: fill values of ``r*`` are read as base64, too, as
-TensorStore writes them; fields that the fill value of a ``struct`` leaves out are zero, as in zarr.
+Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
+also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are
+zero, as in zarr.
+
+To add a data type of ml_dtypes:
+
+1. Add its registered name to `_ML_DTYPES` in `_dtypes`, and to `_OTHER_NAMES` if its name in
+   ml_dtypes is different.
+2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_unused_bits`.
+3. Add a public class below with the registered name as `_zarr_v3_name`, derived from `_Float`,
+   `_Integer` or `_Complex` (with `_part`, the data type of its parts), and from `_HasByteOrder`,
+   too, if a float has more than one byte. `_register` finds it by itself.
+4. Add a case with `_ml` to `CASES` in ``tests/data_types.py``, then write the golden arrays with
+   ``python tests/conformance/write_golden.py``. Bugs of other implementations go to `misreads` and
+   `miswrites` in ``tests/conformance/peers.py``.
+
+To add another name of a NumPy dtype, add it to `dtype_of_name` in `_configuration`, add a class
+below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), and add the name to
+`_ALIASES` in ``tests/conformance/arrays.py``.
 """
 
 import base64
@@ -55,16 +73,16 @@ _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
-    """Return the `struct` data type of a list of fields, as NumPy writes it in `dtype.descr`.
+    """Return the `struct` data type for a list of fields in the notation of NumPy's `dtype.descr`.
 
-    Early drafts of the struct data type had such lists as `data_type`. zarr rejects them before it
-    asks any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
+    Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
+    calls any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
 
     Parameters
     ----------
     descr : list
-        Of ``[name, type]``; nested lists for nested structures. The byte orders in it are dropped:
-        in Zarr v3 the bytes codec has the byte order.
+        Of ``[name, type]``; nested lists for nested structures. Byte orders in it are dropped,
+        because in Zarr v3 the byte order is a setting of the bytes codec.
 
     Returns
     -------
@@ -74,9 +92,9 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     Raises
     ------
     TypeError
-        If it is no such list.
+        If `descr` is not such a list.
     ValueError
-        If a field is an array, which `struct` can't hold.
+        If a field is an array, which `struct` does not support.
 
     Examples
     --------
@@ -92,14 +110,14 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
 
 
 def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
-    """Return the `struct` data type of a structured dtype, packed and in native byte order."""
+    """Return the `struct` data type for a structured dtype; padding is dropped."""
     fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
     for name, field in fields_of(pack_dtype(dtype)):
         if field.subdtype is not None:
             raise ValueError(
                 f"field {name!r} is an array of shape {field.shape}, which the data type struct "
-                "can't hold, expected a number, string, raw bytes or structure; give each of its "
-                "elements a field of its own"
+                "does not support: expected a number, string, raw bytes or structure; use a "
+                "separate field for each element"
             )
         if field.names is not None:
             data_type = struct_of(field)
@@ -112,27 +130,27 @@ def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
 
 
 def _name_in(data: object) -> object:
-    """Return the name in Zarr v3 metadata, written as a string or an object without settings."""
+    """Return the data type name in Zarr v3 metadata: a string, or an object with only a name."""
     if isinstance(data, Mapping) and not data.get("configuration"):
         return data.get("name")
     return data
 
 
 class _NoMatch:
-    """Never the data type that zarr chooses for a NumPy dtype: another has that."""
+    """Mixin for data types that zarr must never choose for a NumPy dtype, which has another one."""
 
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
         """Raise DataTypeValidationError."""
-        raise DataTypeValidationError(f"{dtype} is {cls.__name__} only where metadata say so")
+        raise DataTypeValidationError(f"{dtype} is {cls.__name__} only if the metadata say so")
 
     @classmethod
     def _from_json_v2(cls, data: object) -> Self:
-        raise DataTypeValidationError(f"{data!r} is no {cls.__name__}: Zarr v2 has none")
+        raise DataTypeValidationError(f"{data!r} is not {cls.__name__}: Zarr v2 does not have it")
 
 
 class _Scalars:
-    """How a data type says whether an object is a value of it: by casting it."""
+    """Mixin for data types that check scalars by casting them."""
 
     def cast_scalar(self, data: object) -> Any:
         """Return an object as a scalar, or raise TypeError."""
@@ -147,12 +165,12 @@ class _Scalars:
 
 
 def _item(data: object) -> object:
-    """Return the element of a 0-d array, which zarr hands out where one element is read."""
+    """Return the element of a 0-d array, which zarr returns for a single element."""
     return data[()] if isinstance(data, np.ndarray) and data.ndim == 0 else data
 
 
 class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
-    """A hashable scalar: zarr hashes the fill values of arrays in shards."""
+    """A hashable scalar, because zarr hashes the fill values of sharded arrays."""
 
     def __hash__(self) -> int:
         return hash(self.tobytes())
@@ -160,7 +178,7 @@ class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
 
 @dataclass(frozen=True, kw_only=True)
 class RawBits(_NoMatch, _Scalars, zarr.dtype.ZDType[Any, Any], HasLength, HasItemSize):
-    """Raw bytes, `r8`, `r16`, ...: `length` bytes each, whose order is never changed."""
+    """Raw bytes, `r8`, `r16`, ...: elements of `length` bytes that are never byte-swapped."""
 
     _zarr_v3_name: ClassVar[str] = "r*"
     dtype_cls: ClassVar[Any] = np.dtypes.VoidDType
@@ -175,10 +193,12 @@ class RawBits(_NoMatch, _Scalars, zarr.dtype.ZDType[Any, Any], HasLength, HasIte
         name = _name_in(data)
         if isinstance(name, str) and name[:1] == "r" and (dtype := dtype_of_name(name)) is not None:
             return cls(length=dtype.itemsize)
-        raise DataTypeValidationError(f"no raw data type: got {data!r}, expected 'r8', 'r16', ...")
+        raise DataTypeValidationError(
+            f"not a raw data type: got {data!r}, expected 'r8', 'r16', ..."
+        )
 
     def to_json(self, zarr_format: int) -> Any:
-        """Return the data type as metadata of a Zarr format have it."""
+        """Return the data type as it is written in metadata."""
         if zarr_format == 2:
             return {"name": f"|V{self.length}", "object_codec_id": None}
         return f"r{8 * self.length}"
@@ -224,12 +244,12 @@ class RawBits(_NoMatch, _Scalars, zarr.dtype.ZDType[Any, Any], HasLength, HasIte
 
 
 def _no_value(name: object, data: object, expected: str) -> TypeError:
-    """Return the error for what is no value; zarr hides the text of a ValueError."""
-    return TypeError(f"no value of {name}: got {data!r}, expected {expected}")
+    """Return the error for an invalid value, a TypeError: zarr hides the text of a ValueError."""
+    return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
 
 
 def _from_base64(data: str, num_bytes: int) -> bytes | None:
-    """Return the bytes of a fill value in base64, None where it is none of so many bytes."""
+    """Return the bytes of a fill value in base64, or None unless it is one of `num_bytes` bytes."""
     with contextlib.suppress(ValueError):
         raw = base64.b64decode(data, validate=True)
         if len(raw) == num_bytes:
@@ -238,7 +258,7 @@ def _from_base64(data: str, num_bytes: int) -> bytes | None:
 
 
 class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
-    """A data type of ml_dtypes, by the name that it has in the registry."""
+    """A data type of ml_dtypes, identified by its registered name."""
 
     dtype_cls: ClassVar[Any] = np.dtype
 
@@ -246,23 +266,23 @@ class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
         """Return the data type of a NumPy dtype, or raise DataTypeValidationError."""
         if ml_dtype_name(dtype) != cls._zarr_v3_name:
-            raise DataTypeValidationError(f"{dtype} is no {cls._zarr_v3_name}")
+            raise DataTypeValidationError(f"{dtype} is not {cls._zarr_v3_name}")
         return cls()
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
         if _name_in(data) != cls._zarr_v3_name:
-            raise DataTypeValidationError(f"{data!r} is no {cls._zarr_v3_name}")
-        dtype_of_name(cls._zarr_v3_name)  # raises where ml_dtypes is missing
+            raise DataTypeValidationError(f"{data!r} is not {cls._zarr_v3_name}")
+        dtype_of_name(cls._zarr_v3_name)  # raises if ml_dtypes is missing
         return cls()
 
     @classmethod
     def _from_json_v2(cls, data: object) -> Self:
-        # As TensorStore writes it. In zarr's hands the name comes with that of an object codec.
+        # A plain name, as TensorStore writes it; zarr passes it together with an object codec id.
         return cls._from_json_v3(data.get("name") if isinstance(data, Mapping) else data)
 
     def to_json(self, zarr_format: int) -> Any:
-        """Return the data type as metadata of a Zarr format have it."""
+        """Return the data type as it is written in metadata."""
         if zarr_format == 2:
             return {"name": self._zarr_v3_name, "object_codec_id": None}
         return self._zarr_v3_name
@@ -287,7 +307,7 @@ class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
         raise NotImplementedError
 
     def default_scalar(self) -> Any:
-        """Return the value whose bytes are zero."""
+        """Return the value whose bytes are all zero."""
         return np.zeros((), self.to_native_dtype())[()]
 
     def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
@@ -305,7 +325,7 @@ class _HasByteOrder(_Registered, HasEndianness):
 
 
 def _in_byte_order(dtype: AnyDType, endianness: Endian) -> AnyDType:
-    """Return the dtype in a byte order; zarr's own codec asks so for that of the stored numbers."""
+    """Return the dtype in a byte order; zarr's own codec gets its stored dtype this way."""
     return dtype if endianness == NATIVE_ENDIAN else dtype.newbyteorder(endianness)
 
 
@@ -325,8 +345,8 @@ class _Complex(_HasByteOrder):
         """Return the dtype of ml_dtypes."""
         if self.endianness != NATIVE_ENDIAN:
             raise TypeError(
-                f"ml_dtypes swaps {self._zarr_v3_name} wrongly: expected the bytes codec of "
-                "numcodecs_bytes, which swaps it right, got zarr's own"
+                f"ml_dtypes byte-swaps {self._zarr_v3_name} incorrectly, and zarr's own bytes "
+                "codec relies on that; use the bytes codec of numcodecs_bytes"
             )
         return super().to_native_dtype()
 
@@ -335,7 +355,7 @@ class _Complex(_HasByteOrder):
         return dtype_of_name(self._part) or np.dtype(self._part)
 
     def cast_scalar(self, data: object) -> Any:
-        """Return a number, or a list of its parts, as a scalar."""
+        """Return a number, or a list of its real and imaginary part, as a scalar."""
         data = _item(data)
         if isinstance(data, numbers.Complex) and not isinstance(data, bool):
             data = [data.real, data.imag]
@@ -343,7 +363,7 @@ class _Complex(_HasByteOrder):
 
     def _scalar_of(self, data: object) -> Any:
         if not isinstance(data, (list, tuple)) or len(data) != 2:
-            raise _no_value(self._zarr_v3_name, data, "a list of its real and its imaginary part")
+            raise _no_value(self._zarr_v3_name, data, "a list of its real and imaginary part")
         parts = np.array([_parse_float(d, self._part_dtype) for d in data], self._part_dtype)
         return parts.view(type(self)().to_native_dtype())[0]
 
@@ -375,7 +395,7 @@ class _Integer(_Registered):
 
 
 def _parse_float(data: object, dtype: AnyDType) -> Any:
-    """Return a number, "NaN", "Infinity", "-Infinity" or the hexadecimal bits as a scalar."""
+    """Return a number, "NaN", "Infinity", "-Infinity" or hexadecimal bits as a scalar."""
     name = ml_dtype_name(dtype) or dtype.name
     num_digits = 2 * dtype.itemsize
     if isinstance(data, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{num_digits}}}", data):
@@ -387,17 +407,17 @@ def _parse_float(data: object, dtype: AnyDType) -> Any:
     if (
         isinstance(number, bool)
         or not isinstance(number, (int, float))
-        or (isinstance(number, int) and number.bit_length() > 1000)  # no float
+        or (isinstance(number, int) and number.bit_length() > 1000)  # too large for a float
     ):
         raise _no_value(
             name,
             data,
-            f"a number, {', '.join(map(repr, _CONSTANTS))}, or its bits as '0x' and {num_digits} "
-            "hexadecimal digits",
+            f"a number, {', '.join(map(repr, _CONSTANTS))}, or its bits as '0x' followed by "
+            f"{num_digits} hexadecimal digits",
         )
     with np.errstate(over="ignore", invalid="ignore"):
         scalar = np.array([float(number)]).astype(dtype)[0]
-    # Types without NaN, infinity, zero or sign make something else of those, silently.
+    # Types that lack NaN, infinity, zero or a sign silently convert these to other values.
     is_finite, largest = math.isfinite(number), float(_finfo(dtype).max)
     if (
         is_finite != math.isfinite(scalar)
@@ -405,7 +425,10 @@ def _parse_float(data: object, dtype: AnyDType) -> Any:
         or (is_finite and abs(number) > largest)
     ):
         raise _no_value(
-            name, data, f"one that it has: the largest is {largest}, and not all have 0 or infinity"
+            name,
+            data,
+            f"a value that it can represent: the largest is {largest}, and not every data type has "
+            "zero, infinity and NaN",
         )
     return scalar
 
@@ -429,7 +452,7 @@ def _float_to_json(scalar: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
-    """Structures, `struct`: fields one after the other without padding, for zarr 3.1.6."""
+    """Structures, `struct`: consecutive fields without padding, for zarr 3.1.6."""
 
     _zarr_v3_name: ClassVar[Any] = "struct"
     endianness: Endian = NATIVE_ENDIAN
@@ -438,25 +461,25 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
         super().__post_init__()
         names = [name for name, _ in self.fields]
         if not all(isinstance(n, str) and n for n in names) or len(set(names)) < len(names):
-            raise ValueError(f"fields of a struct have names of their own, got {names!r}")
+            raise ValueError(f"the fields of a struct must have distinct names, got {names!r}")
         for _, field in self.fields:
             check_storable(field.to_native_dtype())
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
         if not isinstance(data, Mapping) or data.get("name") != "struct":
-            raise DataTypeValidationError(f"no struct: {data!r}")
+            raise DataTypeValidationError(f"not a struct: {data!r}")
         configuration = data.get("configuration")
         fields = configuration.get("fields") if isinstance(configuration, Mapping) else None
         if not isinstance(fields, (list, tuple)) or set(configuration or ()) != {"fields"}:
             raise ValueError(
-                f"no configuration of a struct: got {configuration!r}, expected "
+                f"not the configuration of a struct: got {configuration!r}, expected "
                 '{"fields": [{"name": ..., "data_type": ...}, ...]}'
             )
         return cls(fields=tuple(map(_parse_field, fields)))
 
     def to_json(self, zarr_format: int) -> Any:
-        """Return the data type as metadata of a Zarr format have it."""
+        """Return the data type as it is written in metadata."""
         if zarr_format == 2:
             return super().to_json(2)
         fields = [{"name": n, "data_type": d.to_json(zarr_format=3)} for n, d in self.fields]
@@ -476,14 +499,14 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
         return self.cast_scalar(np.zeros((), self.to_native_dtype())[()])
 
     def from_json_scalar(self, data: Any, *, zarr_format: Any) -> Any:
-        """Return a fill value in metadata, an object of the fields or base64, as a scalar."""
+        """Return a fill value in metadata, a JSON object of the fields or base64, as a scalar."""
         dtype = self.to_native_dtype()
         stored = stored_dtype(dtype, "little")
         raw = _from_base64(data, stored.itemsize) if isinstance(data, str) else None
         if raw is not None:
             return self.cast_scalar(decode_array(np.frombuffer(raw, np.uint8), stored, dtype)[0])
         if not isinstance(data, Mapping):
-            raise _no_value("struct", data, "an object of its fields")
+            raise _no_value("struct", data, "a JSON object of its fields")
         values = [
             field.from_json_scalar(data[name], zarr_format=zarr_format)
             if name in data
@@ -503,12 +526,12 @@ class Struct(_NoMatch, zarr.dtype.Structured, HasEndianness):
 
 
 def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
-    """Return name and data type of a field, also of the pairs of `structured`, as zarr does."""
+    """Return the name and data type of a field; like zarr, also for the pairs of `structured`."""
     if isinstance(field, Mapping) and {"name", "data_type"} <= set(field):
         field = field["name"], field["data_type"]
     if not isinstance(field, (list, tuple)) or len(field) != 2:
         raise ValueError(
-            f'no field of a struct: got {field!r}, expected {{"name": ..., "data_type": ...}}'
+            f'not a field of a struct: got {field!r}, expected {{"name": ..., "data_type": ...}}'
         )
     name, data_type = field
     registry: Any = zarr.dtype.data_type_registry
@@ -612,14 +635,14 @@ class UInt4(_Integer):
 
 
 class ComplexBFloat16(_Complex):
-    """`complex_bfloat16`, `bcomplex32` in ml_dtypes."""
+    """`complex_bfloat16`, called `bcomplex32` in ml_dtypes."""
 
     _zarr_v3_name = "complex_bfloat16"
     _part = "bfloat16"
 
 
 class ComplexFloat16(_Complex):
-    """`complex_float16`, `complex32` in ml_dtypes."""
+    """`complex_float16`, called `complex32` in ml_dtypes."""
 
     _zarr_v3_name = "complex_float16"
     _part = "float16"
@@ -638,7 +661,7 @@ class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
 
 
 def _register() -> None:
-    """Register the data types that zarr has not got, and take its own for the others."""
+    """Register the data types that zarr lacks, and use the registered class for the others."""
     registry = zarr.dtype.data_type_registry
     for attribute, cls in list(globals().items()):
         if isinstance(cls, type) and hasattr(cls, "_zarr_v3_name") and attribute[0] != "_":
@@ -653,7 +676,7 @@ def _register() -> None:
 
 
 def _reads_raw_bits(data_type: type[zarr.dtype.ZDType[Any, Any]]) -> bool:
-    """Whether a registered data type is `r*`, under whatever name."""
+    """Whether a registered data type is `r*` under any name."""
     with contextlib.suppress(Exception):
         return data_type.from_json("r16", zarr_format=3) is not None
     return False
