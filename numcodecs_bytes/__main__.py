@@ -1,4 +1,4 @@
-"""python -m numcodecs_bytes: who answers for "bytes" here, and what is amiss in a store."""
+"""python -m numcodecs_bytes: check the installation, check a store, or migrate it to Zarr v3."""
 
 import argparse
 import contextlib
@@ -36,8 +36,8 @@ def _format(found: dict[str, Any]) -> str:
 
 
 def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
-    """Print a report of each array in some stores; return 1 where something is wrong."""
-    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
+    """Print a report for each array in some stores; return the exit status."""
+    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # only needed here
     from numcodecs_bytes.check import Limits, check  # noqa: PLC0415
 
     tqdm: Any = None
@@ -57,7 +57,7 @@ def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
         except BrokenPipeError:  # stdout was closed early
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 2
-        except Exception as error:  # noqa: BLE001 # of the store, or the network
+        except Exception as error:  # noqa: BLE001 # stores and networks raise anything
             print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
             is_unreadable = True
             continue
@@ -79,8 +79,8 @@ def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
 
 
 def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) -> int:
-    """Migrate what is at a location, print what became of it; return 1 where some is refused."""
-    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # for this alone
+    """Migrate a hierarchy and print the status of each node; return the exit status."""
+    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # only needed here
     from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
 
     nodes = []
@@ -93,7 +93,7 @@ def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) ->
                     lines = [f"{'/' + found.path:32} {found.kind:6} {found.status}"]
                     lines += [f"  {reason}" for reason in found.reasons]
                     print("\n".join(map(_printable, lines)))
-    except Exception as error:  # noqa: BLE001 # of the store, or the network
+    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         print(f"can't migrate {location}: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
     num_refused = sum(found.status == "refused" for found in nodes)
@@ -106,8 +106,8 @@ def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) ->
         print(f"{len(nodes)} arrays and groups, {num_refused} refused")
         if not dry_run and not num_refused:
             print(
-                "zarr warns while the metadata of both formats are there. Once all your programs "
-                "read Zarr v3, remove those of Zarr v2: zarr remove-metadata v2 STORE"
+                "zarr warns as long as the metadata of both formats exist. Once all your programs "
+                "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE"
             )
     return 1 if num_refused or not nodes else 0
 
@@ -120,12 +120,12 @@ def _number(text: str) -> int:
 
 
 def _printable(line: str) -> str:
-    """Return a line with what is no character of text as its escape: a name may hold anything."""
+    """Return a line with unprintable characters escaped, because names may contain anything."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 def _format_array(found: Any, location: str) -> str:
-    """Return a line of the table for an array, and a line for each thing to say of it."""
+    """Return a line that describes an array, and a line for each of its problems and notes."""
     name = f"{location}/{found.path}"
     line = f"{name:32} {found.data_type:16} partial reads: {found.partial_reads}"
     listed = [f"  PROBLEM {problem}" for problem in found.problems]
@@ -136,33 +136,33 @@ def _format_array(found: Any, location: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report that is asked for; return 1 where it holds bad news."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m numcodecs_bytes",
-        description='Say who answers for "bytes" in numcodecs and zarr; exit status 1 where it is '
-        "not numcodecs_bytes.",
+        description='Report which classes numcodecs and zarr use for the codec "bytes". Exit '
+        "status 1 if they are not those of numcodecs_bytes.",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
     commands = parser.add_subparsers(dest="command")
     check = commands.add_parser(
         "check",
-        help="say what is amiss in the arrays of a store",
-        description="Say of each array in a Zarr hierarchy whether parts of its chunks can be "
-        "read, and what is amiss: metadata, chunks of a wrong length, invalid bools. Nothing is "
-        "written. Chunks that are compressed, in shards, or hold bools are read whole. Exit status "
-        "1 where there are problems or no arrays, 2 where the store can't be read.",
+        help="find problems in the arrays of a store",
+        description="Report for each array in a Zarr hierarchy whether parts of its chunks can be "
+        "read, and its problems: metadata, chunks of a wrong length, invalid bools. Nothing is "
+        "written. Chunks that are compressed, in shards, or contain bools are read whole. Exit "
+        "status 1 if there are problems or no arrays, 2 if a store can't be read.",
     )
     check.add_argument(
         "stores",
         nargs="+",
         metavar="store",
         help="folder, zip file, kerchunk references (.json, .parq), URL of one of these that "
-        "fsspec knows, or folder of an Icechunk repository",
+        "fsspec supports, or folder of an Icechunk repository",
     )
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     check.add_argument(
-        "--max-chunks", type=_number, metavar="N", help="look at N chunks of each array at most"
+        "--max-chunks", type=_number, metavar="N", help="check at most N chunks of each array"
     )
     check.add_argument(
         "--max-chunk-bytes",
@@ -172,16 +172,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     migrate = commands.add_parser(
         "migrate",
-        help="write Zarr v3 metadata beside those of Zarr v2",
-        description="Write zarr.json beside the metadata of every Zarr v2 array and group, without "
-        "touching a chunk. What can't be migrated is listed and left alone, and so are the groups "
-        "above it. Exit status 1 where something is refused or nothing found, 2 where the store "
-        "can't be read or written.",
+        help="add Zarr v3 metadata to a Zarr v2 hierarchy",
+        description="Write zarr.json next to the metadata of every Zarr v2 array and group, "
+        "without touching a chunk. Nodes that can't be migrated are listed and left unchanged, and "
+        "so are the groups above them. Exit status 1 if a node is refused or nothing is found, 2 "
+        "if the store can't be read or written.",
     )
-    migrate.add_argument("store", help="folder, zip file, or URL that fsspec knows")
+    migrate.add_argument("store", help="folder, zip file, or URL that fsspec supports")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     migrate.add_argument(
-        "--overwrite", action="store_true", help="replace zarr.json that says something else"
+        "--overwrite", action="store_true", help="replace a zarr.json with different contents"
     )
     migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)

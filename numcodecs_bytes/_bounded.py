@@ -1,7 +1,7 @@
-"""Compressors that decode to so many bytes at most, so that a damaged chunk can't fill memory.
+"""Compressors with a limit on the decoded size, so that a damaged chunk can't exhaust memory.
 
-gzip, zlib, bz2 and lzma are decoded piece by piece until they exceed the limit. zstd, lz4 and blosc
-say in their headers how many bytes they hold. Other codecs are left as they are.
+gzip, zlib, bz2 and lzma are decoded in pieces until they exceed the limit. zstd, lz4 and blosc
+declare the decoded size in their headers. Other codecs are not limited.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class LimitExceededError(ValueError):
 
 
 def bounded(metadata: Any, max_bytes: int) -> Any:
-    """Return metadata of an array whose compressors raise where they would decode to much more.
+    """Return array metadata whose compressors raise ValueError instead of exceeding a limit.
 
     They raise ValueError where that is more than the elements take, and `LimitExceededError` where
     it is more than `max_bytes` and the elements do not say.
@@ -41,10 +41,15 @@ def bounded(metadata: Any, max_bytes: int) -> Any:
     Parameters
     ----------
     metadata : ArrayV2Metadata or ArrayV3Metadata
-        Of an array that is only read.
+        Metadata of an array that is only read.
     max_bytes : int
-        Of what a chunk, or an inner chunk, decodes to where its elements do not say it: they are
-        of variable length, or pass filters of Zarr v2.
+        Limit for the decoded bytes of a chunk, or of an inner chunk, whose size does not follow
+        from its elements: they have variable length, or pass through filters of Zarr v2.
+
+    Returns
+    -------
+    ArrayV2Metadata or ArrayV3Metadata
+        A copy with limited compressors.
     """
     if metadata.zarr_format == 3:
         codecs = tuple(_bounded_v3(codec, max_bytes) for codec in metadata.codecs)
@@ -79,7 +84,7 @@ def _bounded_v2(codec: Any, bound: "_Bound") -> Any:
 
 
 def max_encoded(num_bytes: int) -> int:
-    """Return how many bytes may become of some that do not compress, checksums included."""
+    """Return the largest encoded size of `num_bytes` incompressible bytes, with checksums."""
     return num_bytes + num_bytes // 8 + (1 << 16)
 
 
@@ -108,7 +113,7 @@ def has_any_length(dtype: Any) -> bool:
 
 
 class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
-    codec_id = "bounded"  # zarr looks for it in the class
+    codec_id = "bounded"  # zarr reads it from the class
 
     def __init__(self, codec: Any, bound: _Bound) -> None:
         self.codec, self.bound = codec, bound
@@ -152,7 +157,13 @@ class _BoundedV3(BytesBytesCodec):
 
 
 def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> bytes | None:
-    """Return the decoded bytes, None where the codec may decode them itself, or raise."""
+    """Return the decoded bytes, or None if the codec may decode them itself.
+
+    Raises
+    ------
+    ValueError
+        If there are more than the bound.
+    """
     if name in _STREAMED:
         pieces, num_bytes = [], 0
         for piece in _pieces(name, configuration, raw):
@@ -163,9 +174,9 @@ def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> by
         return b"".join(pieces)
     num_bytes = _declared_size(name, raw)
     if num_bytes > bound.max_bytes:
-        raise bound.refuse(f"{name} says that it holds {num_bytes} bytes")
-    if name == "zstd" and (num_bytes := _largest_undeclared_size(raw)) > UNDECLARED_BYTES:
-        raise LimitExceededError(f"zstd may decode to {num_bytes} bytes, and does not say")
+        raise bound.refuse(f"{name} declares a size of {num_bytes} bytes")
+    if name == "zstd" and (num_bytes := _undeclared_size(raw)) > UNDECLARED_BYTES:
+        raise LimitExceededError(f"zstd declares no size, and may decode to {num_bytes} bytes")
     return None
 
 
@@ -177,7 +188,7 @@ def _pieces(name: str, configuration: Any, raw: memoryview) -> Iterator[bytes]:
     stream: Any
     if name == "lzma":
         options = {key: configuration.get(key) for key in ("format", "filters")}
-        stream = lzma.LZMAFile(source, **options)  # noqa: SIM115 # it holds no file
+        stream = lzma.LZMAFile(source, **options)  # noqa: SIM115 # there is no file to close
     else:
         stream = gzip.GzipFile(fileobj=source) if name == "gzip" else bz2.BZ2File(source)
     yield from iter(lambda: stream.read(_PIECE), b"")
@@ -190,29 +201,35 @@ def _zlib_pieces(raw: memoryview) -> Iterator[bytes]:
         piece = decoder.decompress(rest, _PIECE)
         rest = decoder.unconsumed_tail
         if not piece and not decoder.eof:
-            raise EOFError("the zlib stream is cut off")
+            raise EOFError("the zlib stream is truncated")
         yield piece
 
 
 def _declared_size(name: str, raw: memoryview) -> int:
-    """Return how many bytes a header says there are, 0 where it is cut off or unknown."""
+    """Return the decoded size that a header declares, 0 if it is truncated or unknown."""
     if name == "zstd":
         return sum(size for size, is_declared in _zstd_frames(raw) if is_declared)
     if name == "lz4":
         return _int(raw[:4])
     if name == "blosc" and len(raw) >= 16:
         if _int(raw[12:16]) > len(raw):  # blosc would read beyond the end
-            raise ValueError(f"blosc says that it takes {_int(raw[12:16])} bytes, got {len(raw)}")
+            raise ValueError(
+                f"blosc declares an encoded size of {_int(raw[12:16])} bytes, got {len(raw)}"
+            )
         return _int(raw[4:8])
     return 0
 
 
-def _largest_undeclared_size(raw: memoryview) -> int:
+def _undeclared_size(raw: memoryview) -> int:
+    """Return the decoded size of the zstd frames that declare none, at most."""
     return sum(size for size, is_declared in _zstd_frames(raw) if not is_declared)
 
 
 def _zstd_frames(raw: memoryview) -> Iterator[tuple[int, bool]]:
-    """Yield how many bytes each frame of zstd holds by its header, or at most (RFC 8878, 3.1.1)."""
+    """Yield the decoded size of each zstd frame, or an upper bound, and whether it is declared.
+
+    Source: RFC 8878, 3.1.1.
+    """
     while len(raw) > 8:
         magic = _int(raw[:4])
         if magic & ~0xF == _ZSTD_SKIPPABLE:

@@ -1,4 +1,4 @@
-"""Reads the chunks of an array for `check`: lengths, what can't be decoded, invalid bools."""
+"""Check the chunks of an array for `check`: their lengths, decoding errors, invalid bools."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
-# Codecs that take uint8 for bool.
+# Codecs that treat uint8 like bool.
 _COMPRESSORS = {"gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma"}
 CODECS_OF_ANY_TYPE = {
     *("bytes", "endian", "transpose", "sharding_indexed", "crc32c"),
@@ -45,11 +45,11 @@ CODECS_OF_ANY_TYPE = {
 def check_chunks(
     array: Any, codecs: list[str], report: "ArrayReport", limits: "Limits", bar: Any
 ) -> None:
-    """Add what is wrong with an array's chunks, which the named codecs have stored, to a report."""
+    """Add the problems of an array's chunks, which the named codecs stored, to a report."""
     try:
         chunk_shape = array.shards or array.chunks
     except NotImplementedError as error:
-        report.notes.append(f"its chunks were not looked at: {error}")
+        report.notes.append(f"its chunks were not checked: {error}")
         return
     grid = [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
     is_alone = codecs in ([], ["bytes"], ["endian"])
@@ -79,7 +79,7 @@ def check_chunks(
 def _chunks_present(
     array: Any, grid: list[int], bar: Any
 ) -> Iterator[tuple[tuple[int, ...], str, int]]:
-    """Yield index, key and size in bytes of each chunk that the store has."""
+    """Yield the index, key and size in bytes of each chunk that exists in the store."""
     for batch in chunks_of(array, grid, bar):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         for index, key, size in zip(batch, keys, sync(sizes_of(array.store, keys)), strict=True):
@@ -88,32 +88,33 @@ def _chunks_present(
 
 
 def _within(max_bytes: int, array: Any, report: "ArrayReport") -> Any:
-    """Return the same array with compressors that are bounded, None where chunks are too large."""
+    """Return the array with limited compressors, or None if its chunks are too large."""
     num_bytes = math.prod(array.chunks) * array.dtype.itemsize
     if num_bytes > max_bytes:
         report.notes.append(
-            f"its chunks were not decoded: of {num_bytes} bytes each, the limit is {max_bytes}"
+            f"its chunks were not decoded: they have {num_bytes} bytes each, the limit is "
+            f"{max_bytes}"
         )
         return None
     return zarr.Array(zarr.AsyncArray(bounded(array.metadata, max_bytes), array.store_path))
 
 
 def _wrong_length(size: int, expected: int | None) -> str | None:
-    """Return what is wrong with a chunk's size in bytes; None is expected of what is encoded."""
+    """Return the problem with a chunk's size in bytes, or None; encoded chunks expect None."""
     if expected is None:
-        return "holds 0 bytes: it is cut off" if size == 0 else None
+        return "holds 0 bytes: it is truncated" if size == 0 else None
     if size == expected:
         return None
-    why = "it is cut off" if size < expected else "of another shape, or compressed"
+    why = "it is truncated" if size < expected else "it has another shape or is compressed"
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
 def _note_missing(array: Any, num_in_all: int, report: "ArrayReport", limits: "Limits") -> None:
     if report.num_chunks == limits.max_chunks:
-        report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were looked at")
+        report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were checked")
     elif num_in_all > MAX_UNLISTED and not can_list(array):
         report.notes.append(
-            f"{MAX_UNLISTED} of {num_in_all} chunks were looked at: the store can't list them"
+            f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
         )
     elif report.num_chunks < num_in_all:
         report.notes.append(
@@ -131,13 +132,13 @@ def _stored_item_size(array: Any) -> int:
 def _problems_in(
     array: Any, dtype: AnyDType, index: tuple[int, ...], size: int, limits: "Limits"
 ) -> Iterator[str]:
-    """Yield what is wrong in a chunk of an array of dtype, which may have uint8 for bool."""
+    """Yield the problems of a chunk; `dtype` is the array's own, before uint8 replaced bool."""
     chunk_shape = array.shards or array.chunks
     steps: tuple[int, ...] = array.chunks
     if not has_any_length(dtype):
         steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
     if size > max_encoded(limits.max_chunk_bytes) and steps == chunk_shape:
-        why = f"it takes {size} bytes, the limit is {limits.max_chunk_bytes}"
+        why = f"it has {size} bytes, the limit is {limits.max_chunk_bytes}"
         if has_any_length(dtype):
             raise LimitExceededError(why)
         yield f"was not read: {why}"
@@ -151,21 +152,21 @@ def _problems_in(
             elements = np.asarray(array[region])
         except LimitExceededError:
             raise
-        except Exception as error:  # noqa: BLE001 # as where it is opened
+        except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
             yield f"can't be read: {describe(error)}"
             break
         num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
     if num_invalid:
         yield (
-            f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true, and by "
-            "other libraries as they are"
+            f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true here, and "
+            "unchanged by other libraries"
         )
 
 
 def _block_shape(
     chunk_shape: tuple[int, ...], inner_shape: tuple[int, ...], item_size: int
 ) -> tuple[int, ...]:
-    """Return the shape of what to read at a time: of large shards, some inner chunks."""
+    """Return the shape of the block to read at a time: some inner chunks of a large shard."""
     block, num_left = list(inner_shape), MAX_INNER
     for axis in reversed(range(len(block))):
         num_fitting = READ_BYTES // (math.prod(block) * max(item_size, 1))
@@ -176,7 +177,7 @@ def _block_shape(
 
 
 def _count_invalid(elements: Any, dtype: AnyDType) -> int:
-    """Return the number of bools that are none, in elements with uint8 for bool."""
+    """Count bytes other than 0 and 1 in bool elements, which are uint8 in `elements`."""
     if dtype.subdtype is not None:
         return _count_invalid(elements, dtype.subdtype[0])
     if dtype.names is not None:
@@ -185,9 +186,9 @@ def _count_invalid(elements: Any, dtype: AnyDType) -> int:
 
 
 def _with_bytes_for_bools(array: Any, codecs: list[str], report: "ArrayReport") -> Any:
-    """Return the same array with uint8 for bool, as it is where its codecs do not take that."""
+    """Return the array with uint8 in place of bool, or unchanged if a codec does not allow it."""
     if set(codecs) - CODECS_OF_ANY_TYPE:
-        report.notes.append("its bools were not looked at: a codec takes nothing else")
+        report.notes.append("its bools were not checked: a codec may need that data type")
         return array
     dtype = _bytes_for_bools(pack_dtype(array.dtype))
     document: Any = dict(array.metadata.to_dict())
@@ -207,7 +208,7 @@ def _with_bytes_for_bools(array: Any, codecs: list[str], report: "ArrayReport") 
 
 
 def _taking_bytes(codec: Any, dtype: AnyDType) -> Any:
-    """Return a codec of an array of dtype as it is, the bytes codec with uint8 for bool."""
+    """Return a codec of an array of `dtype`; a `Bytes` codec with uint8 in place of bool."""
     if not isinstance(codec, Bytes):
         return codec
     return Bytes(codec.endian, _bytes_for_bools(dtype if codec.dtype is None else codec.dtype))

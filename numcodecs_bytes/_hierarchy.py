@@ -1,4 +1,4 @@
-"""Stores and what is in them: hierarchies, metadata documents, chunks. Reads, never writes."""
+"""Read stores: hierarchies, metadata documents, sizes of chunks. Never writes."""
 
 import asyncio
 import contextlib
@@ -19,29 +19,34 @@ import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-_AT_ONCE = 64
-# How many chunks of an array are looked for in a store that can't list them.
+_BATCH_LENGTH = 64
+# How many chunks of an array are probed in a store that can't list them.
 MAX_UNLISTED = 100_000
 
 
 def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store:
-    """Return the store at a location, of the kind that is there.
+    """Open the store at a location; its kind is detected.
 
     Parameters
     ----------
     location : str
         A folder, a zip file, kerchunk references (JSON, or a folder of Parquet files), an Icechunk
         repository in a folder (its branch `main`), or a URL of one of the first three that fsspec
-        knows.
+        supports.
     read_only : bool
-        Whether it is opened for reading alone.
+        Whether to open the store read-only.
+
+    Returns
+    -------
+    zarr.abc.store.Store
+        The open store.
 
     Raises
     ------
     OSError, ValueError
-        If there is no such thing.
+        If there is no such store.
     ImportError
-        If a package is missing, with what brings it.
+        If a package is missing; the message says how to install it.
     """
     is_url, path = "://" in location, Path(location)
     if not is_url and not path.exists():
@@ -50,7 +55,7 @@ def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store
         )
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
-            raise ValueError("references are read only")
+            raise ValueError("kerchunk references are read-only")
         return _open_references(location)
     if is_url:
         _need("fsspec")
@@ -59,14 +64,15 @@ def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store
     if path.is_file():
         if not zipfile.is_zipfile(location):
             raise ValueError(
-                "it is a file, but no zip file, or one that is cut off; references end in .json"
+                "it is a file, but not a zip file, or a truncated one; the name of kerchunk "
+                "references must end in .json"
             )
         mode: Any = "r" if read_only else "a"
         archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode=mode))
         return archive
     if read_only and (path / "snapshots").is_dir() and (path / "manifests").is_dir():
         _need("icechunk")
-        import icechunk  # noqa: PLC0415 # for this alone
+        import icechunk  # noqa: PLC0415 # only needed here
 
         repository = icechunk.Repository.open(icechunk.local_filesystem_storage(location))
         store: zarr.abc.store.Store = repository.readonly_session("main").store
@@ -75,7 +81,7 @@ def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store
 
 
 class _ParquetReferences(zarr.storage.FsspecStore):
-    """kerchunk's references in Parquet, which take `zarr.json` for a chunk and fail."""
+    """kerchunk's references in Parquet, which would take `zarr.json` for a chunk and raise."""
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
         return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
@@ -86,7 +92,7 @@ def _open_references(location: str) -> zarr.abc.store.Store:
     is_json = location.endswith(".json")
     if not is_json and importlib.util.find_spec("pyarrow") is None:
         _need("fastparquet")
-    import fsspec  # noqa: PLC0415 # for this alone
+    import fsspec  # noqa: PLC0415 # only needed here
 
     file_system = fsspec.filesystem(
         "reference", fo=location, remote_options={"asynchronous": True}, asynchronous=True
@@ -102,12 +108,12 @@ def _need(package: str) -> None:
 
 
 def describe(error: Exception) -> str:
-    """Return the class and the text of an error."""
+    """Return the class and message of an error."""
     return f"{type(error).__name__}: {error}"
 
 
 def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool:
-    """Whether a local folder is among those seen, to which links may lead; else add it to them."""
+    """Whether a local folder was seen before, which symbolic links can cause; adds it to `seen`."""
     if not isinstance(store, zarr.storage.LocalStore):
         return False
     folder = (store.root / path).resolve()
@@ -117,12 +123,19 @@ def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool
 
 
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
-    """Yield path and metadata document of each array, or why there is none.
+    """Find the arrays in a store.
+
+    Yields
+    ------
+    path : str
+        Path of an array in the store.
+    document : dict or Exception
+        Its metadata document, or the error if that can't be read.
 
     Raises
     ------
     Exception
-        Of the store, where it can't list what is at its root.
+        Whatever the store raises if it can't list its root.
     """
     paths, seen = [""], set[Path]()
     while paths:
@@ -148,7 +161,7 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             continue
         if is_broken:
             yield path, document
-        # What is broken may be an array: its chunks are no arrays.
+        # A broken node may be an array: do not search its chunks for arrays.
         paths += [
             join(path, name)
             for name in reversed(names)
@@ -159,7 +172,7 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
 
 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the same from the metadata of a group; a web server lists no folders."""
+    """Yield the same from a group's consolidated metadata: web servers do not list folders."""
     if group is None:
         consolidated = document_at(store, join(path, ".zmetadata"))
     else:
@@ -174,22 +187,22 @@ def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterato
 
 
 def document_at(store: zarr.abc.store.Store, key: str) -> Any:
-    """Return a JSON object in the store, None where there is none, or why it can't be read."""
+    """Return a JSON object in the store, None if it does not exist, or the error of reading it."""
     try:
         if isinstance(store, zarr.storage.LocalStore) and not (store.root / key).is_file():
-            return None  # a pipe, for one, would never end
+            return None  # reading a pipe, for example, might never end
         raw = sync(store.get(key, default_buffer_prototype()))
         return None if raw is None else _object(json.loads(raw.to_bytes()))
     except NotADirectoryError:
         return None
-    except Exception as error:  # noqa: BLE001 # of the file, the store, the network
+    except Exception as error:  # noqa: BLE001 # files, stores and networks raise anything
         return error
 
 
 def _object(data: Any) -> Any:
     if isinstance(data, dict):
         return data
-    return TypeError(f"no JSON object, got {reprlib.repr(data)}")
+    return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
 
 
 async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
@@ -201,17 +214,17 @@ async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
 
 
 def names_in(store: zarr.abc.store.Store, path: str) -> list[str]:
-    """Return the names in a folder of a store, none where it can't list."""
+    """Return the names in a folder of a store; an empty list if the store can't list."""
     return sync(_list(store, path))
 
 
 def join(path: str, name: str) -> str:
-    """Return the path of what has a name in a folder."""
+    """Return the path of a name in a folder."""
     return f"{path}/{name}".strip("/")
 
 
 def chunks_of(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, ...]]]:
-    """Yield the indices of chunks, some at a time: of those that there are, or may be."""
+    """Yield batches of the indices of chunks that exist or, if the store can't list, may exist."""
     if bar is not None:
         bar.total = (bar.total or 0) + math.prod(grid)
         bar.refresh()
@@ -222,11 +235,11 @@ def chunks_of(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int,
         if bar is not None:
             bar.update(len(batch))
     if bar is not None:
-        bar.update(num_left)  # those that do not exist
+        bar.update(num_left)  # chunks that do not exist
 
 
 def first_chunk(array: Any) -> tuple[slice, ...] | None:
-    """Return the region of the first chunk that a store has, of the first thousands of them."""
+    """Return the region of the first chunk that exists, within the first 100 batches, or None."""
     grid = [-(-size // n) for size, n in zip(array.shape, array.chunks, strict=True)]
     for batch in itertools.islice(chunks_of(array, grid, None), 100):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
@@ -239,17 +252,17 @@ def first_chunk(array: Any) -> tuple[slice, ...] | None:
 
 
 def can_list(array: Any) -> bool:
-    """Whether the store lists the keys of an array's chunks, of which the indices are known."""
+    """Whether the store lists an array's chunks and their keys can be converted to indices."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
         return False
     prefix = f"{array.path}/".lstrip("/")
     first = sync(_take(array.store.list_prefix(prefix)))
-    return any(key.startswith(prefix) for key in first)  # the metadata at least
+    return any(key.startswith(prefix) for key in first)  # at least the metadata
 
 
 def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
-    """Return the indices of the chunks that the store lists, None where it can't list any key."""
+    """Return the indices of the chunks that the store lists in batches, None if it can't list."""
     if not can_list(array):
         return None
     prefix = f"{array.path}/".lstrip("/")
@@ -268,23 +281,23 @@ def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]
 
 def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
     num_chunks = min(math.prod(grid), MAX_UNLISTED)
-    for start in range(0, num_chunks, _AT_ONCE):
-        numbers = range(start, min(start + _AT_ONCE, num_chunks))
+    for start in range(0, num_chunks, _BATCH_LENGTH):
+        numbers = range(start, min(start + _BATCH_LENGTH, num_chunks))
         yield [_index_of(number, grid) for number in numbers]
 
 
 async def _take(keys: AsyncIterator[str]) -> list[str]:
-    """Return the next keys of many."""
+    """Return the next batch of keys."""
     taken: list[str] = []
     async for key in keys:
         taken.append(key)
-        if len(taken) == _AT_ONCE:
+        if len(taken) == _BATCH_LENGTH:
             break
     return taken
 
 
 def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
-    """Return the index of a chunk by its number in C order; NumPy's is for 64 bits only."""
+    """Return the index of a chunk from its number in C order; `numpy.unravel_index` has 64 bits."""
     index = []
     for length in reversed(grid):
         number, i = divmod(number, length)
@@ -293,7 +306,7 @@ def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
 
 
 async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | None]:
-    """Return the sizes of chunks in bytes, None of those that do not exist."""
+    """Return the size of each chunk in bytes, None for those that do not exist."""
 
     async def size_of(key: str) -> int | None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

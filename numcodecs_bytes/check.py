@@ -1,8 +1,8 @@
-"""python -m numcodecs_bytes check: what is amiss in the arrays of a Zarr hierarchy.
+"""python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
-Reads, never writes. Of a chunk that the bytes codec alone has stored only the size is asked for.
-Chunks that pass other codecs, too, and bools are read, one at a time: that is all it keeps, and
-none may decode to more bytes than its elements have.
+Reads, never writes. If the bytes codec is the only codec, only the size of a chunk is requested.
+Bools, and chunks that were stored with other codecs, are read one at a time. No more than one chunk
+is kept in memory, and none may decode to more bytes than its elements have.
 """
 
 import contextlib
@@ -41,31 +41,32 @@ from numcodecs_bytes.zarr_data_types import parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
 
 MAX_LISTED = 10
-# Three times as many are in memory: encoded, decoded, and as an array.
+# Up to three times as many bytes are in memory: encoded, decoded, and as an array.
 MAX_CHUNK_BYTES = 100_000_000
 _LEGACY_DATA_TYPES = {"structured": "struct", "raw_bytes": "r8, r16, ..."}
 
 
 @dataclass
 class ArrayReport:
-    """What was found of an array.
+    """The findings for an array.
 
     Attributes
     ----------
     path : str
-        In the store.
+        Path of the array in the store.
     data_type : str
-        As NumPy calls it, "struct of 3 fields"; empty where zarr can't open the array.
+        NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
+        open the array.
     partial_reads : str
-        "yes", or "no: " and why not.
+        "yes", or "no: " and the reason.
     num_chunks : int
-        Number of chunks, of shards in a sharded array, that were looked at.
+        Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
-        What is read wrongly, refused by others, or damaged; of chunks the first ten.
+        What is damaged, read incorrectly, or rejected by other implementations; the first ten.
     num_problems : int
-        Their number, also of those that are not listed.
+        Number of problems, including those that are not listed.
     notes : list of str
-        What may be left as it is.
+        What needs no action.
     """
 
     path: str
@@ -77,7 +78,7 @@ class ArrayReport:
     notes: list[str] = field(default_factory=list)
 
     def add_problem(self, problem: str) -> None:
-        """Count a problem, and list it where it is one of the first."""
+        """Count a problem, and list it if it is one of the first ten."""
         self.num_problems += 1
         if len(self.problems) < MAX_LISTED:
             self.problems.append(problem)
@@ -85,14 +86,14 @@ class ArrayReport:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of each array is looked at.
+    """How much of each array is checked.
 
     Attributes
     ----------
     max_chunks : int or None
-        Number of chunks, of shards in a sharded array; None looks at all.
+        Largest number of chunks, or shards of a sharded array, to check; None checks all of them.
     max_chunk_bytes : int
-        Chunks, and inner chunks of shards, that have more bytes when decoded are not decoded.
+        Chunks, and inner chunks of shards, whose decoded size is larger are not decoded.
     """
 
     max_chunks: int | None = None
@@ -102,21 +103,21 @@ class Limits:
 def check(
     store: zarr.abc.store.Store, limits: Limits | None = None, bar: Any = None
 ) -> Iterator[ArrayReport]:
-    """Yield a report of each array in a store.
+    """Check the arrays in a store.
 
     Parameters
     ----------
     store : zarr.abc.store.Store
-        Of any kind; it is only read.
+        A store of any kind; it is only read.
     limits : Limits, optional
-        How much of each array is looked at.
+        How much of each array is checked.
     bar : optional
-        A progress bar as tqdm has it, of chunks.
+        A progress bar with tqdm's interface; it counts chunks.
 
     Yields
     ------
     ArrayReport
-        Of each array as soon as it is checked.
+        The report of each array, as soon as it is checked.
 
     Examples
     --------
@@ -130,11 +131,11 @@ def check(
     for path, document in find_arrays(store):
         report = ArrayReport(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what zarr warns of is in the report, or not ours
+            warnings.simplefilter("ignore")  # zarr's warnings are in the report, or irrelevant
             try:
                 at = zarr.storage.StorePath(store, path)
                 _check_array(at, document, report, limits or Limits(), bar)
-            except Exception as error:  # noqa: BLE001 # the arrays after it are to be checked, too
+            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe(error)}")
         yield report
 
@@ -147,7 +148,7 @@ def _check_array(
         return
     try:
         array: Any = zarr.Array(zarr.AsyncArray(document, at))
-    except Exception as error:  # noqa: BLE001 # whatever it is, the user is to know
+    except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(_why_not_opened(document, error))
         return
     chunk_shape = _chunk_shape_in(document)
@@ -171,7 +172,7 @@ def _check_array(
 def _compare_with_v2(
     at: zarr.storage.StorePath, document: dict[str, Any], report: ArrayReport
 ) -> None:
-    """Report what the metadata of Zarr v2 beside those of an array, if any, say differently."""
+    """Report where an array's Zarr v2 metadata, if any, disagree with its Zarr v3 metadata."""
     old = _v2_document(at, ".zarray", report)
     if old is None:
         return
@@ -181,22 +182,22 @@ def _compare_with_v2(
     except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
         report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
         return
-    except Exception as error:  # noqa: BLE001 # as where it is opened
-        report.add_problem(f".zarray, beside zarr.json, can't be opened: {describe(error)}")
+    except Exception as error:  # noqa: BLE001 # every error is reported to the user
+        report.add_problem(f".zarray, next to zarr.json, can't be opened: {describe(error)}")
         return
     try:
         for disagreement in disagreements(old, document):
             report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
     except MixedByteOrderError as error:
         report.add_problem(f".zarray and zarr.json disagree: {error}")
-    except Exception as error:  # noqa: BLE001 # of codecs that have no counterpart, for one
+    except Exception as error:  # noqa: BLE001 # for example, a codec has no counterpart
         report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
 
 
 def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
-    """Return a document of Zarr v2, None where there is none, or a broken one, which is reported.
+    """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported.
 
-    What a store does not give, an object store without listing for one, is no problem of an array.
+    Other errors of the store, such as a forbidden request, are not a problem of the array.
     """
     document = document_at(at.store, join(at.path, name))
     if isinstance(document, TypeError | ValueError):
@@ -216,8 +217,8 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
         with contextlib.suppress(TypeError, ValueError):
             struct = parse_numpy_descr(data_type).to_json(zarr_format=3)
             return (
-                "its data type is a list of fields, as NumPy writes it, which zarr refuses: "
-                f'replace it by {json.dumps(struct)}, and say its byte order as "endian" of the '
+                "its data type is a list of fields in NumPy's notation, which zarr rejects: "
+                f'replace it by {json.dumps(struct)}, and set its byte order as "endian" of the '
                 "bytes codec (examples/numpy_descr.py)"
             )
     return f"zarr can't open it: {describe(error)}"
@@ -234,7 +235,7 @@ def _partial_reads(array: Any) -> str:
         is_plain = isinstance(codecs[0], BytesCodec)
     others = [name for name in names if name != "bytes"]
     if others == ["sharding_indexed"]:
-        return "no: of a shard, zarr reads whole inner chunks"
+        return "no: zarr reads whole inner chunks of a shard"
     can_be_read = can_read_parts(array)
     if can_be_read and isinstance(array.async_array.codec_pipeline, PartialRead):
         return "yes"
@@ -242,16 +243,16 @@ def _partial_reads(array: Any) -> str:
         codec = type(codecs[0])
         return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
     if can_be_read:
-        said = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
+        reason = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
         is_v2 = array.metadata.zarr_format == 2 and array.order == "C"
-        return f"{said}, nor does Zarr v3 (migrate)" if is_v2 else said
+        return f"{reason}, nor does Zarr v3 (migrate)" if is_v2 else reason
     return f"no: {', '.join(others or names)} needs whole chunks"
 
 
 def _codecs_in(
     codecs: list[Any], *, is_index: bool = False
 ) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Yield name and configuration of codecs in metadata, and whether they are of an index."""
+    """Yield the name and configuration of each codec, and whether it encodes a shard index."""
     for codec in codecs:
         name = codec if isinstance(codec, str) else codec["name"]
         configuration = {} if isinstance(codec, str) else codec.get("configuration") or {}
@@ -266,13 +267,13 @@ def _check_v3_codecs(array: Any, document: dict[str, Any], report: ArrayReport) 
     name = data_type["name"] if isinstance(data_type, dict) else data_type
     if name in _LEGACY_DATA_TYPES:
         report.notes.append(
-            f"data type {name} is of zarr-python alone; the registered one is "
+            f"data type {name} is specific to zarr-python; the registered one is "
             f"{_LEGACY_DATA_TYPES[name]}"
         )
-    is_filtered = False  # the elements may be others, then
+    is_filtered = False  # whether a codec may have changed the data type
     for name, configuration, is_index in _codecs_in(document["codecs"]):
         if name == "endian":
-            report.notes.append('codec "endian" is called "bytes" since version 1.0')
+            report.notes.append('codec "endian" was renamed to "bytes" in version 1.0')
         if name not in ("bytes", "endian"):
             is_filtered = is_filtered or name not in CODECS_OF_ANY_TYPE
         elif is_index or not is_filtered:
@@ -287,21 +288,21 @@ def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)
         if position:
-            continue  # what it stores is what the filter before made
+            continue  # it stores the output of the previous filter
         if pack_dtype(dtype) != pack_dtype(array.dtype):
             report.add_problem(
                 f"the bytes codec decodes {dtype_to_json(dtype)!r}, which is read as the array's "
-                f"{dtype_to_json(array.dtype)!r}: wrong values, unless both are the same"
+                f"{dtype_to_json(array.dtype)!r}: values are wrong unless both have the same bytes"
             )
         elif codec.dtype is None and _needs_dtype(codec, dtype):
             report.add_problem(
                 f"the bytes codec has no dtype, which it needs to store {dtype} as "
-                f'{codec.endian} endian: add "dtype": {dtype_to_json(dtype)!r}'
+                f'{codec.endian}-endian: add "dtype": {dtype_to_json(dtype)!r}'
             )
 
 
 def _needs_dtype(codec: Bytes, dtype: AnyDType) -> bool:
-    """Whether the bytes codec of a Zarr v2 array of dtype swaps, or leaves what is not native."""
+    """Whether a `Bytes` codec can't store elements of `dtype` unless it knows their dtype."""
     if codec.endian in (None, NATIVE_ENDIAN):
         return codec.endian is not None and dtype != dtype.newbyteorder("=")
     return True
@@ -310,8 +311,8 @@ def _needs_dtype(codec: Bytes, dtype: AnyDType) -> bool:
 def _check_endian(endian: str | None, dtype: AnyDType, report: ArrayReport) -> None:
     if endian is None and has_byte_order(dtype):
         report.add_problem(
-            f'the bytes codec has no "endian", which {dtype} needs: some take it as little endian, '
-            "others refuse it; add the one that it was written with"
+            f'the bytes codec has no "endian", which {dtype} needs: some implementations assume '
+            "little-endian, others raise an error; add the byte order that it was written with"
         )
     elif endian is not None and not has_byte_order(dtype):
-        report.notes.append(f'"endian" says nothing for {dtype}; it may be left out')
+        report.notes.append(f'"endian" has no effect for {dtype}; it can be omitted')

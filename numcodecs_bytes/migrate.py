@@ -1,8 +1,9 @@
-"""python -m numcodecs_bytes migrate: Zarr v3 metadata beside those of Zarr v2, chunks as they are.
+"""python -m numcodecs_bytes migrate: add Zarr v3 metadata to Zarr v2, without touching chunks.
 
-zarr's own `migrate_v2_to_v3` converts filters and compressors. What it gets wrong or refuses is
-done here: the byte order of every data type, the codec `bytes` as a filter or compressor,
-structures, dimension names, consolidated metadata, hierarchies of which not all can be migrated.
+zarr's own `migrate_v2_to_v3` converts filters and compressors. What it gets wrong or does not
+support is done here: the byte order of every data type, the codec `bytes` as a filter or
+compressor, structures, dimension names, consolidated metadata, and hierarchies that can be migrated
+only in part.
 """
 
 import base64
@@ -44,24 +45,24 @@ from numcodecs_bytes._hierarchy import (
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
-_OF_ANY_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters that are codecs of Zarr v3, too
-_DIMENSIONS = "_ARRAY_DIMENSIONS"  # where xarray names them in Zarr v2
+_VARIABLE_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters of Zarr v2 that are also codecs of Zarr v3
+_DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with xarray's dimension names in Zarr v2
 
 
 @dataclass
 class NodeReport:
-    """What became of an array or a group.
+    """The outcome for an array or a group.
 
     Attributes
     ----------
     path : str
-        In the store.
+        Path of the node in the store.
     kind : {'array', 'group'}
-        What there is.
+        Kind of the node.
     status : {'migrated', 'to be migrated', 'Zarr v3 already', 'refused'}
-        What became of it; "to be migrated" in a dry run.
+        The outcome; "to be migrated" only in a dry run.
     reasons : list of str
-        Why it is refused.
+        Why it was refused.
     """
 
     path: str
@@ -71,48 +72,48 @@ class NodeReport:
 
 
 class MixedByteOrderError(ValueError):
-    """A structure has fields of both byte orders, which no metadata of Zarr v3 can say."""
+    """A structure has fields of both byte orders, which Zarr v3 metadata can't express."""
 
 
 class _UnwritableError(OSError):
-    """Nothing can be written in a store, so that there is no point in going on."""
+    """The store can't be written, so the migration stops."""
 
 
 def migrate(
     store: zarr.abc.store.Store, *, dry_run: bool = False, overwrite: bool = False
 ) -> Iterator[NodeReport]:
-    """Write Zarr v3 metadata beside those of Zarr v2, and yield what became of each node.
+    """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
-    No chunk is touched, and no metadata of Zarr v2. An array is migrated if a small chunk that is
-    written as Zarr v2 in memory, and its own first chunk, read the same either way. A group's Zarr
-    v3 metadata hide what is below it and still Zarr v2: it is migrated after all that is below it,
-    or not at all.
+    Chunks and Zarr v2 metadata are not changed. An array is migrated only if two chunks read the
+    same with both metadata: a small one that is written as Zarr v2 in memory, and the first one of
+    the array itself. The Zarr v3 metadata of a group hide all nodes below it that are still Zarr
+    v2, so a group is migrated after all nodes below it, or not at all.
 
     Parameters
     ----------
     store : zarr.abc.store.Store
         Where to read and write.
     dry_run : bool
-        Write nothing.
+        Whether to write nothing.
     overwrite : bool
-        Also replace Zarr v3 metadata that say something else.
+        Whether to replace existing Zarr v3 metadata that are different.
 
     Yields
     ------
     NodeReport
-        Of each array and group, those below before those above.
+        The outcome for each array and group, children before their parents.
 
     Raises
     ------
     ValueError
-        If the store can't list what is in it, or is read only.
+        If the store is read-only, or can't list its contents.
     OSError
-        If it can't be written.
+        If the store can't be written.
     """
     if store.read_only and not dry_run:
-        raise ValueError("the store is read only")
+        raise ValueError("the store is read-only")
     if not store.supports_listing:
-        raise ValueError("the store can't list what is in it, so some would be left behind")
+        raise ValueError("the store can't list its contents, so nodes might be missed")
     refused: list[str] = []
     written: list[str] = []
     for path, documents in reversed(list(_find_nodes(store))):
@@ -120,7 +121,7 @@ def migrate(
         status, reasons = "to be migrated" if dry_run else "migrated", []
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of data types that no specification has
+                warnings.simplefilter("ignore")  # about data types without a specification
                 _refuse_to_hide(_below(path, refused) if kind == "group" else [])
                 document = _convert(store, path, documents)
                 is_changed = bool(_below(path, written))
@@ -132,7 +133,7 @@ def migrate(
                     written.append(path)
         except _UnwritableError:
             raise
-        except Exception as error:  # noqa: BLE001 # the others are to be migrated
+        except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
             status, reasons = "refused", [describe(error)]
             refused.append(path)
         if status != "Zarr v3 already" or len(documents) > 1:
@@ -141,22 +142,22 @@ def migrate(
 
 def _refuse_to_hide(below: list[str]) -> None:
     if below:
-        raise ValueError(f"what is below it would no longer be found: {', '.join(sorted(below))}")
+        raise ValueError(f"it would hide Zarr v2 nodes below it: {', '.join(sorted(below))}")
 
 
 def _is_written(
     documents: dict[str, Any], document: Any, *, is_changed: bool, overwrite: bool
 ) -> bool:
-    """Whether a node's Zarr v3 document is there, with a copy of those below it if it has one."""
+    """Whether a node's Zarr v3 document exists, with up-to-date consolidated metadata, if any."""
     found = documents.get("zarr.json")
     if found is None:
         return False
     if _without_consolidated(found) != document:
         if not overwrite:
-            raise ValueError("zarr.json is there and says something else; --overwrite replaces it")
+            raise ValueError("zarr.json exists and is different; --overwrite replaces it")
         return False
-    has_copy = "consolidated_metadata" in found
-    return not is_changed if has_copy else ".zmetadata" not in documents
+    is_consolidated = "consolidated_metadata" in found
+    return not is_changed if is_consolidated else ".zmetadata" not in documents
 
 
 def _below(path: str, others: list[str]) -> list[str]:
@@ -164,9 +165,9 @@ def _below(path: str, others: list[str]) -> list[str]:
 
 
 def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield path and metadata documents of what is Zarr v2, those above before those below.
+    """Yield the path and metadata documents of each Zarr v2 node, parents before their children.
 
-    And of groups of Zarr v3 that hold a copy of the metadata below them.
+    Also those of Zarr v3 groups with consolidated metadata.
     """
     paths, seen = [""], set[Path]()
     while paths:
@@ -188,12 +189,12 @@ def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, dict[str, An
         if not is_array:
             listed = names_in(store, path)
             if ".zgroup" in found and ".zgroup" not in listed:
-                raise ValueError("the store does not list what is in it: some would be left behind")
+                raise ValueError("the store does not list its contents, so nodes might be missed")
             paths += [join(path, name) for name in listed if name not in names]
 
 
 def _convert(store: zarr.abc.store.Store, path: str, documents: dict[str, Any]) -> dict[str, Any]:
-    """Return the Zarr v3 document of a node, or raise what stands in its way."""
+    """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     for document in documents.values():
         if isinstance(document, Exception):
             raise document
@@ -208,64 +209,78 @@ def _convert(store: zarr.abc.store.Store, path: str, documents: dict[str, Any]) 
 
 
 def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return Zarr v3 metadata of a Zarr v2 array, whose chunks hold the same then.
+    """Return Zarr v3 metadata with which the chunks of a Zarr v2 array read the same.
+
+    Parameters
+    ----------
+    document : dict
+        The Zarr v2 metadata of the array, ``.zarray``.
+    attributes : dict
+        Its attributes, ``.zattrs``.
+
+    Returns
+    -------
+    dict
+        The contents of ``zarr.json``.
 
     Raises
     ------
     ValueError
-        If Zarr v3 can't say what the array's metadata say.
+        If Zarr v3 can't express the array's metadata.
     Exception
         Whatever zarr raises for codecs that it can't migrate.
     """
     metadata: Any = ArrayV2Metadata.from_dict(document)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, compressor = list(metadata.filters or ()), metadata.compressor
-    of_any_length = filters.pop() if filters and filters[-1].codec_id in _OF_ANY_LENGTH else None
-    endian = None if of_any_length else _byte_order(dtype)
-    stored_by_bytes = isinstance(compressor, Bytes) or any(isinstance(f, Bytes) for f in filters)
+    vlen_codec = filters.pop() if filters and filters[-1].codec_id in _VARIABLE_LENGTH else None
+    endian = None if vlen_codec else _byte_order(dtype)
+    has_bytes_codec = isinstance(compressor, Bytes) or any(isinstance(f, Bytes) for f in filters)
     if isinstance(compressor, Bytes):
         endian, compressor = _stored_order(compressor, dtype, filters), None
     elif filters and isinstance(filters[-1], Bytes):
         endian = _stored_order(filters.pop(), dtype, filters)
     if any(isinstance(codec, Bytes) for codec in filters):
-        raise ValueError("another filter follows the filter bytes, whose bytes are no array")
+        raise ValueError("another filter follows the filter bytes, whose output is not an array")
     settings = {
         "filters": [codec.get_config() for codec in filters] or None,
         "compressor": compressor and compressor.get_config(),
     }
-    if document.get("fill_value") is None:  # zarr's own tool would make a value of it
+    if document.get("fill_value") is None:  # zarr's own tool would turn None into a value
         data_type = metadata.dtype
         default = data_type.default_scalar()
         settings["fill_value"] = data_type.to_json_scalar(default, zarr_format=2)
-    is_unknown = bool(dtype.names or of_any_length)
-    if is_unknown:  # zarr's own tool says nothing of byte order in structures, and refuses text
-        nothing = base64.b64encode(bytes(dtype.itemsize)).decode()
-        settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": nothing}
+    # zarr's own tool ignores the byte order of structures and rejects variable-length strings, so
+    # it gets raw bytes instead.
+    is_unsupported = bool(dtype.names or vlen_codec)
+    if is_unsupported:
+        zeros = base64.b64encode(bytes(dtype.itemsize)).decode()
+        settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": zeros}
     migrated = _migrated_by_zarr(document | settings)
-    if is_unknown:
+    if is_unsupported:
         data_type = struct_of(dtype) if dtype.names else metadata.dtype
-        has_none = document.get("fill_value") is None
-        scalar = _missing_element(document) if has_none else metadata.fill_value
+        has_no_fill_value = document.get("fill_value") is None
+        scalar = _missing_element(document) if has_no_fill_value else metadata.fill_value
         if dtype.names:
             scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
         migrated["data_type"] = data_type.to_json(zarr_format=3)
         migrated["fill_value"] = data_type.to_json_scalar(scalar, zarr_format=3)
-    # What filters hand on may be of another byte order than the array, which only they know.
-    candidates = [endian, *(["little", "big"] if filters and not stored_by_bytes else [])]
-    name = of_any_length.codec_id if of_any_length else "bytes"
+    # The output of filters may have another byte order than the array, so both are tried.
+    candidates = [endian, *(["little", "big"] if filters and not has_bytes_codec else [])]
+    name = vlen_codec.codec_id if vlen_codec else "bytes"
     for candidate in candidates:
         has_order = candidate is not None and (filters or has_byte_order(dtype))
         configuration = {"configuration": {"endian": candidate}} if has_order else {}
-        stored = {"name": name} | configuration
-        codecs = [stored if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
-        if _holds_the_same(document, migrated | {"codecs": codecs}, dtype):
+        serializer = {"name": name} | configuration
+        codecs = [serializer if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
+        if _reads_the_same(document, migrated | {"codecs": codecs}, dtype):
             fill_value = None if document.get("fill_value") is None else metadata.fill_value
             return _with_names(migrated | {"codecs": codecs}, attributes, fill_value)
-    raise ValueError("zarr's codecs of Zarr v3 do not read what its codecs of Zarr v2 store")
+    raise ValueError("zarr's Zarr v3 codecs do not read what its Zarr v2 codecs write")
 
 
 def _fill_value_for_xarray(value: Any) -> dict[str, Any]:
-    """Return the attribute that masks numbers in xarray, as `fill_value` does in Zarr v2 alone.
+    """Return the attribute that makes xarray mask a number, as it does the Zarr v2 fill value.
 
     xarray has no such attribute for text.
     """
@@ -287,7 +302,7 @@ def _fill_value_for_xarray(value: Any) -> dict[str, Any]:
 def _with_names(
     migrated: dict[str, Any], attributes: dict[str, Any], fill_value: Any
 ) -> dict[str, Any]:
-    """Return a document with the attributes; the names of dimensions are none in Zarr v3."""
+    """Add the attributes to a document; in Zarr v3, dimension names are not an attribute."""
     names: Any = attributes.get(_DIMENSIONS)
     are_names = isinstance(names, list) and all(isinstance(n, str | None) for n in names)
     if are_names and len(names) == len(migrated["shape"]):
@@ -299,13 +314,13 @@ def _with_names(
 
 
 def _missing_element(document: dict[str, Any]) -> Any:
-    """Return what zarr reads of a chunk that is missing."""
+    """Return an element of a missing chunk, as zarr reads it."""
     at = zarr.storage.StorePath(zarr.storage.MemoryStore())
     one: Any = document | {"shape": [1], "chunks": [1], "order": "C"}
     return np.asarray(zarr.Array(zarr.AsyncArray(one, at))[...])[0]
 
 
-def _holds_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
+def _reads_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
     """Whether a small chunk that is written as Zarr v2 reads the same as Zarr v3."""
     shape = tuple(min(n, 4) for n in old["chunks"])
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
@@ -326,14 +341,14 @@ def _holds_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -
 
 
 def _are_same(values: Any, migrated: Any) -> bool:
-    """Whether arrays hold the same, NaNs and byte orders included."""
+    """Whether two arrays hold the same values, bit by bit, in any byte order."""
     if values.dtype.hasobject or values.dtype.kind == "T":
         return bool(values.tolist() == migrated.tolist())
     return bool(values.astype(migrated.dtype).tobytes() == migrated.tobytes())
 
 
 def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
-    """Return an array whose bytes say in which order they are."""
+    """Return an array whose values would differ in the other byte order."""
     if dtype.names:
         sample = np.zeros(shape, dtype)
         for name in dtype.names:
@@ -345,56 +360,68 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
     if dtype.type is np.void:
         raw = np.arange(numbers.size * dtype.itemsize).astype(np.uint8)
         return raw.view(dtype).reshape(shape)
-    # A byte has no order, and all that bools and the smallest integers hold is 0 and 1.
+    # Single bytes have no byte order; bools and the smallest integers can only hold 0 and 1.
     return (numbers % (2 if dtype.itemsize == 1 else 100)).astype(dtype)
 
 
 def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Yield what metadata of Zarr v2 and Zarr v3 that lie beside each other say differently.
+    """Find the differences between the Zarr v2 and Zarr v3 metadata of one array.
 
-    Of codecs their names count, the byte order, and the order of the axes: what values depend on.
+    Codecs are compared by what affects the values: their names, byte order and axis order.
+
+    Parameters
+    ----------
+    old, new : dict
+        The Zarr v2 and the Zarr v3 metadata.
+
+    Yields
+    ------
+    str
+        A property, and its value in each of the two.
 
     Raises
     ------
     Exception
-        As by `v3_document`, if what the old ones say can't be said by new ones.
+        As in `v3_document`, if Zarr v3 can't express the Zarr v2 metadata.
     """
     documents: Any = (v3_document(old, {}), new)
     store = zarr.storage.StorePath(zarr.storage.MemoryStore())
-    said = [_what_counts(zarr.Array(zarr.AsyncArray(document, store))) for document in documents]
-    for what, by_v2 in said[0].items():
-        if by_v2 != said[1][what]:
-            yield f"{what} is {by_v2} by .zarray, {said[1][what]} by zarr.json"
+    of_v2, of_v3 = (
+        _compared_properties(zarr.Array(zarr.AsyncArray(document, store))) for document in documents
+    )
+    for name, value in of_v2.items():
+        if value != of_v3[name]:
+            yield f"{name} is {value} in .zarray, {of_v3[name]} in zarr.json"
 
 
-def _what_counts(array: Any) -> dict[str, Any]:
-    stored = []
+def _compared_properties(array: Any) -> dict[str, Any]:
+    described = []
     for codec in array.metadata.codecs:
         document = codec.to_dict()
         settings = document.get("configuration", {})
         if isinstance(codec, BytesBytesCodec):
-            settings = {}  # how strongly it compresses, for example
-        said = ", ".join(f"{key}={value}" for key, value in sorted(settings.items()))
-        stored.append(f"{document['name'].removeprefix('numcodecs.')}({said})")
+            settings = {}  # decoders do not need the compression level, for example
+        text = ", ".join(f"{key}={value}" for key, value in sorted(settings.items()))
+        described.append(f"{document['name'].removeprefix('numcodecs.')}({text})")
     index = (0,) * len(array.shape)
     fill_value = np.asarray(array.fill_value)
     return {
         "the shape": array.shape,
-        "the shape of chunks": array.chunks,
+        "the chunk shape": array.chunks,
         "the data type": str(pack_dtype(array.dtype)),
         "the fill value": f"{fill_value} ({fill_value.tobytes().hex()})",
-        "the name of the first chunk": array.metadata.encode_chunk_key(index),
-        "how chunks are stored": " ".join(stored),
+        "the key of the first chunk": array.metadata.encode_chunk_key(index),
+        "the list of codecs": " ".join(described),
     }
 
 
 def _byte_order(dtype: AnyDType) -> Endian | None:
-    """Return the byte order of the numbers in a dtype, None where they have none."""
+    """Return the byte order of the numbers in a dtype, or None if they have none."""
     swapped = {">": "big", "<": "little", "=": NATIVE_ENDIAN}
     leaves = {swapped[leaf.byteorder] for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}
     if len(leaves) > 1:
         raise MixedByteOrderError(
-            f"its fields are of both byte orders ({dtype}), which Zarr v3 can't say of a structure"
+            f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
         )
     return leaves.pop() if leaves else None  # type: ignore[return-value]
 
@@ -403,11 +430,12 @@ def _stored_order(codec: Bytes, dtype: AnyDType, filters: list[Any]) -> Endian |
     """Return the byte order in which the bytes codec of Zarr v2 stores the elements."""
     if codec.dtype is None:
         if codec.endian not in (None, NATIVE_ENDIAN):
-            raise ValueError("the bytes codec has no dtype, so what it stores is unknown")
+            raise ValueError("the bytes codec has no dtype, so its byte order is unknown")
         return _byte_order(dtype)
     if not filters and pack_dtype(codec.dtype) != dtype:
         raise ValueError(
-            f"the bytes codec decodes {codec.dtype}, but the array is of {dtype}: one is wrong"
+            f"the bytes codec decodes {codec.dtype}, but the array is of {dtype}: one of them is "
+            "wrong"
         )
     return codec.endian
 
@@ -422,7 +450,7 @@ def _migrated_by_zarr(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise unless an array's first chunk reads the same by both metadata."""
+    """Raise ValueError unless an array's first chunk reads the same with both metadata."""
     documents: Any = (old, new)
     arrays: list[Any] = [zarr.Array(zarr.AsyncArray(document, at)) for document in documents]
     region = first_chunk(arrays[0])
@@ -430,7 +458,7 @@ def _compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any
         return
     values, migrated = (np.asarray(array[region]) for array in arrays)
     if not _are_same(values, migrated):
-        raise ValueError("its first chunk would hold other values as Zarr v3")
+        raise ValueError("its first chunk would read different values as Zarr v3")
 
 
 def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
@@ -440,7 +468,7 @@ def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
 def _write(
     store: zarr.abc.store.Store, path: str, document: Any, documents: dict[str, Any]
 ) -> None:
-    """Write a Zarr v3 document; where the metadata below can't be consolidated, take it back."""
+    """Write a Zarr v3 document; undo that if the metadata below it can't be consolidated."""
     before = documents.get("zarr.json")
     consolidates = ".zmetadata" in documents or "consolidated_metadata" in (before or ())
     key = join(path, "zarr.json")

@@ -92,7 +92,7 @@ def healthy(tmp_path):
 PARTIAL_READS = {
     "plain": "yes",
     "zipped": "no: zstd needs whole chunks",
-    "deep/in/shards": "no: of a shard, zarr reads whole inner chunks",
+    "deep/in/shards": "no: zarr reads whole inner chunks of a shard",
     "bools": "yes",
     "point": "yes",
     "empty": "yes",
@@ -155,7 +155,7 @@ class TestWhatIsWell:
         archive = shutil.make_archive(tmp_path / "healthy", "zip", healthy)
         found = check(archive)
         assert found.keys() == PARTIAL_READS.keys()
-        assert problems(found) == ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is cut off"]
+        assert problems(found) == ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
 
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
         pytest.importorskip("fsspec", reason="pip install '.[stores]'")
@@ -219,8 +219,8 @@ class TestMetadata:
         (found,) = check(path).values()
         assert not found.problems
         assert found.notes == [
-            'codec "endian" is called "bytes" since version 1.0',
-            '"endian" says nothing for uint8; it may be left out',
+            'codec "endian" was renamed to "bytes" in version 1.0',
+            '"endian" has no effect for uint8; it can be omitted',
         ]
 
     def test_data_types_of_older_drafts(self, tmp_path):
@@ -233,14 +233,14 @@ class TestMetadata:
         structured = STRUCT | {"name": "structured"}
         path = write_array(tmp_path / "pairs", None, structured, [BIG], fill_value="AAAA")
         (found,) = check(path).values()
-        assert any("data type structured is of zarr-python alone" in n for n in found.notes)
+        assert any("data type structured is specific to zarr-python" in n for n in found.notes)
 
     @pytest.mark.parametrize(
         ("text", "expected"),
         [
             ("", "its metadata can't be read: JSONDecodeError: "),
             ("{", "its metadata can't be read: JSONDecodeError: "),
-            ("[1]", "its metadata can't be read: TypeError: no JSON object, got [1]"),
+            ("[1]", "its metadata can't be read: TypeError: expected a JSON object, got [1]"),
             ("[" * 100_000, "its metadata can't be read: RecursionError: "),
             ('{"node_type": "array"}', "zarr can't open it: "),
             ('{"node_type": "array", "zarr_format": 3, "data_type": 7}', "zarr can't open it: "),
@@ -324,7 +324,7 @@ class TestMetadata:
     def test_metadata_of_zarr_v2_that_say_nonsense(self, healthy):
         (healthy / "plain/.zarray").write_text('{"zarr_format": 2, "shape": "x"}')
         (problem,) = check(healthy)["plain"].problems
-        assert problem.startswith(".zarray, beside zarr.json, can't be opened: ")
+        assert problem.startswith(".zarray, next to zarr.json, can't be opened: ")
 
     def test_neither_array_nor_group(self, healthy):
         document = json.loads((healthy / "zarr.json").read_text())
@@ -342,9 +342,9 @@ class TestChunks:
     @pytest.mark.parametrize(
         ("num_bytes", "why"),
         [
-            (0, "it is cut off"),
-            (7, "it is cut off"),
-            (9, "of another shape, or compressed"),
+            (0, "it is truncated"),
+            (7, "it is truncated"),
+            (9, "it has another shape or is compressed"),
         ],
     )
     def test_wrong_length(self, tmp_path, num_bytes, why):
@@ -354,7 +354,7 @@ class TestChunks:
     def test_wrong_length_in_zarr_v2(self, healthy):
         healthy.joinpath("v2/bytes/0.0").write_bytes(bytes(5))
         assert problems_of(healthy / "v2/bytes") == [
-            "chunk 0.0 holds 5 bytes, expected 112: it is cut off"
+            "chunk 0.0 holds 5 bytes, expected 112: it is truncated"
         ]
 
     def test_wrong_length_behind_other_codecs(self, tmp_path):
@@ -407,7 +407,7 @@ class TestChunks:
         array[:] = True
         (found,) = check(tmp_path).values()
         assert not found.problems
-        assert found.notes == ["its bools were not looked at: a codec takes nothing else"]
+        assert found.notes == ["its bools were not checked: a codec may need that data type"]
 
     def test_invalid_bools_of_a_compressor_in_zarr_v2(self, tmp_path):
         zarr.create_array(
@@ -469,7 +469,7 @@ class TestChunks:
         write_array(tmp_path / "shard", b"", "int16", [sharded()])
         write_array(tmp_path / "zstd", b"", "int16", [BIG, ZSTD])
         for path, report in check(tmp_path).items():
-            assert report.problems == [f"chunk {path}/c/0 holds 0 bytes: it is cut off"]
+            assert report.problems == [f"chunk {path}/c/0 holds 0 bytes: it is truncated"]
 
     def test_only_the_first_are_listed(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], (100,), chunks=(1,))
@@ -479,7 +479,7 @@ class TestChunks:
         (found,) = check(path).values()
         assert found.num_problems == found.num_chunks == 100
         assert len(found.problems) == 10
-        assert all("holds 1 bytes, expected 2: it is cut off" in p for p in found.problems)
+        assert all("holds 1 bytes, expected 2: it is truncated" in p for p in found.problems)
 
 
 BOMBS = {
@@ -519,7 +519,7 @@ class TestLimits:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 3 * len(bomb) + (4 << 20)
-        assert f"{name} decodes to" in problem or f"{name} says" in problem
+        assert f"{name} decodes to" in problem or f"{name} declares" in problem
         chunk.write_bytes(bomb[: len(bomb) // 2])
         (problem,) = problems_of(tmp_path)
         assert "can't be read" in problem
@@ -542,7 +542,7 @@ class TestLimits:
         monkeypatch.setattr(_bounded, "UNDECLARED_BYTES", 1 << 20)
         (report,) = check(tmp_path).values()
         assert not report.problems
-        assert f"zstd may decode to {3 + 2**21 - 1} bytes" in report.notes[0]
+        assert f"may decode to {3 + 2**21 - 1} bytes" in report.notes[0]
 
     def test_bytes_after_a_frame_of_blosc(self, tmp_path):
         array = zarr.create_array(
@@ -556,7 +556,7 @@ class TestLimits:
         assert not problems_of(tmp_path)
         chunk.write_bytes(raw[:-1])
         (problem,) = problems_of(tmp_path)
-        assert f"blosc says that it takes {len(raw)} bytes, got {len(raw) - 1}" in problem
+        assert f"blosc declares an encoded size of {len(raw)} bytes, got {len(raw) - 1}" in problem
 
     @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in", "ignore:The data type")
     def test_settings_of_lzma_that_are_not_given(self, tmp_path):
@@ -619,18 +619,20 @@ class TestLimits:
         limits = checks.Limits(max_chunk_bytes=15)
         (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
         assert not report.problems
-        assert report.notes == ["its chunks were not decoded: of 16 bytes each, the limit is 15"]
+        assert report.notes == [
+            "its chunks were not decoded: they have 16 bytes each, the limit is 15"
+        ]
         (tmp_path / "c/0").write_bytes(bytes(70_000))
         limits = checks.Limits(max_chunk_bytes=16)
         (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
-        assert report.problems == ["chunk c/0 was not read: it takes 70000 bytes, the limit is 16"]
+        assert report.problems == ["chunk c/0 was not read: it has 70000 bytes, the limit is 16"]
 
     def test_some_chunks(self, healthy, capsys):
         assert main(["check", str(healthy / "plain"), "--max-chunks", "1"]) == 0
         out = capsys.readouterr().out
-        assert "note    1 of 3 chunks were looked at" in out
+        assert "note    1 of 3 chunks were checked" in out
         assert main(["check", str(healthy), "--max-chunk-bytes", "10"]) == 0
-        assert "of 112 bytes each, the limit is 10" in capsys.readouterr().out
+        assert "they have 112 bytes each, the limit is 10" in capsys.readouterr().out
         with pytest.raises(SystemExit):
             main(["check", str(healthy), "--max-chunks", "0"])
 
@@ -654,7 +656,7 @@ class TestKindsOfStores:
         netcdf["refs"]["v/0"][2] = 300
         (tmp_path / "bad.json").write_text(json.dumps(netcdf))
         (problem,) = problems_of(tmp_path / "bad.json")
-        assert problem == "chunk v/0 holds 300 bytes, expected 400: it is cut off"
+        assert problem == "chunk v/0 holds 300 bytes, expected 400: it is truncated"
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     def test_references_in_parquet(self, tmp_path, netcdf):
@@ -724,7 +726,7 @@ class TestKindsOfStores:
         (report,) = checks.check(store)
         assert report.num_chunks == 3
         assert report.notes == [
-            "1000 of 35184372088832 chunks were looked at: the store can't list them"
+            "1000 of 35184372088832 chunks were checked: the store can't list them"
         ]
 
     def test_a_shard_of_a_hundred_million_inner_chunks(self, tmp_path):
@@ -796,7 +798,7 @@ class TestCommand:
         found = json.loads(capsys.readouterr().out)
         assert found["num_problems"] == 1
         assert found["arrays"][0]["problems"] == [
-            "chunk c/0 holds 7 bytes, expected 8: it is cut off"
+            "chunk c/0 holds 7 bytes, expected 8: it is truncated"
         ]
         assert main(["--json", "check", str(tmp_path)]) == 1
         assert json.loads(capsys.readouterr().out) == found
@@ -851,5 +853,5 @@ class TestCommand:
         assert "expected zarr.json or .zarray there" in out
         assert not (tmp_path / "nowhere").exists()
         tmp_path.joinpath("file").write_bytes(b"PK")
-        assert "but no zip file" in self.run(tmp_path / "file", status=2)
+        assert "but not a zip file" in self.run(tmp_path / "file", status=2)
         assert "can't read no://such: " in self.run("no://such", status=2)

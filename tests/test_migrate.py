@@ -455,7 +455,7 @@ class TestCheck:
         document["codecs"][0]["configuration"]["scale"] = 100
         (tmp_path / "zarr.json").write_text(json.dumps(document))
         (report,) = check(zarr.storage.LocalStore(tmp_path))
-        assert "disagree: how chunks are stored is " in report.problems[0]
+        assert "disagree: the list of codecs is " in report.problems[0]
 
     def test_a_codec_of_two_names_is_no_problem(self, tmp_path):
         create(tmp_path, np.arange(4.0), chunks=(4,), compressors=numcodecs.Zstd())
@@ -477,23 +477,23 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("key", "value", "what"),
         [
-            ("shape", [6, 7, 9], "the shape is (6, 7, 8) by .zarray, (6, 7, 9) by zarr.json"),
+            ("shape", [6, 7, 9], "the shape is (6, 7, 8) in .zarray, (6, 7, 9) in zarr.json"),
             (
                 "chunk_grid",
                 {"name": "regular", "configuration": {"chunk_shape": [4, 7, 4]}},
-                "the shape of chunks is (4, 7, 3) by .zarray, (4, 7, 4) by zarr.json",
+                "the chunk shape is (4, 7, 3) in .zarray, (4, 7, 4) in zarr.json",
             ),
-            ("data_type", "int32", "the data type is float32 by .zarray, int32 by zarr.json"),
-            ("fill_value", 1, "the fill value is 0.0 (00000000) by .zarray, 1.0 (0000803f)"),
+            ("data_type", "int32", "the data type is float32 in .zarray, int32 in zarr.json"),
+            ("fill_value", 1, "the fill value is 0.0 (00000000) in .zarray, 1.0 (0000803f)"),
             (
                 "chunk_key_encoding",
                 {"name": "default"},
-                "the name of the first chunk is 0.0.0 by .zarray, c/0/0/0 by zarr.json",
+                "the key of the first chunk is 0.0.0 in .zarray, c/0/0/0 in zarr.json",
             ),
             (
                 "codecs",
                 [{"name": "bytes", "configuration": {"endian": "little"}}],
-                "how chunks are stored is bytes(endian=big) by .zarray, bytes(endian=little)",
+                "the list of codecs is bytes(endian=big) in .zarray, bytes(endian=little)",
             ),
         ],
     )
@@ -527,11 +527,11 @@ class TestCommand:
         write_v2(tmp_path / "bad", **REFUSED["mixed"][0])
         assert main(["migrate", str(tmp_path)]) == 1
         out = capsys.readouterr().out
-        assert "refused\n  MixedByteOrderError: its fields are of both byte orders" in out
+        assert "refused\n  MixedByteOrderError: its fields have both byte orders" in out
 
     def test_a_store_that_can_not_be_written(self, tmp_path, capsys, monkeypatch):
         create(tmp_path, random_array(">i2", SHAPE))
-        with pytest.raises(ValueError, match="read only"):
+        with pytest.raises(ValueError, match="read-only"):
             list(migrate(zarr.storage.LocalStore(tmp_path, read_only=True)))
 
         async def refuse(*_args, **_kwargs):
