@@ -27,13 +27,16 @@ To add a data type of ml_dtypes:
 
 1. Add its registered name to `_ML_DTYPES` in `_dtypes`, and to `_OTHER_NAMES` if its name in
    ml_dtypes is different.
-2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_unused_bits`.
-3. Add a public class below with the registered name as `_zarr_v3_name`, derived from `_Float`,
-   `_Integer` or `_Complex` (with `_part`, the data type of its parts), and from `_HasByteOrder`,
-   too, if a float has more than one byte. `_register` finds it by itself.
+2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_unused_bits`. If it
+   is complex with parts of other than 2 bytes, extend `copied_as` in `_dtypes`.
+3. Add a public class below with the registered name as `_zarr_v3_name`; `_register` finds it.
+   Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte), `_Integer` (fewer
+   than 8 bits), or `_Complex` (with `_part`, the data type of its parts).
 4. Add a case with `_ml` to `CASES` in ``tests/data_types.py``, then write the golden arrays with
-   ``python tests/conformance/write_golden.py``. Bugs of other implementations go to `misreads` and
-   `miswrites` in ``tests/conformance/peers.py``.
+   ``python tests/conformance/write_golden.py`` (needs the other implementations, or the names of
+   those that are installed). List their bugs in ``tests/conformance/peers.py``, in `misreads` and
+   `miswrites`.
+5. Add it to the tables above and in README.md.
 
 To add another name of a NumPy dtype, add it to `dtype_of_name` in `_configuration`, add a class
 below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), and add the name to

@@ -440,7 +440,7 @@ class TestConfiguration:
             ({"dtype": []}, ValueError, "at least one byte long"),
             ({"dtype": "S"}, ValueError, "at least one byte long"),
             ({"dtype": "U0"}, ValueError, "at least one byte long"),
-            ({"dtype": "(2,)i4"}, ValueError, "an array its base type"),
+            ({"dtype": "(2,)i4"}, ValueError, "replace a subarray type by its base type"),
             ({"dtype": "O"}, TypeError, "cannot store data type object"),
             ({"dtype": [["a", "<i4"], ["b", "|O"]]}, TypeError, "cannot store data type"),
             ({"dtype": np.dtypes.StringDType()}, TypeError, "cannot store data type"),

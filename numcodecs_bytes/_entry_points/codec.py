@@ -27,10 +27,11 @@ def _make_default() -> None:
     # Whatever can fail comes first: a default that zarr can't import would break all arrays.
     from_outside = config.collect().get("codecs", {}).get("bytes", _CODEC_PATH)
     config_set = type(config.set({}))
-    # A `with zarr.config.set(...)` that is open now restores the values it replaced when it ends,
-    # zarr's own default among them. If a program's first array is opened inside one, zarr would go
-    # back to its own codec for the rest of the process and read whole chunks, with nothing to say
-    # why. donfig keeps no list of its open scopes: only the garbage collector knows them.
+    # A `with zarr.config.set(...)` of "codecs" or "codecs.bytes" that is open now restores the
+    # value it replaced, zarr's own default, when it ends. A program whose first array is opened
+    # inside it would go back to zarr's own codec for the rest of the process, and read whole chunks
+    # with nothing to say why. donfig keeps no list of open scopes, so only the garbage collector
+    # can find them.
     open_scopes = [s for s in gc.get_referrers(config_set) if type(s) is config_set]
 
     def replace_zarrs_own() -> None:

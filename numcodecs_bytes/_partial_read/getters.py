@@ -43,7 +43,7 @@ class OnLoop:
         return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
 
     async def run(self, read: Callable[[IsWanted], T], *, in_thread: bool) -> T:
-        """Call `read` with a function that says whether the result is still wanted."""
+        """Return the result of `read`, called with a function that says if it is still wanted."""
         if not in_thread:
             return read(lambda: True)
         cancelled: list[bool] = []  # a thread can't be cancelled, only asked to stop

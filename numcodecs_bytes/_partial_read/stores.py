@@ -1,7 +1,7 @@
 """Everything specific to stores: how to read parts of a chunk, and what can be relied on.
 
 Range requests are an optimization, used only if they are known to be reliable. In doubt a chunk is
-read whole, like zarr's own codec does: by the byte getter's `get`, or `get_sync` in zarr's fused
+read whole, as zarr's own codec does: by the byte getter's `get`, or `get_sync` in zarr's fused
 pipeline.
 
 | store                             | parts of a chunk | its length      | one version      |
@@ -24,7 +24,7 @@ are known to come from the same version of it.
 
 A store has its own line only if it is exactly that class, with zarr's own methods, and is accessed
 through an exact `StorePath`: an overridden method must be called. Everything else is "any other",
-unless it wraps something that does not support reliable range requests.
+or read whole if it wraps something without reliable range requests.
 
 Ranges are requested with the byte getter's own `get`, not with `Store.get_ranges`: a wrapper that
 overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses it.
