@@ -1,18 +1,72 @@
-"""Fixtures: both codec pipelines, and zarr's config as it was."""
+"""Fixtures: codec pipelines and counting stores; and which tests are run.
+
+A test with the mark `matrix` has many combinations of parameters. Unless NUMCODECS_BYTES_TESTS is
+"all", as many of them are run as it takes for each value of each parameter to occur.
+"""
+
+import importlib.util
 
 import pytest
 import zarr
+from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, CountingStore, CountingSyncStore
 
 if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
     import numcodecs_bytes.zarr_data_types  # noqa: F401
 
-PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
-if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
-    PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
+# Modules that tests skip without, by the extra that installs them.
+OPTIONAL = {
+    "interop": ["tensorstore", "zarrs"],
+    "stores": ["aiohttp", "fsspec", "moto", "obstore", "s3fs"],
+    "examples": ["astropy", "dask", "distributed", "icechunk", "kerchunk", "virtualizarr"],
+    "ecosystem": ["anndata", "fastparquet", "h5py", "imagecodecs", "ome_zarr", "tifffile"],
+}
 
-OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.PartialReadPipeline"]
-if len(PIPELINES) > 1:
-    OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedPartialReadPipeline")
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
+
+
+def pytest_report_header():
+    header = ["numcodecs_bytes: every combination of parameters, every example"]
+    if not EVERYTHING:
+        header = [
+            "numcodecs_bytes: a sample of the long matrices (the rest is deselected)",
+            "numcodecs_bytes: a tenth of the examples that hypothesis draws",
+            "numcodecs_bytes: to run all: NUMCODECS_BYTES_TESTS=all python -m pytest",
+        ]
+    without = [extra for extra, modules in OPTIONAL.items() if not all(map(_is_there, modules))]
+    if without:
+        header.append(
+            "numcodecs_bytes: tests of what is not installed are skipped; to run them: "
+            f'pip install -e ".[test,{",".join(without)}]"'
+        )
+    return header
+
+
+def _is_there(module):
+    return importlib.util.find_spec(module) is not None
+
+
+def pytest_collection_modifyitems(config, items):
+    if EVERYTHING:
+        return
+    matrices = {}
+    for item in items:
+        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+            matrices.setdefault((item.parent, item.originalname), []).append(item)
+    left_out = {item for matrix in matrices.values() for item in set(matrix) - set(_sample(matrix))}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _sample(matrix):
+    """Yield items until each value of each parameter occurs, first those with the most new ones."""
+    values = {item: set(item.callspec.indices.items()) for item in matrix}
+    missing = set().union(*values.values())
+    while missing:
+        best = max(matrix, key=lambda item: len(values[item] & missing))
+        missing -= values[best]
+        yield best
 
 
 @pytest.fixture(params=PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
@@ -27,6 +81,16 @@ def our_pipeline(request):
     """Run a test in this package's pipelines, over zarr's default and its fused one."""
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
+
+
+@pytest.fixture(params=["asynchronous", "synchronous"])
+def counting(request, tmp_path):
+    """Return a counting store on tmp_path, read through the event loop or not."""
+    if request.param == "asynchronous":
+        return CountingStore(zarr.storage.LocalStore(tmp_path))
+    store = CountingSyncStore(tmp_path)
+    store.requests = []
+    return store
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from test_zarr import bytes_codec, write_array
+from helpers import HAS_STRUCT, bytes_codec, sharded, write_array, write_v2
 
 import numcodecs_bytes
 from numcodecs_bytes import _bounded, _check_chunks, _hierarchy
@@ -27,20 +27,13 @@ from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
 BIG = bytes_codec("big")
+SHARDS = sharded([2], BIG)
+NO_INDEX_ENDIAN = sharded([2], BIG, index_codecs=[bytes_codec(), {"name": "crc32c"}])
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 STRUCT = {
-    "name": "struct" if hasattr(zarr.dtype, "Struct") else "structured",
+    "name": "struct" if HAS_STRUCT else "structured",
     "configuration": {"fields": [["a", "int16"], ["b", "bool"]]},
 }
-
-
-def sharded(index_endian="little"):
-    configuration = {
-        "chunk_shape": [2],
-        "codecs": [BIG],
-        "index_codecs": [bytes_codec(index_endian), {"name": "crc32c"}],
-    }
-    return {"name": "sharding_indexed", "configuration": configuration}
 
 
 def check(location):
@@ -210,7 +203,7 @@ class TestMetadata:
         (problem,) = problems_of(path)
         assert 'the bytes codec has no "endian"' in problem
 
-        path = write_array(tmp_path / "index", None, "int16", [sharded(None)])
+        path = write_array(tmp_path / "index", None, "int16", [NO_INDEX_ENDIAN])
         (problem,) = problems_of(path)
         assert 'the bytes codec has no "endian", which uint64 needs' in problem
 
@@ -266,9 +259,8 @@ class TestMetadata:
         assert check(healthy).keys() == PARTIAL_READS.keys()
 
     def test_missing_endian_of_an_index_behind_a_filter(self, tmp_path):
-        shard = sharded(None)
         delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}}
-        shard["configuration"]["codecs"] = [delta, BIG]
+        shard = sharded([2], delta, BIG, index_codecs=[bytes_codec(), {"name": "crc32c"}])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             path = write_array(tmp_path, None, "int16", [shard])
@@ -288,26 +280,13 @@ class TestMetadata:
     def test_configurations_that_read_wrong_in_zarr_v2(
         self, tmp_path, dtype, configuration, expected
     ):
-        document = {
-            "zarr_format": 2,
-            "shape": [2],
-            "chunks": [2],
-            "dtype": dtype,
-            "fill_value": 0,
-            "order": "C",
-            "filters": [{"id": "bytes", **configuration}],
-            "compressor": None,
-        }
-        tmp_path.joinpath(".zarray").write_text(json.dumps(document))
+        write_v2(tmp_path, None, dtype, [2], filters=[{"id": "bytes", **configuration}])
         (problem,) = problems_of(tmp_path)
         assert problem.startswith(expected)
 
     def test_a_swap_of_unknown_elements(self, tmp_path):
         """The codec refuses every chunk of it, those of one byte, too."""
-        settings = {"filters": [{"id": "bytes", "endian": "big"}], "dtype": "|u1"}
-        document = {"zarr_format": 2, "shape": [4], "chunks": [4], "order": "C", "fill_value": 0}
-        document |= {"compressor": None}
-        (tmp_path / ".zarray").write_text(json.dumps(document | settings))
+        write_v2(tmp_path, None, "|u1", filters=[{"id": "bytes", "endian": "big"}])
         (problem,) = problems_of(tmp_path)
         assert problem.startswith("the bytes codec has no dtype, which it needs to store uint8")
 
@@ -366,7 +345,7 @@ class TestChunks:
         )
 
         path = tmp_path / "shards"
-        write_array(path, None, "int16", [sharded()])
+        write_array(path, None, "int16", [SHARDS])
         zarr.open_array(path)[:] = 1
         shard = path / "c/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
@@ -429,7 +408,7 @@ class TestChunks:
 
     def test_inner_chunks_of_large_shards_are_read_one_by_one(self, tmp_path, monkeypatch):
         path = tmp_path / "shards"
-        write_array(path, None, "int16", [sharded()])
+        write_array(path, None, "int16", [SHARDS])
         zarr.open_array(path)[:] = [1, 2, 3, 4]
         whole = check(path)[""]
         monkeypatch.setattr(_check_chunks, "READ_BYTES", 4)
@@ -466,7 +445,7 @@ class TestChunks:
 
     def test_empty_files(self, tmp_path):
         """zarr 3.1.6 reads an empty shard as one of fill values."""
-        write_array(tmp_path / "shard", b"", "int16", [sharded()])
+        write_array(tmp_path / "shard", b"", "int16", [SHARDS])
         write_array(tmp_path / "zstd", b"", "int16", [BIG, ZSTD])
         for path, report in check(tmp_path).items():
             assert report.problems == [f"chunk {path}/c/0 holds 0 bytes: it is truncated"]

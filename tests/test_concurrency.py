@@ -195,7 +195,7 @@ class TestSharedCodecs:
     @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
     @pytest.mark.filterwarnings("ignore:The data type:FutureWarning")
     def test_threads_share_an_instance_of_zarrs_codec(self):
-        from test_zarr import spec_of  # noqa: PLC0415 # which imports what children must not
+        from helpers import spec_of  # noqa: PLC0415 # which children do without
 
         shared = get_codec_class("bytes")(endian="big")
         specs = [spec_of((2, 3), np.dtype(dtype).newbyteorder("=")) for dtype in self.DTYPES]

@@ -7,7 +7,7 @@ other byte order, no implicit conversion to NumPy.
 import numpy as np
 import pytest
 from data_types import CASES, ENDIANS
-from test_zarr import bytes_codec, spec_of, write_array
+from helpers import bytes_codec, spec_of, write_array
 
 from numcodecs_bytes.zarr import BytesCodec
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from test_pipeline import DTYPES, random_array
+from helpers import CHUNKS, DTYPES, HAS_STRUCT, SHAPE, random_array, write_v2
 from zarr.core.buffer import default_buffer_prototype
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Consolidated metadata",
     "ignore:Numcodecs codecs are not in the Zarr version 3",
 )
-SHAPE, CHUNKS = (6, 7, 8), (4, 7, 3)
 BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3")]
-HAS_STRUCT = hasattr(zarr.dtype, "Struct")
 if HAS_STRUCT:  # zarr 3.1.6 reads no nested structure of Zarr v2
     BIG.append(("e", [("f", ">u2"), ("g", ">U2")]))
 LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
@@ -282,21 +280,6 @@ REFUSED = {
 }
 
 
-def write_v2(path, **settings):
-    document = {
-        "zarr_format": 2,
-        "shape": [4],
-        "chunks": [4],
-        "dtype": "<f4",
-        "order": "C",
-        "fill_value": 0,
-        "filters": None,
-        "compressor": None,
-    }
-    path.mkdir(parents=True)
-    (path / ".zarray").write_text(json.dumps(document | settings))
-
-
 class TestHierarchies:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -328,7 +311,7 @@ class TestHierarchies:
     def test_what_is_refused_keeps_the_groups_above_it(self, folder, name):
         """Their Zarr v3 metadata would hide it."""
         settings, reason = REFUSED[name]
-        write_v2(folder / "deep/bad", **settings)
+        write_v2(folder / "deep/bad", None, **({"dtype": "<f4"} | settings))
         found = migrated(folder)
         assert found["deep/bad"].status == "refused"
         assert reason in found["deep/bad"].reasons[0]
@@ -524,7 +507,7 @@ class TestCommand:
         assert main(["migrate", str(tmp_path)]) == 1
         assert "no Zarr v2 metadata" in capsys.readouterr().out
         assert main(["migrate", str(tmp_path / "nowhere")]) == 2
-        write_v2(tmp_path / "bad", **REFUSED["mixed"][0])
+        write_v2(tmp_path / "bad", None, **REFUSED["mixed"][0])
         assert main(["migrate", str(tmp_path)]) == 1
         out = capsys.readouterr().out
         assert "refused\n  MixedByteOrderError: its fields have both byte orders" in out

@@ -21,8 +21,17 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from data_types import CASES, ENDIANS
-from test_zarr import bytes_codec, spec_of, write_array
+from helpers import (
+    BY_ENDIAN,
+    ZARR_CASES,
+    bytes_codec,
+    create,
+    ignore_unstable_data_types,
+    random_selections,
+    select,
+    spec_of,
+    write_array,
+)
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
@@ -31,110 +40,16 @@ from numcodecs_bytes._partial_read import stores
 from numcodecs_bytes._partial_read.stores import answering
 from numcodecs_bytes.zarr import BytesCodec
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The data type:FutureWarning",
-    "ignore:.*does not have a Zarr V3 specification",
-)
+pytestmark = ignore_unstable_data_types
 MIB = 1 << 20
 DATA = np.arange(100, 124).reshape(4, 6)
-
-
-class CountingStore(zarr.storage.WrapperStore):
-    """Count what is asked of a store for chunks, and answer as told."""
-
-    _supports_sync_io = False  # what the fused pipeline asks
-
-    def __init__(self, store):
-        super().__init__(store)
-        self.requests = []
-        self.answer = lambda _, buffer: buffer
-
-    async def get(self, key, prototype, byte_range=None):
-        buffer = await super().get(key, prototype, byte_range)
-        return self._count(key, byte_range, buffer)
-
-    def _count(self, key, byte_range, buffer):
-        if key.rpartition("/")[2].startswith((".z", "zarr.")):  # metadata
-            return buffer
-        self.requests.append((key, byte_range, 0 if buffer is None else len(buffer)))
-        return self.answer(len(self.requests), buffer)
-
-    @property
-    def num_bytes(self):
-        return sum(num_bytes for _, _, num_bytes in self.requests)
-
-
-class CountingSyncStore(zarr.storage.LocalStore):
-    """The same for a store that is read synchronously."""
-
-    requests = ()
-    answer = staticmethod(lambda _, buffer: buffer)
-    _count = CountingStore._count
-    num_bytes = CountingStore.num_bytes
-
-    def get_sync(self, key, *, prototype=None, byte_range=None):
-        buffer = super().get_sync(key, prototype=prototype, byte_range=byte_range)
-        return self._count(key, byte_range, buffer)
-
-    async def get(self, key, prototype=None, byte_range=None):
-        buffer = await super().get(key, prototype, byte_range)
-        return self._count(key, byte_range, buffer)
-
-
-@pytest.fixture(params=["asynchronous", "synchronous"])
-def counting(request, tmp_path):
-    """Return a counting store on tmp_path, read through the event loop or not."""
-    if request.param == "asynchronous":
-        return CountingStore(zarr.storage.LocalStore(tmp_path))
-    store = CountingSyncStore(tmp_path)
-    store.requests = []
-    return store
-
-
-def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
-    return zarr.create_array(
-        store,
-        shape=shape,
-        chunks=chunks or shape,
-        dtype=dtype,
-        compressors=None,
-        serializer=BytesCodec(endian=endian),
-        **kwargs,
-    )
-
-
-def random_selections(rng, shape, num):
-    """Yield ways to select, each with what NumPy selects likewise."""
-
-    def slices(n):
-        start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
-        return slice(start, stop, rng.choice([None, 1, 2, 3]))
-
-    def integers(n):
-        return np.array([rng.randrange(n) for _ in range(rng.randint(1, 6))])
-
-    for _ in range(num):
-        basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
-        yield "basic", basic, lambda a, s=basic: a[s]
-        mesh = tuple(integers(n) if rng.random() < 0.7 else slices(n) for n in shape)
-        indices = [np.arange(n)[s] for n, s in zip(shape, mesh, strict=True)]
-        yield "oindex", mesh, lambda a, i=indices: a[np.ix_(*i)]
-        num_points = rng.randint(1, 8)
-        points = tuple(np.array([rng.randrange(n) for _ in range(num_points)]) for n in shape)
-        yield "vindex", points, lambda a, s=points: a[s]
-        mask = np.array([rng.random() < 0.2 for _ in range(np.prod(shape))]).reshape(shape)
-        yield "vindex", mask, lambda a, s=mask: a[s]
-
-
-def select(array, way, selection):
-    return array[selection] if way == "basic" else getattr(array, way)[selection]
 
 
 @pytest.mark.usefixtures("pipeline")
 class TestRight:
     @pytest.mark.parametrize("max_gap_bytes", [0, 100, None])
-    @pytest.mark.parametrize("endian", ENDIANS)
-    @pytest.mark.parametrize("case", [c for c in CASES if c.zarr_v3], ids=lambda c: c.name)
+    @BY_ENDIAN
+    @pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
     def test_every_data_type_and_selection(self, tmp_path, counting, case, endian, max_gap_bytes):
         shape, chunks = (7, 5, 6), (4, 5, 3)
         rng = random.Random(str((case.name, endian, max_gap_bytes)))  # noqa: S311

@@ -1,7 +1,6 @@
 """The pipelines that read parts of Zarr v2 and transposed chunks, against NumPy and zarr alone."""
 
 import itertools
-import json
 import os
 import pickle
 import random
@@ -14,11 +13,17 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from test_partial_read import (  # noqa: F401 # a fixture
+from helpers import (
+    CHUNKS,
+    DTYPES,
+    HAS_STRUCT,
+    SHAPE,
+    ZARRS_PIPELINE,
     CountingStore,
-    counting,
+    random_array,
     random_selections,
     select,
+    write_v2,
 )
 from zarr.codecs import TransposeCodec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
@@ -34,27 +39,7 @@ pytestmark = [
     ),
     pytest.mark.usefixtures("our_pipeline"),
 ]
-ZARRS = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-HAS_STRUCT = hasattr(zarr.dtype, "Struct")
-SHAPE, CHUNKS = (6, 7, 8), (4, 7, 3)
-DTYPES = ["?", "i1", "<u2", ">i4", "<f8", ">c16", ">M8[s]", "<m8[ms]", ">U3", "S5", "V6"]
 STRUCT = [("a", ">i4"), ("b", "<f8"), ("c", "?")]
-
-
-def random_array(dtype, shape=SHAPE):
-    """Return an array of random elements, each of them valid."""
-    dtype, rng = np.dtype(dtype), np.random.default_rng(0)
-    if dtype.names:
-        array = np.zeros(shape, dtype)
-        for name in dtype.names:
-            array[name] = random_array(dtype[name].base, array[name].shape)
-        return array
-    if dtype.kind in "fc":
-        return rng.random(shape).astype(dtype)
-    if dtype.kind in "SU":
-        return rng.integers(0, 99, shape).astype(dtype)
-    raw = rng.integers(0, 2 if dtype.kind == "b" else 256, (*shape, dtype.itemsize), np.uint8)
-    return raw.view(dtype).reshape(shape)
 
 
 def assert_reads_as(path, data, seed=0):
@@ -92,9 +77,7 @@ class TestV2:
         settings = {"filters": None, "compressors": None}
         if where != "raw":
             settings[where] = [codec] if where == "filters" else codec
-        with zarr.config.set(
-            {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
-        ):
+        with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
             array = zarr.create_array(
                 tmp_path,
                 shape=SHAPE,
@@ -112,12 +95,7 @@ class TestV2:
     @pytest.mark.parametrize("order", ["C", "F"])
     def test_bytes_that_others_wrote(self, tmp_path, order):
         data = np.arange(24, dtype=">i2").reshape(4, 6)
-        metadata = (
-            '{"zarr_format": 2, "shape": [4, 6], "chunks": [4, 6], "dtype": ">i2", '
-            f'"order": "{order}", "compressor": null, "filters": null, "fill_value": 0}}'
-        )
-        (tmp_path / ".zarray").write_text(metadata)
-        (tmp_path / "0.0").write_bytes(data.tobytes(order=order))
+        write_v2(tmp_path, data.tobytes(order=order), ">i2", [4, 6], order=order)
         assert_reads_as(tmp_path, data)
 
     @pytest.mark.parametrize("selection", [slice(None), slice(0, 2)], ids=str)
@@ -178,7 +156,7 @@ class TestTransposed:
         data = random_array(dtype)
         zarrs_own = {
             "codecs.bytes": f"{kind.__module__}.{kind.__qualname__}",
-            "codec_pipeline.path": ZARRS,
+            "codec_pipeline.path": ZARRS_PIPELINE,
         }
         with zarr.config.set(zarrs_own):
             array = zarr.create_array(
@@ -272,7 +250,7 @@ CREATE = {
 
 class TestOnlyWhatIsSelected:
     @pytest.mark.parametrize("create", CREATE.values(), ids=CREATE)
-    def test_bytes_and_requests(self, tmp_path, counting, create):  # noqa: F811
+    def test_bytes_and_requests(self, tmp_path, counting, create):
         """Of column-major chunks, a column is what a row is of others."""
         data = np.random.default_rng(0).random((200, 300))
         create(tmp_path, data.shape, (100, 150))[...] = data
@@ -304,7 +282,7 @@ class TestOnlyWhatIsSelected:
             len(positions) < 500  # a slow machine, where gaps are read over
         )
 
-    def test_missing_chunks(self, tmp_path, counting):  # noqa: F811
+    def test_missing_chunks(self, tmp_path, counting):
         create_v2(tmp_path, (4, 4), (2, 4), fill_value=7)[:2] = 1
         assert zarr.open_array(counting)[:, 1].tolist() == [1, 1, 7, 7]
 
@@ -362,21 +340,11 @@ class TestWhatItHandsOn:
     )
     def test_a_filter_of_another_data_type(self, tmp_path, dtype, codec):
         """Whatever zarr makes of it, it is the same."""
-        metadata = {
-            "zarr_format": 2,
-            "shape": [4],
-            "chunks": [4],
-            "dtype": dtype,
-            "order": "C",
-            "compressor": None,
-            "filters": [codec.get_config()],
-            "fill_value": 0,
-        }
+        settings = {"filters": [codec.get_config()]}
         if dtype == "|V8":
-            metadata["fill_value"] = None
-        (tmp_path / ".zarray").write_text(json.dumps(metadata))
-        (tmp_path / "0").write_bytes(np.arange(4.0).tobytes())
-        with zarr.config.set({"codec_pipeline.path": ZARRS}):
+            settings["fill_value"] = None
+        write_v2(tmp_path, np.arange(4.0).tobytes(), dtype, **settings)
+        with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
             expected = outcome(opened(tmp_path))
         assert outcome(opened(tmp_path)) == expected
 

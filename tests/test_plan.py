@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from helpers import bounded
+from hypothesis import given
 from hypothesis import strategies as st
 
 from numcodecs_bytes._copy import copy_pieces, select_fetched
@@ -76,7 +77,7 @@ def fewest(selection, shape, item_size, merging, axis_order):
     return int(items.size > 0) + int((~read).sum()), items.size * item_size + int(gaps[read].sum())
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@bounded(1000)
 @given(cases())
 def test_plan_fetch_and_place_give_what_numpy_selects(case):
     selection, shape, item_size, _, axis_order = case
@@ -100,7 +101,7 @@ def test_plan_fetch_and_place_give_what_numpy_selects(case):
     assert (plan.ranges.starts < plan.ranges.ends).all()
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@bounded(1000)
 @given(cases())
 def test_no_other_plan_is_cheaper(case):
     max_gap_bytes = case[3].max_gap_bytes
@@ -189,7 +190,7 @@ def test_a_range_with_gaps_is_no_longer_than_two_blocks():
     assert whole_rows.num_requests == 20  # a piece is never cut
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@bounded(300)
 @given(cases(), st.integers(1, 50), st.sampled_from([0, 10, 10**9]))
 def test_ranges_split_anywhere_are_the_same_ranges(case, num, num_bytes):
     ranges = plan_read(*case).ranges
@@ -205,7 +206,7 @@ def test_ranges_split_anywhere_are_the_same_ranges(case, num, num_bytes):
     np.testing.assert_array_equal(np.concatenate([[], *halves]), fetch(ranges, raw))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@bounded(300)
 @given(cases(), st.integers(0, 50))
 def test_ranges_without_their_first_pieces_are_those_of_the_others(case, num):
     ranges = plan_read(*case).ranges
@@ -215,7 +216,7 @@ def test_ranges_without_their_first_pieces_are_those_of_the_others(case, num):
         np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@bounded(300)
 @given(cases(), st.sampled_from([1, 20, 10**9]))
 def test_contiguous_ranges_have_the_same_pieces(case, block_bytes):
     ranges = plan_read(*case).ranges

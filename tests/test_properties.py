@@ -8,7 +8,6 @@ import contextlib
 import functools
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -20,10 +19,12 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from conftest import PIPELINES
 from data_types import CASES, ENDIANS, LAYOUTS
-from fuzz_bytes import NESTED_V2, check_document, check_one, seed_inputs, stored_bytes
-from hypothesis import HealthCheck, given, settings
+from fuzz_bytes import check_document, check_one, seed_inputs
+from fuzz_mutator import NESTED_V2
+from fuzz_oracle import stored_bytes
+from helpers import HAS_STRUCT, PIPELINES, ZARR_CASES, bounded, ignore_unstable_data_types, metadata
+from hypothesis import given
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -32,7 +33,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from test_zarr import HAS_STRUCT, metadata
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
@@ -40,23 +40,7 @@ from numcodecs_bytes import Bytes
 from numcodecs_bytes._dtypes import leaf_dtypes, ml_dtype_name
 from numcodecs_bytes.zarr import BytesCodec
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The data type:FutureWarning",
-    "ignore:.*does not have a Zarr V3 specification",
-)
-MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
-
-
-def bounded(max_examples, **more):
-    return settings(
-        max_examples=MAX_EXAMPLES or max_examples,
-        derandomize=not MAX_EXAMPLES,
-        database=None,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-        **more,
-    )
-
+pytestmark = ignore_unstable_data_types
 
 # Data types and arrays of any bytes: NaN payloads, invalid bools and code points, NaT.
 
@@ -249,7 +233,7 @@ class ArrayHistory(RuleBasedStateMachine):
 
     @initialize(
         data=st.data(),
-        case=st.sampled_from([case for case in CASES if case.zarr_v3]),
+        case=st.sampled_from(ZARR_CASES),
         endian=st.sampled_from(ENDIANS),
         kind=st.sampled_from(["memory", "local", "asynchronous"]),
         sides=st.lists(st.integers(1, 6), min_size=1, max_size=3),

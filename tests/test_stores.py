@@ -27,7 +27,7 @@ import pytest
 import zarr
 import zarr.experimental.cache_store
 import zarr.storage
-from test_partial_read import create, random_selections, select
+from helpers import create, random_selections, select
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._partial_read import getters, stores

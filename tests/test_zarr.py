@@ -21,38 +21,26 @@ import zarr
 import zarr.codecs
 import zarr.codecs.numcodecs
 import zarr.storage
-from data_types import CASES, ENDIANS, LAYOUTS, RECORD, SIMPLE, flat_bytes, laid_out
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import BufferPrototype, cpu, default_buffer_prototype
-from zarr.dtype import parse_dtype
+from data_types import ENDIANS, RECORD, SIMPLE, flat_bytes, laid_out
+from helpers import (
+    BY_ENDIAN,
+    BY_LAYOUT,
+    HAS_STRUCT,
+    ZARR_CASES,
+    bytes_codec,
+    ignore_unstable_data_types,
+    sharded,
+    spec_of,
+    write_array,
+)
+from zarr.core.buffer import BufferPrototype, cpu
 
 from numcodecs_bytes._dtypes import NATIVE_ENDIAN, has_byte_order
 from numcodecs_bytes.zarr import BytesCodec
 
 ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
-HAS_STRUCT = hasattr(zarr.dtype, "Struct")
-ZARR_CASES = [c for c in CASES if c.zarr_v3]
 BY_NAME = pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
-BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
-BY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
-ignore_unstable_data_types = pytest.mark.filterwarnings(
-    # Of data types that Zarr v3 does not specify; which they are differs between zarr versions.
-    "ignore:The data type:FutureWarning",
-    "ignore:.*does not have a Zarr V3 specification",
-    "ignore:.*Numcodecs codecs are not in the Zarr version 3 specification",
-)
 pytestmark = ignore_unstable_data_types
-
-
-def spec_of(shape, dtype, prototype=None):
-    data_type = parse_dtype(np.dtype(dtype), zarr_format=3)
-    return ArraySpec(
-        shape=shape,
-        dtype=data_type,
-        fill_value=data_type.default_scalar(),
-        config=ArrayConfig.from_dict({}),
-        prototype=prototype or default_buffer_prototype(),
-    )
 
 
 def encode(codec, array, spec):
@@ -63,39 +51,6 @@ def encode(codec, array, spec):
 def decode(codec, stored, spec):
     buffer = spec.prototype.buffer.from_bytes(stored)
     return codec.evolve_from_array_spec(spec)._decode_sync(buffer, spec).as_ndarray_like()
-
-
-def metadata(data_type, codecs, shape=(4,), chunks=None, fill_value=0):
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": shape,
-        "data_type": data_type,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": chunks or shape},
-        },
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": fill_value,
-        "codecs": codecs,
-        "attributes": {},
-    }
-
-
-def write_array(path, stored, *args, **kwargs):
-    """Write a single-chunk array by hand, with no code of zarr's or ours."""
-    path.mkdir(parents=True, exist_ok=True)
-    document = metadata(*args, **kwargs)
-    (path / "zarr.json").write_text(json.dumps(document))
-    if stored is not None:
-        chunk = path.joinpath("c", *("0" for _ in document["shape"]))
-        chunk.parent.mkdir(parents=True, exist_ok=True)
-        chunk.write_bytes(stored)
-    return path
-
-
-def bytes_codec(endian=None, name="bytes"):
-    return {"name": name, **({"configuration": {"endian": endian}} if endian else {})}
 
 
 class TestStoredBytes:
@@ -204,15 +159,9 @@ class TestCodecChains:
 
     def test_sharding_uses_the_codec_inside_and_for_the_index(self, tmp_path, endians):
         inner, index = endians
-        sharding = {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [2, 3],
-                "codecs": [bytes_codec(inner)],
-                "index_codecs": [bytes_codec(index), {"name": "crc32c"}],
-            },
-        }
-        data, opened = self.round_trip(tmp_path, [sharding])
+        index_codecs = [bytes_codec(index), {"name": "crc32c"}]
+        shards = sharded([2, 3], bytes_codec(inner), index_codecs=index_codecs)
+        data, opened = self.round_trip(tmp_path, [shards])
         (codec,) = opened.metadata.codecs
         assert type(codec.codecs[0]) is type(codec.index_codecs[0]) is BytesCodec
         shard = (tmp_path / "c/0/0").read_bytes()
@@ -303,16 +252,9 @@ class TestInvalidBools:
     @pytest.mark.parametrize("endian", [None, "little", "big"])
     def test_in_a_shard_that_is_read_whole(self, tmp_path, endian):
         """The fused pipeline reads dense shards without calling the codec."""
-        sharding = {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [2],
-                "codecs": [bytes_codec(endian)],
-                "index_codecs": [bytes_codec("little")],
-            },
-        }
+        shards = sharded([2], bytes_codec(endian), index_codecs=[bytes_codec("little")])
         shard = self.STORED + struct.pack("<4Q", 0, 2, 2, 2)
-        opened = zarr.open_array(write_array(tmp_path, shard, "bool", [sharding]))
+        opened = zarr.open_array(write_array(tmp_path, shard, "bool", [shards]))
         assert opened[:].tobytes() == self.RIGHT
         assert opened[2:].tobytes() == self.RIGHT[2:]
 
@@ -337,23 +279,16 @@ class TestMetadata:
     @pytest.mark.parametrize(
         "data_type", ["int16", "float64", "complex64", {"name": "fixed_length_utf32"}]
     )
-    @pytest.mark.parametrize("sharded", [False, True])
+    @pytest.mark.parametrize("is_sharded", [False, True])
     def test_missing_endian_is_an_error_when_the_array_is_opened(
-        self, tmp_path, data_type, sharded
+        self, tmp_path, data_type, is_sharded
     ):
         """But zarr 3.1.6 takes it as native, with this package and without."""
         if isinstance(data_type, dict):
             data_type = {**data_type, "configuration": {"length_bytes": 8}}
         codec = bytes_codec()
-        if sharded:
-            codec = {
-                "name": "sharding_indexed",
-                "configuration": {
-                    "chunk_shape": [4],
-                    "codecs": [codec],
-                    "index_codecs": [bytes_codec("little")],
-                },
-            }
+        if is_sharded:
+            codec = sharded([4], codec, index_codecs=[bytes_codec("little")])
         fill_value = "" if isinstance(data_type, dict) else 0
         fill_value = [0, 0] if data_type == "complex64" else fill_value
         path = write_array(tmp_path, None, data_type, [codec], fill_value=fill_value)
@@ -367,15 +302,8 @@ class TestMetadata:
             zarr.open_array(path)
 
     def test_missing_endian_of_the_shard_index_is_an_error(self, tmp_path):
-        sharding = {
-            "name": "sharding_indexed",
-            "configuration": {
-                "chunk_shape": [4],
-                "codecs": [bytes_codec()],
-                "index_codecs": [bytes_codec()],
-            },
-        }
-        path = write_array(tmp_path, bytes(4) + struct.pack("<2Q", 0, 4), "int8", [sharding])
+        shards = sharded([4], bytes_codec(), index_codecs=[bytes_codec()])
+        path = write_array(tmp_path, bytes(4) + struct.pack("<2Q", 0, 4), "int8", [shards])
         if not HAS_STRUCT:
             assert zarr.open_array(path)[:].tolist() == [0] * 4
             return

@@ -15,7 +15,7 @@ import pytest
 import zarr
 import zarr.codecs
 from data_types import CASES, ENDIANS, flat_bytes
-from test_zarr import HAS_STRUCT, bytes_codec, ignore_unstable_data_types, write_array
+from helpers import HAS_STRUCT, bytes_codec, ignore_unstable_data_types, write_array, write_v2
 
 from numcodecs_bytes import Bytes, zarr_data_types
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
@@ -190,17 +190,8 @@ class TestStoredBytes:
     def test_numbers_without_byte_order_of_zarr_v2(self, tmp_path):
         """TensorStore writes the registered names into .zarray, too."""
         case = next(c for c in CASES if c.name == "bfloat16")
-        document = {
-            "zarr_format": 2,
-            "shape": [12],
-            "chunks": [12],
-            "dtype": "bfloat16",
-            "fill_value": "NaN",
-            "order": "C",
-            "filters": None,
-            "compressor": {"id": "bytes", "endian": "big", "dtype": "bfloat16"},
-        }
-        (tmp_path / ".zarray").write_text(json.dumps(document))
+        compressor = {"id": "bytes", "endian": "big", "dtype": "bfloat16"}
+        write_v2(tmp_path, None, "bfloat16", [12], fill_value="NaN", compressor=compressor)
         assert math.isnan(float(zarr.open_array(tmp_path)[3]))
         (tmp_path / "0").write_bytes(case.stored("big"))
         assert zarr.open_array(tmp_path)[:].tobytes() == case.array().tobytes()

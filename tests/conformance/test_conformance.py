@@ -22,8 +22,8 @@ from arrays import (
     write_files,
 )
 from data_types import flat_bytes
+from helpers import HAS_STRUCT, ignore_unstable_data_types
 from peers import PEERS
-from test_zarr import ignore_unstable_data_types
 
 from numcodecs_bytes.check import check
 from numcodecs_bytes.zarr import BytesCodec
@@ -37,7 +37,7 @@ PAGE = HERE.parents[1] / "docs" / "data-types.md"
 NUM_ARRAYS = {"reference": 540, "tensorstore": 360, "zarrs": 216, "zarrita.js": 84}
 BY_DATA_TYPE = pytest.mark.parametrize("name", DATA_TYPES)
 # zarr 3.1.6 can't hash the fill values of its own data types `raw_bytes` and `structured`.
-CANNOT_BE_SHARDED = () if hasattr(zarr.dtype, "Struct") else ("raw_bytes", "structured")
+CANNOT_BE_SHARDED = () if HAS_STRUCT else ("raw_bytes", "structured")
 
 
 @cache

@@ -16,6 +16,7 @@ import zarr
 import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
+from helpers import HAS_STRUCT, metadata_v2
 
 from numcodecs_bytes._configuration import dtype_to_json
 from numcodecs_bytes._dtypes import leaf_dtypes, pack_dtype
@@ -28,7 +29,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Missing 'endian'",
     "ignore:Numcodecs codecs are not in the Zarr version 3",
 )
-HAS_STRUCT = hasattr(zarr.dtype, "Struct")
 LAYOUTS = {
     "single": {"chunks": [3, 4]},
     "edge": {"chunks": [2, 3]},
@@ -92,17 +92,9 @@ def written(folder):
                 continue
             for layout, settings in LAYOUTS.items():
                 path = f"{name}, {endian}, {layout}"
-                document = {
-                    "zarr_format": 2,
-                    "shape": [3, 4],
-                    "dtype": dtype,
-                    "order": "C",
-                    "fill_value": None,
-                    "filters": None,
-                    "compressor": None,
-                }
+                document = metadata_v2(dtype, [3, 4], fill_value=None) | settings
                 folder.joinpath(path).mkdir()
-                folder.joinpath(path, ".zarray").write_text(json.dumps(document | settings))
+                folder.joinpath(path, ".zarray").write_text(json.dumps(document))
                 golden = "edge" if layout == "zlib" else layout
                 for key, chunk in reference_chunks(data_type, endian, golden).items():
                     raw = numcodecs.Zlib(1).encode(chunk) if layout == "zlib" else chunk

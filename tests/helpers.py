@@ -1,0 +1,240 @@
+"""What the tests share: metadata and arrays by hand, counting stores, selections, versions of zarr.
+
+Nothing here imports numcodecs_bytes, so that a test decides when that is done.
+"""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from data_types import CASES, ENDIANS, LAYOUTS
+from hypothesis import HealthCheck, settings
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.dtype import parse_dtype
+
+# Whether every combination and example is tried, or a sample of them: see conftest.py.
+EVERYTHING = os.environ.get("NUMCODECS_BYTES_TESTS") == "all"
+MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
+
+HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
+ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+PIPELINES = [ZARRS_PIPELINE]
+OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.PartialReadPipeline"]
+if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
+    PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
+    OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedPartialReadPipeline")
+
+ZARR_CASES = [case for case in CASES if case.zarr_v3]
+BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
+BY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+ignore_unstable_data_types = pytest.mark.filterwarnings(
+    # Of data types that Zarr v3 does not specify; which they are differs between zarr versions.
+    "ignore:The data type:FutureWarning",
+    "ignore:.*does not have a Zarr V3 specification",
+    "ignore:.*Numcodecs codecs are not in the Zarr version 3 specification",
+)
+
+
+def bounded(max_examples, **more):
+    """Return settings for the same examples in every run: all of them, or a tenth."""
+    return settings(
+        max_examples=MAX_EXAMPLES or (max_examples if EVERYTHING else max_examples // 10),
+        derandomize=not MAX_EXAMPLES,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        **more,
+    )
+
+
+# Metadata and arrays, written with no code of zarr's or ours.
+
+
+def bytes_codec(endian=None, name="bytes"):
+    return {"name": name, **({"configuration": {"endian": endian}} if endian else {})}
+
+
+def sharded(chunk_shape, *codecs, index_codecs=None):
+    """Return the codec of a shard; its index is little endian and checked unless told."""
+    configuration = {
+        "chunk_shape": chunk_shape,
+        "codecs": list(codecs),
+        "index_codecs": index_codecs or [bytes_codec("little"), {"name": "crc32c"}],
+    }
+    return {"name": "sharding_indexed", "configuration": configuration}
+
+
+def metadata(data_type, codecs, shape=(4,), chunks=None, fill_value=0):
+    """Return a zarr.json."""
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": shape,
+        "data_type": data_type,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": chunks or shape},
+        },
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": fill_value,
+        "codecs": codecs,
+        "attributes": {},
+    }
+
+
+def metadata_v2(dtype, shape=(4,), chunks=None, **more):
+    """Return a .zarray, of an uncompressed array unless told."""
+    return {
+        "zarr_format": 2,
+        "shape": shape,
+        "chunks": chunks or shape,
+        "dtype": dtype,
+        "fill_value": 0,
+        "order": "C",
+        "compressor": None,
+        "filters": None,
+        **more,
+    }
+
+
+def write_array(path, stored, *args, **kwargs):
+    """Write a single-chunk array of Zarr v3."""
+    path.mkdir(parents=True, exist_ok=True)
+    document = metadata(*args, **kwargs)
+    (path / "zarr.json").write_text(json.dumps(document))
+    if stored is not None:
+        chunk = path.joinpath("c", *("0" for _ in document["shape"]))
+        chunk.parent.mkdir(parents=True, exist_ok=True)
+        chunk.write_bytes(stored)
+    return path
+
+
+def write_v2(path, stored, *args, **kwargs):
+    """Write a single-chunk array of Zarr v2."""
+    path.mkdir(parents=True, exist_ok=True)
+    document = metadata_v2(*args, **kwargs)
+    (path / ".zarray").write_text(json.dumps(document))
+    if stored is not None:
+        path.joinpath(".".join("0" for _ in document["shape"])).write_bytes(stored)
+    return path
+
+
+# Arrays of zarr's.
+
+
+def spec_of(shape, dtype, prototype=None):
+    data_type = parse_dtype(np.dtype(dtype), zarr_format=3)
+    return ArraySpec(
+        shape=shape,
+        dtype=data_type,
+        fill_value=data_type.default_scalar(),
+        config=ArrayConfig.from_dict({}),
+        prototype=prototype or default_buffer_prototype(),
+    )
+
+
+def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
+    return zarr.create_array(
+        store,
+        shape=shape,
+        chunks=chunks or shape,
+        dtype=dtype,
+        compressors=None,
+        serializer=bytes_codec(endian),
+        **kwargs,
+    )
+
+
+class CountingStore(zarr.storage.WrapperStore):
+    """Count what is asked of a store for chunks, and answer as told."""
+
+    _supports_sync_io = False  # what the fused pipeline asks
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.requests = []
+        self.answer = lambda _, buffer: buffer
+
+    async def get(self, key, prototype, byte_range=None):
+        buffer = await super().get(key, prototype, byte_range)
+        return self._count(key, byte_range, buffer)
+
+    def _count(self, key, byte_range, buffer):
+        if key.rpartition("/")[2].startswith((".z", "zarr.")):  # metadata
+            return buffer
+        self.requests.append((key, byte_range, 0 if buffer is None else len(buffer)))
+        return self.answer(len(self.requests), buffer)
+
+    @property
+    def num_bytes(self):
+        return sum(num_bytes for _, _, num_bytes in self.requests)
+
+
+class CountingSyncStore(zarr.storage.LocalStore):
+    """The same for a store that is read synchronously."""
+
+    requests = ()
+    answer = staticmethod(lambda _, buffer: buffer)
+    _count = CountingStore._count
+    num_bytes = CountingStore.num_bytes
+
+    def get_sync(self, key, *, prototype=None, byte_range=None):
+        buffer = super().get_sync(key, prototype=prototype, byte_range=byte_range)
+        return self._count(key, byte_range, buffer)
+
+    async def get(self, key, prototype=None, byte_range=None):
+        buffer = await super().get(key, prototype, byte_range)
+        return self._count(key, byte_range, buffer)
+
+
+# Elements and selections.
+
+SHAPE, CHUNKS = (6, 7, 8), (4, 7, 3)
+DTYPES = ["?", "i1", "<u2", ">i4", "<f8", ">c16", ">M8[s]", "<m8[ms]", ">U3", "S5", "V6"]
+
+
+def random_array(dtype, shape=SHAPE):
+    """Return an array of random elements, each of them valid."""
+    dtype, rng = np.dtype(dtype), np.random.default_rng(0)
+    if dtype.names:
+        array = np.zeros(shape, dtype)
+        for name in dtype.names:
+            array[name] = random_array(dtype[name].base, array[name].shape)
+        return array
+    if dtype.kind in "fc":
+        return rng.random(shape).astype(dtype)
+    if dtype.kind in "SU":
+        return rng.integers(0, 99, shape).astype(dtype)
+    raw = rng.integers(0, 2 if dtype.kind == "b" else 256, (*shape, dtype.itemsize), np.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def random_selections(rng, shape, num):
+    """Yield ways to select, each with what NumPy selects likewise."""
+
+    def slices(n):
+        start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
+        return slice(start, stop, rng.choice([None, 1, 2, 3]))
+
+    def integers(n):
+        return np.array([rng.randrange(n) for _ in range(rng.randint(1, 6))])
+
+    for _ in range(num):
+        basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
+        yield "basic", basic, lambda a, s=basic: a[s]
+        mesh = tuple(integers(n) if rng.random() < 0.7 else slices(n) for n in shape)
+        indices = [np.arange(n)[s] for n, s in zip(shape, mesh, strict=True)]
+        yield "oindex", mesh, lambda a, i=indices: a[np.ix_(*i)]
+        num_points = rng.randint(1, 8)
+        points = tuple(np.array([rng.randrange(n) for _ in range(num_points)]) for n in shape)
+        yield "vindex", points, lambda a, s=points: a[s]
+        mask = np.array([rng.random() < 0.2 for _ in range(np.prod(shape))]).reshape(shape)
+        yield "vindex", mask, lambda a, s=mask: a[s]
+
+
+def select(array, way, selection):
+    return array[selection] if way == "basic" else getattr(array, way)[selection]
