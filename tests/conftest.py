@@ -4,6 +4,7 @@ A test with the mark `matrix` has many combinations of parameters. Unless NUMCOD
 "all", as many of them are run as it takes for each value of each parameter to occur.
 """
 
+import collections
 import importlib.util
 
 import pytest
@@ -60,12 +61,17 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _sample(matrix):
-    """Yield items until each value of each parameter occurs, first those with the most new ones."""
+    """Yield items until each value of each parameter occurs: the most new, the least used ones."""
     values = {item: set(item.callspec.indices.items()) for item in matrix}
     missing = set().union(*values.values())
+    times = collections.Counter()
     while missing:
-        best = max(matrix, key=lambda item: len(values[item] & missing))
+        best = max(
+            matrix,
+            key=lambda item: (len(values[item] & missing), -sum(times[v] for v in values[item])),
+        )
         missing -= values[best]
+        times.update(values[best])
         yield best
 
 

@@ -68,6 +68,7 @@ def v2_settings():
 
 
 class TestV2:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("dtype", [*DTYPES, STRUCT], ids=str)
     @pytest.mark.parametrize(("order", "where", "endian"), list(v2_settings()))
     def test_what_zarr_wrote_is_read(self, tmp_path, dtype, order, where, endian):
@@ -142,6 +143,7 @@ def orders(num_axes):
 
 
 class TestTransposed:
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         ("kind", "endian"),
         [(BytesCodec, "big"), (zarr.codecs.BytesCodec, "big"), (zarr.codecs.BytesCodec, "little")],

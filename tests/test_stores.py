@@ -463,6 +463,7 @@ def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
     assert np.array_equal(array[:], DATA)
 
 
+@pytest.mark.matrix
 @BY_LINE
 @pytest.mark.parametrize("length", [100, 40_000, NUM_BYTES + 8])
 @pytest.mark.usefixtures("pipeline")

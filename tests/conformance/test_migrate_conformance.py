@@ -16,7 +16,7 @@ import zarr
 import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
-from helpers import HAS_STRUCT, metadata_v2
+from helpers import EVERYTHING, HAS_STRUCT, metadata_v2
 
 from numcodecs_bytes._configuration import dtype_to_json
 from numcodecs_bytes._dtypes import leaf_dtypes, pack_dtype
@@ -81,8 +81,11 @@ def _as_tuples(descr):
 
 
 def written(folder):
-    """Write the arrays as Zarr v2; return paths and elements of those that zarr can read."""
-    elements = {}
+    """Write the arrays as Zarr v2; return paths and elements of those that zarr can read.
+
+    All of them, or a third: each data type and byte order in one layout or two.
+    """
+    elements, number = {}, 0
     for name, data_type in DATA_TYPES.items():
         for endian in ENDIANS:
             dtype = v2_dtype_of(data_type, endian)
@@ -91,6 +94,9 @@ def written(folder):
             if dtype is None or (is_nested and not HAS_STRUCT):
                 continue
             for layout, settings in LAYOUTS.items():
+                number += 1
+                if not EVERYTHING and number % 3:
+                    continue
                 path = f"{name}, {endian}, {layout}"
                 document = metadata_v2(dtype, [3, 4], fill_value=None) | settings
                 folder.joinpath(path).mkdir()
@@ -107,7 +113,7 @@ def written(folder):
 
 def test_values_are_the_same_before_and_after(tmp_path):
     elements = written(tmp_path)
-    assert len(elements) > 200
+    assert len(elements) > (200 if EVERYTHING else 66)
     store = zarr.storage.LocalStore(tmp_path)
 
     def check_all(zarr_format):
