@@ -6,6 +6,7 @@ A test with the mark `matrix` has many combinations of parameters. Unless NUMCOD
 
 import collections
 import importlib.util
+import itertools
 
 import pytest
 import zarr
@@ -61,17 +62,21 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _sample(matrix):
-    """Yield items until each value of each parameter occurs: the most new, the least used ones."""
-    values = {item: set(item.callspec.indices.items()) for item in matrix}
+    """Yield items until each value of each parameter occurs, in as many pairs as there may be."""
+    # A value is the same object in each combination.
+    values = {
+        item: {(name, id(value)) for name, value in item.callspec.params.items()} for item in matrix
+    }
+    pairs = {item: list(itertools.combinations(sorted(values[item]), 2)) for item in matrix}
     missing = set().union(*values.values())
     times = collections.Counter()
     while missing:
         best = max(
             matrix,
-            key=lambda item: (len(values[item] & missing), -sum(times[v] for v in values[item])),
+            key=lambda item: (len(values[item] & missing), -sum(times[p] for p in pairs[item])),
         )
         missing -= values[best]
-        times.update(values[best])
+        times.update(pairs[best])
         yield best
 
 

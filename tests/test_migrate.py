@@ -147,7 +147,7 @@ class TestArrays:
 
     @pytest.mark.parametrize("dtype", ["<c8", "<U3", ">i4", "<f4", "S3", "V3", "?", ">M8[s]"])
     def test_no_fill_value(self, tmp_path, dtype):
-        write_v2(tmp_path / "a", dtype=np.dtype(dtype).str, fill_value=None)
+        write_v2(tmp_path / "a", None, dtype=np.dtype(dtype).str, fill_value=None)
         expected = zarr.open_array(tmp_path / "a", zarr_format=2)[:]
         (report,) = migrated(tmp_path / "a").values()
         assert (report.status, report.reasons) == ("migrated", [])
