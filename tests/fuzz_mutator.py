@@ -98,7 +98,7 @@ class Choices:
 
     def below(self, number):
         first, self._data = self._data[:1], self._data[1:]
-        return int.frombytes_codec(first) % number if number else 0
+        return int.from_bytes(first) % number if number else 0
 
     def of(self, sequence):
         return sequence[self.below(len(sequence))]
