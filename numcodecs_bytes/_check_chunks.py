@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import zarr
@@ -25,11 +25,9 @@ from numcodecs_bytes._hierarchy import (
     join,
     sizes_of,
 )
+from numcodecs_bytes._reports import ArrayReport, Limits
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
-
-if TYPE_CHECKING:
-    from numcodecs_bytes.check import ArrayReport, Limits
 
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
@@ -43,7 +41,7 @@ CODECS_OF_ANY_TYPE = {
 
 
 def check_chunks(
-    array: Any, codecs: list[str], report: "ArrayReport", limits: "Limits", bar: Any
+    array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
 ) -> None:
     """Add the problems of an array's chunks, which the named codecs stored, to a report."""
     try:
@@ -87,7 +85,7 @@ def _chunks_present(
                 yield index, key, size
 
 
-def _within(max_bytes: int, array: Any, report: "ArrayReport") -> Any:
+def _within(max_bytes: int, array: Any, report: ArrayReport) -> Any:
     """Return the array with limited compressors, or None if its chunks are too large."""
     num_bytes = math.prod(array.chunks) * array.dtype.itemsize
     if num_bytes > max_bytes:
@@ -109,7 +107,7 @@ def _wrong_length(size: int, expected: int | None) -> str | None:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-def _note_missing(array: Any, num_in_all: int, report: "ArrayReport", limits: "Limits") -> None:
+def _note_missing(array: Any, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
     if report.num_chunks == limits.max_chunks:
         report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were checked")
     elif num_in_all > MAX_UNLISTED and not can_list(array):
@@ -130,7 +128,7 @@ def _stored_item_size(array: Any) -> int:
 
 
 def _problems_in(
-    array: Any, dtype: AnyDType, index: tuple[int, ...], size: int, limits: "Limits"
+    array: Any, dtype: AnyDType, index: tuple[int, ...], size: int, limits: Limits
 ) -> Iterator[str]:
     """Yield the problems of a chunk; `dtype` is the array's own, before uint8 replaced bool."""
     chunk_shape = array.shards or array.chunks
@@ -185,7 +183,7 @@ def _count_invalid(elements: Any, dtype: AnyDType) -> int:
     return int(np.count_nonzero(elements > 1)) if dtype.kind == "b" else 0
 
 
-def _with_bytes_for_bools(array: Any, codecs: list[str], report: "ArrayReport") -> Any:
+def _with_bytes_for_bools(array: Any, codecs: list[str], report: ArrayReport) -> Any:
     """Return the array with uint8 in place of bool, or unchanged if a codec does not allow it."""
     if set(codecs) - CODECS_OF_ANY_TYPE:
         report.notes.append("its bools were not checked: a codec may need that data type")

@@ -337,6 +337,28 @@ def ready_to_copy(selected: Array, dtype: AnyDType) -> Array:
     return with_valid_bytes(selected.astype(copied, copy=False).view(dtype))
 
 
+def as_numpy(array: Any) -> Any:
+    """Return an array-like as a NumPy array, or a GPU array as it is.
+
+    Parameters
+    ----------
+    array : array-like
+        Any shape and dtype.
+
+    Returns
+    -------
+    numpy.ndarray or array
+        Shares memory with `array` if it is in host memory. CuPy arrays, which raise TypeError when
+        NumPy converts them, are returned unchanged.
+    """
+    if isinstance(array, np.ndarray):
+        return array
+    try:
+        return np.asarray(array)
+    except TypeError:
+        return array
+
+
 def is_column_major(array: Array) -> bool:
     """Whether an array is Fortran-contiguous and not also C-contiguous."""
     return array.flags.f_contiguous and not array.flags.c_contiguous

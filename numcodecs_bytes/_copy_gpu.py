@@ -10,28 +10,6 @@ import numpy as np
 from numcodecs_bytes._dtypes import AnyDType, ml_dtype_name
 
 
-def as_numpy(array: Any) -> Any:
-    """Return an array-like as a NumPy array, or a GPU array as it is.
-
-    Parameters
-    ----------
-    array : array-like
-        Any shape and dtype.
-
-    Returns
-    -------
-    numpy.ndarray or array
-        Shares memory with `array` if it is in host memory. CuPy arrays, which raise TypeError when
-        NumPy converts them, are returned unchanged.
-    """
-    if isinstance(array, np.ndarray):
-        return array
-    try:
-        return np.asarray(array)
-    except TypeError:
-        return array
-
-
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
     """Return the stored bytes of a GPU array, on the same device.
 

@@ -28,8 +28,8 @@ import zarr.dtype
 from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
 
 from numcodecs_bytes._configuration import parse_configuration, parse_endian
-from numcodecs_bytes._copy import as_bytes, decode_array, encode_array
-from numcodecs_bytes._copy_gpu import as_numpy, decode_on_device, encode_on_device
+from numcodecs_bytes._copy import as_bytes, as_numpy, decode_array, encode_array
+from numcodecs_bytes._copy_gpu import decode_on_device, encode_on_device
 from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._copy import copy_pieces, ready_to_copy, select_fetched
-from numcodecs_bytes._copy_gpu import as_numpy, decode_on_device
+from numcodecs_bytes._copy import as_numpy, copy_pieces, ready_to_copy, select_fetched
+from numcodecs_bytes._copy_gpu import decode_on_device
 from numcodecs_bytes._dtypes import AnyDType
 from numcodecs_bytes._partial_read.getters import Blocking, Getter, IsWanted, OnLoop
 from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, Bytes
