@@ -137,10 +137,10 @@ def check_length(
     """Raise ValueError unless `num_bytes` is the length of a chunk of this shape and dtype."""
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
-        why = "be truncated" if num_bytes < expected else "have another shape or be compressed"
+        why = "truncated" if num_bytes < expected else "compressed or have another shape"
         raise ValueError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"it may {why}"
+            f"it may be {why}"
         )
 
 
