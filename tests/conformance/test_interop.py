@@ -1,9 +1,8 @@
 """Other implementations, as far as the golden arrays do not go.
 
-Fields of structures that TensorStore opens one by one, under the name that this zarr writes. Whole
-shards through zarrs: those of the golden arrays reach over the edge of the array, where it swaps
-the halves of big-endian complex numbers, and are read by a strict pipeline. And what the versions
-that are installed write: the golden files are of the versions of their day.
+Whole shards through zarrs: those of the golden arrays reach over the edge of the array, where it
+swaps the halves of big-endian complex numbers, and its pipeline is strict there. And what the
+versions that are installed write: the golden files are of the versions of their day.
 
 Run where the extra `interop` is installed; zarrita.js where ZARRITA_MODULES names its folder.
 """
@@ -15,7 +14,6 @@ from arrays import every_array, native_elements, write_files
 from data_types import flat_bytes
 from helpers import (
     BY_ENDIAN,
-    HAS_STRUCT,
     bytes_codec,
     ignore_unstable_data_types,
     sharded,
@@ -32,31 +30,6 @@ NUMBERS = [
     *("float16", "float32", "float64", "complex64", "complex128"),
 ]
 BY_NUMBER = pytest.mark.parametrize("data_type", NUMBERS)
-
-
-@BY_ENDIAN
-def test_tensorstore_reads_fields_of_structures(tmp_path, endian):
-    tensorstore = pytest.importorskip("tensorstore", reason="pip install '.[interop]'")
-    data_type = {
-        "name": "struct" if HAS_STRUCT else "structured",
-        "configuration": {
-            "fields": [
-                {"name": "a", "data_type": "int16"},
-                {"name": "b", "data_type": "float64"},
-            ]
-            if HAS_STRUCT
-            else [["a", "int16"], ["b", "float64"]]
-        },
-    }
-    fill_value = {"a": 0, "b": 0} if HAS_STRUCT else "AAAAAAAAAAAAAA=="
-    write_array(tmp_path, None, data_type, [bytes_codec(endian)], [3], None, fill_value)
-    data = np.array([(1, 1.5), (-2, 1e9), (3, -0.0)], [("a", "i2"), ("b", "f8")])
-    zarr.open_array(tmp_path, mode="r+")[:] = data
-    for field in ("a", "b"):
-        kvstore = {"driver": "file", "path": str(tmp_path)}
-        spec = {"driver": "zarr3", "kvstore": kvstore, "field": field}
-        theirs = tensorstore.open(spec).result().read().result()
-        assert theirs.tolist() == data[field].tolist()
 
 
 class TestWholeShardsOfZarrs:
