@@ -32,7 +32,7 @@ def pytest_report_header():
     header = ["numcodecs_bytes: every combination of parameters, every example"]
     if not EVERYTHING:
         header = [
-            "numcodecs_bytes: a sample of the long matrices (the rest is deselected)",
+            "numcodecs_bytes: a sample of the combinations in long tests (others are deselected)",
             "numcodecs_bytes: a tenth of the examples that hypothesis draws",
             "numcodecs_bytes: to run all: NUMCODECS_BYTES_TESTS=all python -m pytest",
         ]

@@ -73,6 +73,7 @@ def assert_holds(decoded, elements):
 
 
 class TestStoredBytes:
+    @pytest.mark.matrix
     @BY_LAYOUT
     @BY_ENDIAN
     @BY_NAME
@@ -88,6 +89,7 @@ class TestStoredBytes:
         assert_same(elements, before)
         assert_same(codec.decode(bytes(encoded)), before.reshape(-1))
 
+    @pytest.mark.matrix
     @BY_LAYOUT
     @BY_ENDIAN
     @pytest.mark.parametrize(
@@ -172,6 +174,7 @@ class TestStoredBytes:
 
 
 class TestColumnMajor:
+    @pytest.mark.matrix
     @BY_ENDIAN
     @pytest.mark.parametrize("layout", ["F", "3-d F"])
     @BY_NAME
@@ -572,6 +575,7 @@ class TestBadInput:
 
 
 class TestEveryWayInAndOut:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("layout", ["1-d", "C", "F", "3-d F", "empty"])
     @BY_ENDIAN
     @BY_NAME
@@ -618,6 +622,7 @@ class TestEveryWayInAndOut:
 
 
 class TestAmongOtherCodecs:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("layout", ["C", "F", "3-d F", "strided", "broadcast"])
     @BY_NAME
     def test_what_it_encodes_another_codec_takes(self, case, layout):

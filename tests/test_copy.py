@@ -37,6 +37,7 @@ def orders_of(array):
         yield array.transpose(axes)[::-1, ..., ::2]
 
 
+@pytest.mark.matrix
 @BY_DTYPE
 @BY_SHAPE
 def test_every_order_of_axes_is_stored_in_c_order(shape, dtype):
@@ -50,6 +51,7 @@ def test_every_order_of_axes_is_stored_in_c_order(shape, dtype):
             assert encoded.tobytes() == expected.tobytes()
 
 
+@pytest.mark.matrix
 @BY_DTYPE
 @BY_SHAPE
 def test_every_order_of_axes_is_filled_in_c_order(shape, dtype):

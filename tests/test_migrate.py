@@ -78,6 +78,7 @@ class TestArrays:
         assert (report.status, report.reasons) == ("migrated", [])
         assert_same(tmp_path, data)
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("endian", ["little", "big"])
     @pytest.mark.parametrize("where", ["filters", "compressors"])
     @pytest.mark.parametrize("dtype", ["<f8", ">i4", "?", ">U3", LITTLE], ids=str)
@@ -90,6 +91,7 @@ class TestArrays:
         assert (report.status, report.reasons) == ("migrated", [])
         assert_same(tmp_path, data)
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         "compressor",
         [

@@ -54,6 +54,7 @@ def decode(codec, stored, spec):
 
 
 class TestStoredBytes:
+    @pytest.mark.matrix
     @BY_LAYOUT
     @BY_ENDIAN
     @BY_NAME
@@ -98,6 +99,7 @@ class TestStoredBytes:
         with pytest.raises(TypeError, match="array does not fit the chunk"):
             encode(BytesCodec(endian=endian), np.zeros(3, "c8").real, spec_of((3,), "c8"))
 
+    @pytest.mark.matrix
     @BY_ENDIAN
     @BY_NAME
     @pytest.mark.usefixtures("pipeline")

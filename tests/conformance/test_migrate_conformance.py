@@ -83,7 +83,7 @@ def _as_tuples(descr):
 def written(folder):
     """Write the arrays as Zarr v2; return paths and elements of those that zarr can read.
 
-    All of them, or a third: each data type and byte order in one layout or two.
+    All of them, or a seventh: each data type in one layout or two.
     """
     elements, number = {}, 0
     for name, data_type in DATA_TYPES.items():
@@ -95,7 +95,7 @@ def written(folder):
                 continue
             for layout, settings in LAYOUTS.items():
                 number += 1
-                if not EVERYTHING and number % 3:
+                if not EVERYTHING and number % 7:
                     continue
                 path = f"{name}, {endian}, {layout}"
                 document = metadata_v2(dtype, [3, 4], fill_value=None) | settings
@@ -113,7 +113,7 @@ def written(folder):
 
 def test_values_are_the_same_before_and_after(tmp_path):
     elements = written(tmp_path)
-    assert len(elements) > (200 if EVERYTHING else 66)
+    assert len(elements) > (200 if EVERYTHING else 28)
     store = zarr.storage.LocalStore(tmp_path)
 
     def check_all(zarr_format):
