@@ -236,7 +236,7 @@ class TestArrays:
         """zarr 3.1.6 reads '0' of those in Zarr v2."""
         dtype = [["a", "|b1"], ["s", "|S2"], ["u", "<U2"]]
         path = tmp_path / "a"
-        write_v2(path, dtype=dtype, fill_value=None)
+        write_v2(path, None, dtype=dtype, fill_value=None)
         before = zarr.open_array(path, zarr_format=2)[:].tolist()
         assert migrated(path)[""].status == "migrated"
         assert zarr.open_array(path, zarr_format=3)[:].tolist() == before
