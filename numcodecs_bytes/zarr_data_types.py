@@ -36,7 +36,7 @@ To add a data type of ml_dtypes:
    ``python tests/conformance/write_golden.py`` (needs the other implementations, or the names of
    those that are installed). List their bugs in ``tests/conformance/peers.py``, in `misreads` and
    `miswrites`.
-5. Add it to the tables above and in README.md.
+5. Add it to the table above and follow ``docs/contributing.md``.
 
 To add another name of a NumPy dtype, add it to `dtype_of_name` in `_configuration`, add a class
 below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), and add the name to

@@ -39,7 +39,8 @@ To add a store:
 3. If it has its own way to refuse range requests, add that to `explain_failure`.
 4. If wrappers of it must read whole chunks, exclude it in `_may_be_read_in_parts`, or an fsspec
    file system in `_has_sound_ranges`.
-5. Add a line to the table above, to that in README.md and to `TABLE` in ``tests/test_stores.py``.
+5. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
+   ``tests/test_stores.py``.
 """
 
 import contextlib
