@@ -103,11 +103,13 @@ def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) ->
     elif not nodes:
         print(f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there")
     else:
-        print(f"{len(nodes)} arrays and groups, {num_refused} refused")
+        counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
+        print(f"{counted}, {num_refused} refused")
         if not dry_run and not num_refused:
             print(
                 "zarr warns as long as the metadata of both formats exist. Once all your programs "
-                "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE"
+                "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
+                '(pip install "zarr[cli]")'
             )
     return 1 if num_refused or not nodes else 0
 

@@ -23,6 +23,7 @@ _PIECE = 1 << 20
 # Text takes several times its encoded size as Python's strings.
 _TEXT_FACTOR = 8
 _STREAMED = {"gzip", "zlib", "bz2", "lzma"}
+COMPRESSORS = {*_STREAMED, "zstd", "lz4", "blosc"}
 # Of a zstd stream that was written without knowing its length; each block counts as a full one.
 UNDECLARED_BYTES = 100_000_000
 _ZSTD, _ZSTD_SKIPPABLE, _ZSTD_BLOCK = 0xFD2FB528, 0x184D2A50, 1 << 17
@@ -80,7 +81,7 @@ def _bounded_v3(codec: Any, max_bytes: int) -> Any:
 
 
 def _bounded_v2(codec: Any, bound: "_Bound") -> Any:
-    return _BoundedV2(codec, bound) if codec.codec_id in _DECODERS else codec
+    return _BoundedV2(codec, bound) if codec.codec_id in COMPRESSORS else codec
 
 
 def max_encoded(num_bytes: int) -> int:
@@ -256,6 +257,3 @@ def _zstd_frames(raw: memoryview) -> Iterator[tuple[int, bool]]:
 
 def _int(raw: memoryview) -> int:
     return int.from_bytes(raw, "little")
-
-
-_DECODERS = {*_STREAMED, "zstd", "lz4", "blosc"}

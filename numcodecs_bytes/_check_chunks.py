@@ -10,6 +10,7 @@ import zarr
 from zarr.core.sync import sync
 
 from numcodecs_bytes._bounded import (
+    COMPRESSORS,
     LimitExceededError,
     bounded,
     has_any_length,
@@ -32,11 +33,10 @@ from numcodecs_bytes.zarr_data_types import struct_of
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
 # Codecs that treat uint8 like bool.
-_COMPRESSORS = {"gzip", "zstd", "blosc", "zlib", "lz4", "bz2", "lzma"}
 CODECS_OF_ANY_TYPE = {
     *("bytes", "endian", "transpose", "sharding_indexed", "crc32c"),
-    *_COMPRESSORS,
-    *(f"numcodecs.{name}" for name in _COMPRESSORS),
+    *COMPRESSORS,
+    *(f"numcodecs.{name}" for name in COMPRESSORS),
 }
 
 
@@ -70,7 +70,7 @@ def check_chunks(
             except LimitExceededError as error:
                 undecoded.append(f"chunk {key}: {error}")
     if undecoded:
-        report.notes.append(f"{len(undecoded)} chunks were not decoded: {undecoded[0]}")
+        report.notes.append(f"chunks that were not decoded: {len(undecoded)}; {undecoded[0]}")
     _note_missing(array, math.prod(grid), report, limits)
 
 

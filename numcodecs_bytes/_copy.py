@@ -1,11 +1,12 @@
 """The kernels: array -> stored bytes and back.
 
-All array data is copied and byte-swapped here, except that `open_file` assembles the bytes it
-reads.
+Array data in host memory is copied and byte-swapped here, in `_copy`. Exceptions: `open_file`
+assembles the bytes it reads, and a partial read leaves the byte swap to the copy into zarr's output
+array (`ready_to_copy`). `_copy_gpu` has the kernels for arrays on a GPU.
 
-In all of them `stored` is the stored dtype, as `stored_dtype` returns it. Callers have checked that
-sizes match, and that the two dtypes differ only in byte order, padding, titles and the integers
-that `copied_as` substitutes.
+Throughout this module `stored` is the stored dtype, as `stored_dtype` returns it. Callers have
+checked that sizes match, and that the two dtypes differ only in byte order, padding, titles and the
+integers that `copied_as` substitutes.
 """
 
 import itertools
@@ -44,7 +45,7 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     if array.dtype == stored:
         if array.flags.c_contiguous:
             return with_valid_bytes(array)
-        if array.strides[-1] == array.itemsize:  # a slice of a larger array: contiguous rows
+        if array.strides[-1] == array.itemsize:  # rows are contiguous: a slice of a larger array
             return with_valid_bytes(np.ascontiguousarray(array))
     copied = copied_as(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
@@ -141,12 +142,13 @@ def _copy(out: Array, source: Array) -> None:
 
 def _is_small(array: Array) -> bool:
     """Whether planning would cost more than a plain copy."""
+    # NumPy is slow on contiguous elements other than numbers, so planning pays off earlier.
     is_slow = array.dtype.kind not in "iufc" and array.flags.c_contiguous
     return array.nbytes <= (SMALL_BYTES // 16 if is_slow else SMALL_BYTES)
 
 
 def _copy_then_swap(out: Array, source: Array) -> None:
-    """Copy blocks that fit in the cache, then byte-swap them: NumPy swaps short rows slowly."""
+    """Copy, then byte-swap blocks that fit in the cache: NumPy swaps short rows slowly."""
     num_rows = max(CACHE_BYTES // out[0].nbytes, 1)
     block = np.empty((num_rows, *out.shape[1:]), source.dtype)
     for start in range(0, len(out), num_rows):
@@ -156,6 +158,7 @@ def _copy_then_swap(out: Array, source: Array) -> None:
 
 
 def _is_last_axis_fastest(array: Array) -> bool:
+    """Whether no axis has a smaller stride than the last one."""
     strides = array.strides
     return abs(strides[-1]) == min(map(abs, strides))
 
@@ -167,10 +170,10 @@ CACHE_BYTES = 1 << 18
 # cache line of the source many times. Tiles, long along the axis that is contiguous in the source
 # and wide along the one that is contiguous in out, load it once. The L1 cache holds MAX_LINES
 # lines, but fewer if the distance between them is a multiple of a large power of two: they then
-# compete for the same cache sets. Lines of 1- and 2-byte elements are read so often that L1 is what
-# matters; for larger elements it is L2 (CACHE_BYTES), unless the distance is a multiple of
-# CONFLICT_BYTES. All constants were the fastest over 60 combinations of shape and axis order with
-# 1-, 2-, 4- and 8-byte elements; plain NumPy took 1.3 to 1.7 times as long on average.
+# compete for the same cache sets. For 1- and 2-byte elements, L1 limits the tile. For larger ones
+# it is L2 (CACHE_BYTES), unless the distance is a multiple of CONFLICT_BYTES. All constants were
+# the fastest over 60 combinations of shape and axis order with 1-, 2-, 4- and 8-byte elements;
+# plain NumPy took 1.3 to 1.7 times as long on average.
 LINE_BYTES = 64
 MAX_LINES = 512
 LINES_AT_4096 = 16  # lines that L1 holds if they are a multiple of 4096 bytes apart

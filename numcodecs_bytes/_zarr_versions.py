@@ -1,4 +1,7 @@
-"""Differences between the supported versions of zarr: 3.1.6, and 3.4 and newer."""
+"""Differences between the supported versions of zarr: 3.1.6 and newer.
+
+User-visible differences are in ``docs/compatibility.md``.
+"""
 
 from typing import Any
 

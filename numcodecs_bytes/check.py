@@ -191,7 +191,9 @@ def _partial_reads(array: Any) -> str:
         reason = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
         is_v2 = array.metadata.zarr_format == 2 and array.order == "C"
         return f"{reason}, nor does Zarr v3 (migrate)" if is_v2 else reason
-    return f"no: {', '.join(others or names)} needs whole chunks"
+    if not others:
+        return "no: the dtype of its bytes codec is missing, or differs from the array's"
+    return f"no: {', '.join(others)} needs whole chunks"
 
 
 def _codecs_in(

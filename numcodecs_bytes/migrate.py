@@ -142,19 +142,24 @@ def migrate(
 
 def _refuse_to_hide(below: list[str]) -> None:
     if below:
-        raise ValueError(f"it would hide Zarr v2 nodes below it: {', '.join(sorted(below))}")
+        raise ValueError(
+            "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
+            f"{', '.join(sorted(below))}"
+        )
 
 
 def _is_written(
     documents: dict[str, Any], document: Any, *, is_changed: bool, overwrite: bool
 ) -> bool:
-    """Whether a node's Zarr v3 document exists, with up-to-date consolidated metadata, if any."""
+    """Whether a node's Zarr v3 document exists and, if it is consolidated, is up to date."""
     found = documents.get("zarr.json")
     if found is None:
         return False
     if _without_consolidated(found) != document:
         if not overwrite:
-            raise ValueError("zarr.json exists and is different; --overwrite replaces it")
+            raise ValueError(
+                "zarr.json exists and differs from what would be written; --overwrite replaces it"
+            )
         return False
     is_consolidated = "consolidated_metadata" in found
     return not is_changed if is_consolidated else ".zmetadata" not in documents
@@ -280,7 +285,7 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
 
 
 def _fill_value_for_xarray(value: Any) -> dict[str, Any]:
-    """Return the attribute that makes xarray mask a number, as it does the Zarr v2 fill value.
+    """Return the attribute that makes xarray mask a number in Zarr v3 like the Zarr v2 fill value.
 
     xarray has no such attribute for text.
     """

@@ -6,7 +6,7 @@ Configuration:
     {"name": "bytes", "configuration": {"endian": "little" | "big"}}
 
 ``endian`` is required if the data type has a byte order, and dropped if it has none. Once the
-package is installed, zarr uses this class for every array that it opens.
+package is installed, zarr uses this class for every Zarr v3 array that it opens.
 
 Deviations from the specification, all of them to read what others wrote: the older codec name
 ``endian`` is read (and written as ``bytes``); structured types without ``endian`` are read as
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.common import JSON
 
-# Chunks of at least this size that need byte-swapping were written 1.1 to 2 times as fast in
-# threads (zarr's default pipeline, two cores). For chunks of half the size it made no difference.
+# Writing chunks of at least this size that need byte-swapping is 1.1 to 2 times as fast in threads
+# (zarr's default pipeline, two cores). For chunks of half the size it makes no difference.
 IN_A_THREAD_BYTES = 1 << 21
 
 
@@ -95,9 +95,9 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # The `endian` that was given, as a string (on zarr 3.1.6 `endian` is an Enum). It is kept when
-    # `evolve_from_array_spec` drops `endian` because the array's data type has no byte order: zarr
-    # 3.1.6 does so even if a filter passes the codec another data type.
+    # The `endian` that was given, as a string (on zarr 3.1.6 `endian` is an Enum). It survives when
+    # `evolve_from_array_spec` drops `endian`: zarr 3.1.6 evolves the codec for the array's data
+    # type, even if a filter passes it another one.
     _declared_endian: Endian | None
     _endian_if_missing: Endian | None = None
     # What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
@@ -147,7 +147,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         evolved = self
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            if dtype.kind != "b":  # other libraries byte-swap bools that are declared big-endian
+            if dtype.kind != "b":  # never written for bools: other libraries would swap them
                 object.__setattr__(evolved, "_declared_endian", self._declared_endian)
             if DROPS_ENDIAN_BEFORE_FILTERS:
                 object.__setattr__(evolved, "_endian_if_missing", NATIVE_ENDIAN)
@@ -174,7 +174,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
-        # Not a view in the stored byte order: numcodecs filters view their input as another dtype.
+        # In native order, not a byte-swapped view: numcodecs filters view it as another dtype.
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
@@ -256,7 +256,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         data_type, dtype, stored = self._evolved_for
         if chunk_spec.dtype is data_type:
             return dtype, stored
-        dtype = chunk_spec.dtype.to_native_dtype()  # a filter changed the data type
+        dtype = chunk_spec.dtype.to_native_dtype()  # not evolved, or a filter changed the data type
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
@@ -266,7 +266,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         if not isinstance(other, zarr.codecs.BytesCodec):
             return NotImplemented
         # Between two codecs of this class, `is_fixed_size` matters: zarr's sharding uses an evolved
-        # codec only if it differs from the original. In a comparison with zarr's own it never does.
+        # codec only if it differs from the original. zarr's own codec equals ours whatever it is.
         return self.endian == other.endian and (
             not isinstance(other, BytesCodec) or self.is_fixed_size == other.is_fixed_size
         )
@@ -284,8 +284,8 @@ def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
         as_float = dtype.newbyteorder(array.dtype.byteorder)
         if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
             return array.view(as_float)
-    # Filters may return other types than they declare, which zarr's own codec stores unchanged:
-    # `astype` to float32 followed by `delta` of int32, for example.
+    # Other data types than declared are accepted if they are swapped alike: filters return them,
+    # and zarr's own codec stores them (`astype` to float32 followed by `delta` of int32).
     if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
         raise TypeError(
             f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "

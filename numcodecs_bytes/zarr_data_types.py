@@ -32,11 +32,13 @@ To add a data type of ml_dtypes:
 3. Add a public class below with the registered name as `_zarr_v3_name`; `_register` finds it.
    Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte), `_Integer` (fewer
    than 8 bits), or `_Complex` (with `_part`, the data type of its parts).
-4. Add a case with `_ml` to `CASES` in ``tests/data_types.py``, then write the golden arrays with
-   ``python tests/conformance/write_golden.py`` (needs the other implementations, or the names of
-   those that are installed). List their bugs in ``tests/conformance/peers.py``, in `misreads` and
-   `miswrites`.
-5. Add it to the table above and follow ``docs/contributing.md``.
+4. Add a case with `_ml`, with values that the type holds, to `CASES` in ``tests/data_types.py``. If
+   it has fewer than 8 bits, add its largest valid byte to ``tests/fuzz_oracle.py`` and to
+   ``tests/test_zarr_data_types.py``, which are independent of this package.
+5. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names the
+   arguments. List the bugs of other implementations in ``tests/conformance/peers.py``, in
+   `misreads` and `miswrites`.
+6. Add it to the table above and follow ``docs/contributing.md``.
 
 To add another name of a NumPy dtype, add it to `dtype_of_name` in `_configuration`, add a class
 below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), and add the name to

@@ -32,7 +32,8 @@ overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses i
 To add a store:
 
 1. Write a function ``_of_...(store, path)`` that returns its source: a `File`, a `Remote`, or None
-   for whole chunks.
+   for whole chunks. What a `File` opens may raise `ReadWhole`, for example if the store was closed
+   meanwhile (see `_open_member`).
 2. Add it to `_SOURCES` under the exact class of the store, and add that class to `_OWN_METHODS`, or
    `find_source` never calls the function. The class must define ``__init__``, ``get`` and, if it
    has one, ``get_sync`` in the same file.
