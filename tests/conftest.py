@@ -80,6 +80,12 @@ def _sample(matrix):
         yield best
 
 
+@pytest.fixture
+def everything():
+    """Return whether a test is to repeat what it does as often as it can."""
+    return EVERYTHING
+
+
 @pytest.fixture(params=PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
 def pipeline(request):
     """Run a test in the default and in the fused pipeline."""

@@ -264,7 +264,7 @@ def open_by_fsspec(path):
 
 @pytest.mark.parametrize("open_array", [open_local, open_by_obstore, open_by_fsspec])
 @pytest.mark.usefixtures("pipeline")
-def test_no_selection_mixes_versions_that_another_process_writes(tmp_path, open_array):
+def test_no_selection_mixes_versions_that_another_process_writes(tmp_path, open_array, everything):
     """LocalStore mixed 0.2 to 2 % of selections, ObjectStore 4 to 9 %, fsspec 15 %."""
     zarr.create_array(
         tmp_path,
@@ -285,10 +285,11 @@ def test_no_selection_mixes_versions_that_another_process_writes(tmp_path, open_
     is_over = spawn.Event()
     writer = spawn.Process(target=change_until, args=(str(tmp_path), is_over))
     writer.start()
+    num_reads = 2000 if everything else 1000
     num_short, seen = 0, set()
     try:
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-            for selection in itertools.islice(itertools.cycle(selections), 2000):
+            for selection in itertools.islice(itertools.cycle(selections), num_reads):
                 try:
                     got = array.oindex[selection]
                 except Exception as error:
@@ -325,10 +326,10 @@ class TestNothingIsLeft:
         return len(list(folder.iterdir()))
 
     @pytest.mark.usefixtures("pipeline")
-    def test_no_file_and_no_task_after_many_reads(self, array):
+    def test_no_file_and_no_task_after_many_reads(self, array, everything):
         before = None
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-            for number in range(1000):
+            for number in range(1000 if everything else 200):
                 for row in (number % 64, -1, 7):
                     array[row, 3:9:2]
                 if number == 20:
@@ -337,10 +338,10 @@ class TestNothingIsLeft:
         assert self.open_files() <= before
         assert not asyncio.all_tasks(zarr.core.sync._get_loop())
 
-    def test_no_file_and_no_task_after_cancelled_reads(self, array):
+    def test_no_file_and_no_task_after_cancelled_reads(self, array, everything):
         async def read_and_cancel():
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-                for number in range(300):
+                for number in range(300 if everything else 100):
                     reading = asyncio.ensure_future(array._async_array.getitem((slice(None), 3)))
                     await asyncio.sleep(0.0001 * (number % 20))
                     reading.cancel()
