@@ -35,8 +35,8 @@ To add a data type of ml_dtypes:
 4. Add a case with `_ml`, with values that the type holds, to `CASES` in ``tests/data_types.py``.
    If it has fewer than 8 bits, add its largest valid byte to ``tests/fuzz_oracle.py`` and
    ``tests/test_zarr_data_types.py``, which are independent of this package.
-5. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names the
-   arguments. List the bugs of other implementations in ``tests/conformance/peers.py``, in
+   5. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names
+   the arguments. List the bugs of other implementations in ``tests/conformance/peers.py``, in
    `misreads` and `miswrites`.
 6. Add it to the table above and follow ``docs/contributing.md``.
 
