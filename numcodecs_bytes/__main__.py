@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from numcodecs_bytes._settings import OURS, report
+from numcodecs_bytes._installation import OURS, report
 
 
 def _format(found: dict[str, Any]) -> str:

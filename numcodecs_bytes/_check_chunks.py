@@ -9,15 +9,22 @@ import numpy as np
 import zarr
 from zarr.core.sync import sync
 
-from numcodecs_bytes._bounded import (
+from numcodecs_bytes._bounded_compressors import (
     COMPRESSORS,
     LimitExceededError,
     bounded,
-    has_any_length,
     max_encoded,
 )
+from numcodecs_bytes._check_report import ArrayReport, Limits
 from numcodecs_bytes._configuration import dtype_to_json
-from numcodecs_bytes._dtypes import AnyDType, fields_of, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._dtypes import (
+    AnyDType,
+    fields_of,
+    has_variable_length,
+    leaf_dtypes,
+    pack_dtype,
+    stored_dtype,
+)
 from numcodecs_bytes._hierarchy import (
     MAX_UNLISTED,
     can_list,
@@ -26,7 +33,6 @@ from numcodecs_bytes._hierarchy import (
     join,
     sizes_of,
 )
-from numcodecs_bytes._reports import ArrayReport, Limits
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -133,11 +139,11 @@ def _problems_in(
     """Yield the problems of a chunk; `dtype` is the array's own, before uint8 replaced bool."""
     chunk_shape = array.shards or array.chunks
     steps: tuple[int, ...] = array.chunks
-    if not has_any_length(dtype):
+    if not has_variable_length(dtype):
         steps = _block_shape(chunk_shape, array.chunks, dtype.itemsize)
     if size > max_encoded(limits.max_chunk_bytes) and steps == chunk_shape:
         why = f"it has {size} bytes, the limit is {limits.max_chunk_bytes}"
-        if has_any_length(dtype):
+        if has_variable_length(dtype):
             raise LimitExceededError(why)
         yield f"was not read: {why}"
         return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numcodecs_bytes._dtypes import AnyDType, Array, copied_as, pack_dtype, swap_unit
-from numcodecs_bytes._unused_bits import has_unused_bits, make_valid, with_valid_bytes
+from numcodecs_bytes._invalid_bytes import has_unused_bits, make_valid, with_valid_bytes
 
 if TYPE_CHECKING:
     from numcodecs_bytes._partial_read.plan import Plan
@@ -40,7 +40,7 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     numpy.ndarray
         C-contiguous, of the same shape, dtype `stored`. Shares memory with `array` if no byte has
         to change: same byte order, no padding, C-contiguous and no invalid bytes (see
-        `_unused_bits`).
+        `_invalid_bytes`).
     """
     if array.dtype == stored:
         if array.flags.c_contiguous:
@@ -122,7 +122,10 @@ def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
 
 
 def _copy(out: Array, source: Array) -> None:
-    """Copy elements between arrays of the same shape, of any layout and byte order."""
+    """Copy elements between arrays of the same shape and any layout, and byte-swap them if needed.
+
+    The one place where bytes of host memory are swapped: NumPy's copy does both in a single pass.
+    """
     if _is_small(source):
         np.copyto(out, source, casting="unsafe")
         return

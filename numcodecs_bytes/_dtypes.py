@@ -59,6 +59,11 @@ def leaf_dtypes(dtype: AnyDType) -> Iterator[AnyDType]:
         yield dtype
 
 
+def has_variable_length(dtype: AnyDType) -> bool:
+    """Whether elements are Python objects or strings of variable length."""
+    return dtype.hasobject or dtype.kind == "T"
+
+
 def ml_dtype_name(dtype: AnyDType) -> str | None:
     """Return the registered name of a data type of ml_dtypes; None for other data types."""
     scalar = dtype.type

@@ -20,6 +20,7 @@ import zarr.storage
 from zarr.core.metadata.v2 import ArrayV2Metadata
 
 from numcodecs_bytes._check_chunks import CODECS_OF_ANY_TYPE, check_chunks
+from numcodecs_bytes._check_report import ArrayReport, Limits
 from numcodecs_bytes._configuration import dtype_to_json
 from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
@@ -33,7 +34,6 @@ from numcodecs_bytes._hierarchy import (
     find_arrays,
     join,
 )
-from numcodecs_bytes._reports import ArrayReport, Limits
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.migrate import MixedByteOrderError, disagreements
 from numcodecs_bytes.zarr import BytesCodec

@@ -40,7 +40,7 @@ from numcodecs_bytes._dtypes import (
     pack_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._unused_bits import has_invalid_bytes
+from numcodecs_bytes._invalid_bytes import has_invalid_bytes
 
 
 class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types

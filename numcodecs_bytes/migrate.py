@@ -31,6 +31,7 @@ from numcodecs_bytes._dtypes import (
     AnyDType,
     Endian,
     has_byte_order,
+    has_variable_length,
     leaf_dtypes,
     pack_dtype,
 )
@@ -347,7 +348,7 @@ def _reads_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -
 
 def _are_same(values: Any, migrated: Any) -> bool:
     """Whether two arrays hold the same values, bit by bit, in any byte order."""
-    if values.dtype.hasobject or values.dtype.kind == "T":
+    if has_variable_length(values.dtype):
         return bool(values.tolist() == migrated.tolist())
     return bool(values.astype(migrated.dtype).tobytes() == migrated.tobytes())
 

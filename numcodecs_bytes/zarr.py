@@ -44,9 +44,9 @@ from numcodecs_bytes._dtypes import (
     ml_dtype_name,
     stored_dtype,
 )
+from numcodecs_bytes._invalid_bytes import has_unused_bits
 from numcodecs_bytes._partial_read.fetch import Chunk, check_length, fetch, fetch_sync
 from numcodecs_bytes._threads import compute_pool, run_in_thread
-from numcodecs_bytes._unused_bits import has_unused_bits
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
     HAS_STRUCT,

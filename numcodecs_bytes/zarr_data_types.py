@@ -27,8 +27,8 @@ To add a data type of ml_dtypes:
 
 1. Add its registered name to `_ML_DTYPES` in `_dtypes`, and to `_OTHER_NAMES` if its name in
    ml_dtypes is different.
-2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_unused_bits`. If it
-   is complex with parts of other than 2 bytes, extend `copied_as` in `_dtypes`.
+2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_invalid_bytes`. If
+   it is complex with parts of other than 2 bytes, extend `copied_as` in `_dtypes`.
 3. Add a public class below with the registered name as `_zarr_v3_name`; `_register` finds it.
    Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte), `_Integer` (fewer
    than 8 bits), or `_Complex` (with `_part`, the data type of its parts).
@@ -71,7 +71,7 @@ from numcodecs_bytes._dtypes import (
     pack_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._unused_bits import max_byte
+from numcodecs_bytes._invalid_bytes import max_byte
 from numcodecs_bytes._zarr_versions import DataTypeValidationError
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -31,6 +31,7 @@ from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
+    has_variable_length,
     leaf_dtypes,
     ml_dtype_name,
     stored_dtype,
@@ -95,7 +96,7 @@ class _V2Reader(_Reader):
 
     def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         dtype = chunk_spec.dtype.to_native_dtype()
-        if dtype.hasobject or dtype.kind == "T":
+        if has_variable_length(dtype):
             return None
         codec, stored = self._bytes, dtype
         if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
@@ -132,7 +133,7 @@ class _TransposeReader(_Reader):
         # zarr's own codec, which stores some data types differently.
         dtype = chunk_spec.dtype.to_native_dtype()
         endian = getattr(self._bytes.endian, "value", self._bytes.endian)
-        if dtype.hasobject or dtype.kind == "T" or (endian is None and has_byte_order(dtype)):
+        if has_variable_length(dtype) or (endian is None and has_byte_order(dtype)):
             return None
         if any(map(ml_dtype_name, leaf_dtypes(dtype))):
             return None

@@ -22,7 +22,7 @@ import zarr.storage
 from helpers import HAS_STRUCT, bytes_codec, sharded, write_array, write_v2
 
 import numcodecs_bytes
-from numcodecs_bytes import _bounded, _check_chunks, _hierarchy
+from numcodecs_bytes import _bounded_compressors, _check_chunks, _hierarchy
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
@@ -523,7 +523,7 @@ class TestLimits:
         tmp_path.joinpath("c/0").write_bytes(raw + large)
         (problem,) = problems_of(tmp_path)
         assert "can't be read" in problem
-        monkeypatch.setattr(_bounded, "UNDECLARED_BYTES", 1 << 20)
+        monkeypatch.setattr(_bounded_compressors, "UNDECLARED_BYTES", 1 << 20)
         (report,) = check(tmp_path).values()
         assert not report.problems
         assert f"may decode to {3 + 2**21 - 1} bytes" in report.notes[0]

@@ -19,6 +19,8 @@ import numcodecs.abc
 import numpy as np
 from zarr.abc.codec import BytesBytesCodec
 
+from numcodecs_bytes._dtypes import has_variable_length
+
 _PIECE = 1 << 20
 # Text takes several times its encoded size as Python's strings.
 _TEXT_FACTOR = 8
@@ -98,7 +100,7 @@ class _Bound(NamedTuple):
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: Any, limit: int) -> Self:
         """Return the bound for elements, and what a codec like crc32c adds to them."""
-        if has_any_length(dtype):
+        if has_variable_length(dtype):
             return cls(limit // _TEXT_FACTOR, is_exact=False)
         return cls(max_encoded(math.prod(shape) * dtype.itemsize), is_exact=True)
 
@@ -106,11 +108,6 @@ class _Bound(NamedTuple):
         """Return the error for a chunk that exceeds the bound."""
         kind = ValueError if self.is_exact else LimitExceededError
         return kind(f"{what}, expected at most {self.max_bytes}")
-
-
-def has_any_length(dtype: Any) -> bool:
-    """Whether elements of a NumPy data type are of variable length."""
-    return bool(dtype.hasobject or dtype.kind == "T")
 
 
 class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
