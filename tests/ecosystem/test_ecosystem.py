@@ -31,7 +31,9 @@ def run(folder, program, *arguments):
     last_line = done.stderr.rstrip().rpartition("\n")[2]
     if last_line.startswith("ModuleNotFoundError"):
         pytest.skip(f"{last_line}: pip install '.[ecosystem]'")
-    assert done.returncode == 0, done.stderr
+    # icechunk 1 and 2 may abort while the interpreter ends, also without this package.
+    is_alone = "alone" in arguments
+    assert done.returncode == 0 or (is_alone and done.stdout), done.stderr
     return json.loads(done.stdout.splitlines()[-1])  # some packages print
 
 
