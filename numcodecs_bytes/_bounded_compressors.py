@@ -26,20 +26,20 @@ _PIECE = 1 << 20
 _TEXT_FACTOR = 8
 _STREAMED = {"gzip", "zlib", "bz2", "lzma"}
 COMPRESSORS = {*_STREAMED, "zstd", "lz4", "blosc"}
-# Of a zstd stream that was written without knowing its length; each block counts as a full one.
+# Limit for zstd streams that do not declare their size; each block counts as a full one.
 UNDECLARED_BYTES = 100_000_000
 _ZSTD, _ZSTD_SKIPPABLE, _ZSTD_BLOCK = 0xFD2FB528, 0x184D2A50, 1 << 17
 
 
 class LimitExceededError(ValueError):
-    """A chunk of which the size is not known decodes to more bytes than are allowed."""
+    """A chunk of unknown decoded size exceeds the limit."""
 
 
 def bounded(metadata: Any, max_bytes: int) -> Any:
-    """Return array metadata whose compressors raise ValueError instead of exceeding a limit.
+    """Return array metadata whose compressors raise an error instead of exceeding a limit.
 
-    They raise ValueError where that is more than the elements take, and `LimitExceededError` where
-    it is more than `max_bytes` and the elements do not say.
+    The error is a ValueError if a chunk decodes to more bytes than its elements take. If their size
+    is unknown, it is a `LimitExceededError`, for more than `max_bytes`.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def bounded(metadata: Any, max_bytes: int) -> Any:
         return dataclasses.replace(metadata, codecs=codecs)
     filters, dtype = metadata.filters or (), metadata.dtype.to_native_dtype()
     bound = _Bound.of(metadata.chunks, dtype, max_bytes)
-    if filters and bound.is_exact:  # they may make more, or less, of the elements
+    if filters and bound.is_exact:  # which may change the size
         bound = _Bound(max_bytes, is_exact=False)
     compressor = metadata.compressor
     return dataclasses.replace(
@@ -99,7 +99,7 @@ class _Bound(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: Any, limit: int) -> Self:
-        """Return the bound for elements, and what a codec like crc32c adds to them."""
+        """Return the bound for elements, including what codecs like crc32c add to them."""
         if has_variable_length(dtype):
             return cls(limit // _TEXT_FACTOR, is_exact=False)
         return cls(max_encoded(math.prod(shape) * dtype.itemsize), is_exact=True)
