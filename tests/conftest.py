@@ -33,7 +33,7 @@ def pytest_report_header():
     if not EVERYTHING:
         header = [
             "numcodecs_bytes: a sample of the combinations in long tests (others are deselected)",
-            "numcodecs_bytes: a tenth of the examples that hypothesis draws",
+            "numcodecs_bytes: a twentieth of the examples that hypothesis draws",
             "numcodecs_bytes: to run all: NUMCODECS_BYTES_TESTS=all python -m pytest",
         ]
     without = [extra for extra, modules in OPTIONAL.items() if not all(map(_is_there, modules))]

@@ -59,7 +59,7 @@ def arrays_of(name):
 
 
 def some_arrays_of(name):
-    """Yield all arrays of a data type, or a third of them, others for the next data type."""
+    """Yield all arrays of a data type, or a ninth of them, others for the next data type."""
     shift = list(DATA_TYPES).index(name)
     for number, which in enumerate(arrays_of(name)):
         if EVERYTHING or (number + shift) % 9 == 0:
