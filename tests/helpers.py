@@ -40,7 +40,7 @@ ignore_unstable_data_types = pytest.mark.filterwarnings(
 
 
 def bounded(max_examples, **more):
-    """Return settings for the same examples in every run: all of them, or a tenth."""
+    """Return settings for the same examples in every run: all of them, or a twentieth."""
     return settings(
         max_examples=MAX_EXAMPLES or (max_examples if EVERYTHING else max_examples // 20),
         derandomize=not MAX_EXAMPLES,
