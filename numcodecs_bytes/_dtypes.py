@@ -85,7 +85,7 @@ def ml_dtype(name: str) -> AnyDType | None:
     except ImportError as error:
         raise ImportError(
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "
-            "pip install 'numcodecs-bytes[ml_dtypes]'"
+            "pip install 'numcodecs-bytes[ml-dtypes]'"
         ) from error
     scalar = getattr(ml_dtypes, _OTHER_NAMES.get(name, name), None)
     if scalar is None:

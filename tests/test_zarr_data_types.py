@@ -390,8 +390,8 @@ class TestInZarr:
         what = "needs the package ml_dtypes, which is not installed: pip install"
         assert run(program, tmp_path / "int32", tmp_path / "bfloat16").splitlines() == [
             "3",
-            f"data type 'bfloat16' {what} 'numcodecs-bytes[ml_dtypes]'",
-            f"data type 'int4' {what} 'numcodecs-bytes[ml_dtypes]'",
+            f"data type 'bfloat16' {what} 'numcodecs-bytes[ml-dtypes]'",
+            f"data type 'int4' {what} 'numcodecs-bytes[ml-dtypes]'",
         ]
 
     def test_a_type_that_zarr_has_is_zarrs(self):
