@@ -299,8 +299,8 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: "Plan", selection: An
     # Unlike as_strided, this raises if the window reaches beyond the memory.
     raw = np.ascontiguousarray(fetched)
     selected: Array = np.ndarray(plan.window_shape, stored, raw, strides=strides)
-    if plan.is_whole:
-        return np.asanyarray(selected[selection])
+    if plan.is_whole or plan.selection is not None:
+        return np.asanyarray(selected[selection if plan.is_whole else plan.selection])
 
     def pick(positions: tuple[Any, ...], axes: Iterable[int]) -> None:
         nonlocal selected

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numcodecs_bytes._copy import copy_pieces, select_fetched
-from numcodecs_bytes._partial_read.plan import Merging, plan_read
+from numcodecs_bytes._partial_read.plan import DENSE_FRACTION, NEARLY_WHOLE, Merging, plan_read
 
 
 @st.composite
@@ -62,6 +62,10 @@ def fetch(ranges, raw):
     return fetched
 
 
+def selects_by_array(selection):
+    return any(isinstance(selector, np.ndarray) for selector in selection)
+
+
 def as_stored(array, axis_order):
     """Return the array with its axes in the order in which they are stored."""
     return array if axis_order is None else array.transpose(axis_order)
@@ -94,7 +98,7 @@ def test_plan_fetch_and_place_give_what_numpy_selects(case):
     got = select_fetched(fetch(plan.ranges, raw), dtype, plan, selection)
     assert got.shape == expected.shape
     assert got.tobytes() == expected.tobytes()
-    assert plan.is_whole or plan.shape == expected.shape
+    assert plan.is_whole or plan.selection or plan.shape == expected.shape
     assert plan.ranges.num_bytes <= raw.size
     assert plan.ranges.num_kept_bytes <= plan.ranges.num_bytes
     assert (plan.ranges.starts[1:] >= plan.ranges.ends[:-1]).all()
@@ -104,8 +108,14 @@ def test_plan_fetch_and_place_give_what_numpy_selects(case):
 @bounded(1000)
 @given(cases())
 def test_no_other_plan_is_cheaper(case):
-    max_gap_bytes = case[3].max_gap_bytes
+    selection, shape, item_size, merging, _ = case
+    max_gap_bytes = merging.max_gap_bytes
     plan = plan_read(*case)
+    if plan.selection is not None or (plan.is_whole and selects_by_array(selection)):
+        num_selected = np.empty(shape)[selection].size
+        num_bytes = plan.ranges.num_bytes * (NEARLY_WHOLE if plan.is_whole else 1)
+        assert num_bytes <= DENSE_FRACTION * num_selected * item_size
+        return
     num_requests, num_bytes = fewest(*case)
     best = num_requests * max_gap_bytes + num_bytes
     assert plan.num_requests * max_gap_bytes + plan.ranges.num_bytes == best
@@ -142,7 +152,6 @@ def test_ranges_of_an_8_by_8_chunk(selection, expected):
         (),
         (np.arange(8), slice(None)),
         (slice(None, None, -1), slice(None)),
-        (np.array([1]), 1),
         (..., 1),
         (None, 1),
         (True, 1),
@@ -157,6 +166,44 @@ def test_the_whole_chunk_is_read_where_it_is_needed_or_the_selection_is_of_no_kn
     plan = plan_read(selection, (8, 8), 1, Merging(8))
     assert plan.is_whole
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == [(0, 64)]
+
+
+@pytest.mark.parametrize(
+    ("selection", "merging", "expected"),
+    [
+        ((np.array([3, 2]), np.array([0, 7])), Merging(0, dense_bytes=8), (16, 32)),
+        ((np.array([3, 3]), np.array([2, 6])), Merging(0, dense_bytes=8), (26, 31)),
+        ((np.array([5, 2]), np.array([1, 3])), Merging(0, dense_bytes=16), (16, 48)),
+        (np.ix_([6, 6, 1], range(8)), Merging(0), (8, 56)),
+        ((np.array([4, 5, 4, 6] * 2), slice(2, 8, 2)), Merging(0), (32, 56)),
+        ((np.array([7] * 8), slice(1, 4)), Merging(0), (57, 60)),
+        ((slice(2, 7, 2), np.array([1, 5, 3, 6, 0])), Merging(0), (16, 56)),
+        ((np.array([1]), 1), Merging(0), (9, 10)),
+    ],
+    ids=str,
+)
+def test_a_dense_selection_by_arrays_is_one_range(selection, merging, expected):
+    """A mask of half of 64 MiB was planned element by element: 6.6 s, zarr alone 1.3 s."""
+    chunk = np.arange(64, dtype=np.uint8)
+    plan = plan_read(selection, (8, 8), 1, merging)
+    assert not plan.is_whole
+    assert [(start, end) for start, end, *_ in plan.ranges.requests()] == [expected]
+    selected = select_fetched(chunk[slice(*expected)], np.dtype("u1"), plan, selection)
+    np.testing.assert_array_equal(selected, chunk.reshape(8, 8)[selection])
+
+
+@pytest.mark.parametrize(
+    ("selection", "merging"),
+    [
+        ((np.array([0, 7]), np.array([0, 7])), Merging(0, dense_bytes=31)),
+        ((np.array([0, 7]), slice(None)), Merging(0)),  # two pieces, however long they are
+        (np.ix_([0, 7], [0, 1, 7]), Merging(0)),
+    ],
+    ids=str,
+)
+def test_a_sparse_selection_by_arrays_is_planned(selection, merging):
+    plan = plan_read(selection, (8, 8), 1, merging)
+    assert plan.num_requests > 1
 
 
 def test_a_chunk_without_axes_is_read_whole():
