@@ -11,7 +11,7 @@ import re
 import struct
 import subprocess
 import sys
-import time
+import threading
 import tracemalloc
 import weakref
 from contextlib import suppress
@@ -29,6 +29,7 @@ from helpers import (
     create,
     ignore_unstable_data_types,
     random_selections,
+    ranges_from,
     select,
     spec_of,
     write_array,
@@ -521,13 +522,12 @@ class TestBadAnswers:
         assert array[:, 3].tolist() == DATA[:, 3].tolist()
         assert len(counting.requests) == 1
 
+    @pytest.mark.usefixtures("_answering_is_named")
     def test_a_failure_keeps_nothing_of_what_was_read(self):
         """Exceptions hold frames, which hold bytes, until the garbage collector runs."""
         held = []
 
         class Failing:
-            store = None
-
             async def get(self, _prototype, byte_range=None):
                 if byte_range is None or byte_range.start >= 1600:
                     raise OSError("gone")
@@ -537,8 +537,8 @@ class TestBadAnswers:
 
         async def read():
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}), suppress(OSError):
-                spec = spec_of((100, 100), "f8")
-                await BytesCodec(endian="big").decode_partial([(Failing(), (slice(None), 0), spec)])
+                batch = [(in_store(Failing()), (slice(None), 0), spec_of((100, 100), "f8"))]
+                await BytesCodec(endian="big").decode_partial(batch)
 
         gc.disable()
         try:
@@ -577,69 +577,92 @@ class TestBadAnswers:
 
 
 class Answering:
-    """A store that answered a range before, so that it is asked for several at a time."""
+    """A store that answered a range before, so that several are requested at a time."""
 
-    def __init__(self):
+    def __init__(self, byte_getter):
+        self.byte_getter = byte_getter
         answering.add(self)
 
+    async def get(self, _key, prototype, byte_range=None):
+        return await self.byte_getter.get(prototype, byte_range)
 
+
+def in_store(byte_getter):
+    """Return a path to a chunk in a named store, where `byte_getter` gets it."""
+    return zarr.storage.StorePath(Answering(byte_getter), "c")
+
+
+@pytest.fixture
+def _answering_is_named():
+    with ranges_from(Answering):
+        yield
+
+
+@pytest.mark.usefixtures("_answering_is_named")
 class TestCancellation:
     SPEC = spec_of((100, 100), "f8")
 
-    async def read_cancelled(self, byte_getter):
+    async def read_cancelled(self, byte_getter, is_reading):
+        """Cancel a read as soon as `is_reading`; return the tasks that are left."""
         codec = BytesCodec(endian="big")
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             reading = asyncio.ensure_future(
                 codec.decode_partial([(byte_getter, (slice(None), 0), self.SPEC)])
             )
-            await asyncio.sleep(0.05)
+            while not is_reading():  # noqa: ASYNC110 # a thread may be reading
+                await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
         return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
     def test_no_task_goes_on_reading(self):
+        limit = zarr.config.get("async.concurrency")
         asked = []
 
         class Slow:
-            store = Answering()
-
             async def get(self, _prototype, byte_range=None):
                 asked.append(byte_range)
-                await asyncio.sleep(10)
+                await asyncio.Event().wait()
 
-        assert asyncio.run(self.read_cancelled(Slow())) == []
-        assert 1 < len(asked) <= zarr.config.get("async.concurrency")
+        reading = self.read_cancelled(in_store(Slow()), lambda: len(asked) == limit)
+        assert asyncio.run(reading) == []
+        assert len(asked) == limit
 
     def test_no_thread_goes_on_reading(self, tmp_path, monkeypatch):
         create(tmp_path, (100, 100))[:] = 1
+        is_cancelled = threading.Event()
         num_read = 0
 
-        def slow(*arguments):
+        def waiting(*arguments):
             nonlocal num_read
             num_read += 1
-            time.sleep(0.01)
+            assert num_read == 1 or is_cancelled.wait(100)
             return pread(*arguments)
 
+        async def read():
+            left = await self.read_cancelled(
+                zarr.storage.StorePath(store, "c/0/0"), lambda: num_read == 2
+            )
+            is_cancelled.set()
+            return left
+
         pread = os.pread
-        monkeypatch.setattr(os, "pread", slow)
+        monkeypatch.setattr(os, "pread", waiting)
         store = zarr.storage.LocalStore(tmp_path)
         sync(store._open())
-        # asyncio.run waits for its threads.
-        assert asyncio.run(self.read_cancelled(zarr.storage.StorePath(store, "c/0/0"))) == []
+        assert asyncio.run(read()) == []  # which waits for its threads
         assert 1 < num_read < 50
 
     def test_a_coroutine_that_is_driven_by_hand_needs_no_tasks(self):
         class Slow:
-            store = Answering()
-
             async def get(self, _prototype, byte_range=None):
                 raw = bytes(byte_range.end - byte_range.start)
                 return default_buffer_prototype().buffer.from_bytes(raw)
 
         async def read():
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-                batch = [(Slow(), (slice(None), 0), self.SPEC)]
+                batch = [(in_store(Slow()), (slice(None), 0), self.SPEC)]
                 return await BytesCodec(endian="big").decode_partial(batch)
 
         def by_hand(loop):
@@ -660,8 +683,6 @@ class TestCancellation:
         ended = []
 
         class Failing:
-            store = Answering()
-
             async def get(self, _prototype, byte_range=None):
                 if byte_range is None or byte_range.start == 1600:
                     raise OSError("gone")
@@ -676,7 +697,7 @@ class TestCancellation:
                 zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}),
                 pytest.raises(OSError, match="gone"),
             ):
-                await codec.decode_partial([(Failing(), (slice(None), 0), self.SPEC)])
+                await codec.decode_partial([(in_store(Failing()), (slice(None), 0), self.SPEC)])
             return len(asyncio.all_tasks())
 
         assert asyncio.run(read()) == 1
@@ -687,8 +708,6 @@ class TestCancellation:
         """A task group takes a cancelled task for done; its bytes never came."""
 
         class Cancelling:
-            store = Answering()
-
             async def get(self, _prototype, byte_range=None):
                 if byte_range is None:
                     return default_buffer_prototype().buffer.from_bytes(bytes(range(200)) * 400)
@@ -699,7 +718,8 @@ class TestCancellation:
         async def read():
             codec = BytesCodec(endian="big")
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-                (read,) = await codec.decode_partial([(Cancelling(), (slice(None), 0), self.SPEC)])
+                batch = [(in_store(Cancelling()), (slice(None), 0), self.SPEC)]
+                (read,) = await codec.decode_partial(batch)
             return read.as_ndarray_like()
 
         try:
@@ -725,7 +745,8 @@ class TestCancellation:
         for chunks in ((10, 100), (200, 100)):
             create(tmp_path, (200, 100), chunks, overwrite=True)[:] = 1
             most = 0
-            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 7}):
+            settings = {"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 7}
+            with zarr.config.set(settings), ranges_from(Watching):
                 assert zarr.open_array(Watching(tmp_path))[:, 3].tolist() == [1] * 200
             # One for each chunk that zarr reads at a time, more while there is room.
             assert 7 <= most < 14
