@@ -10,7 +10,14 @@ import itertools
 
 import pytest
 import zarr
-from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, CountingStore, CountingSyncStore
+from helpers import (
+    EVERYTHING,
+    OUR_PIPELINES,
+    PIPELINES,
+    CountingStore,
+    CountingSyncStore,
+    ranges_from,
+)
 
 if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
     import numcodecs_bytes.zarr_data_types  # noqa: F401
@@ -100,14 +107,11 @@ def our_pipeline(request):
         yield request.param
 
 
-@pytest.fixture(params=["asynchronous", "synchronous"])
+@pytest.fixture(params=[CountingStore, CountingSyncStore], ids=["asynchronous", "synchronous"])
 def counting(request, tmp_path):
     """Return a counting store on tmp_path, read through the event loop or not."""
-    if request.param == "asynchronous":
-        return CountingStore(zarr.storage.LocalStore(tmp_path))
-    store = CountingSyncStore(tmp_path)
-    store.requests = []
-    return store
+    with ranges_from(request.param):
+        yield request.param(tmp_path)
 
 
 def pytest_ignore_collect(collection_path, config):

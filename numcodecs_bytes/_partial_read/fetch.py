@@ -7,6 +7,7 @@ is returned before the length of the chunk is checked, if the store provides it.
 
 import contextlib
 import math
+import sys
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from numcodecs_bytes._partial_read.stores import (
     File,
     ReadWhole,
     Remote,
+    Whole,
     answering,
     configured_gap_bytes,
     describe,
@@ -147,12 +149,18 @@ def check_length(
 async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
     """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
     item_size = chunk.stored.itemsize
-    source = find_source(getter.byte_getter) if item_size and chunk.is_on_cpu else None
+    source = find_source(getter.byte_getter) if item_size and chunk.is_on_cpu else Whole()
     refusal = raw = None
-    if source is not None:
+    if not isinstance(source, Whole):
         gap = configured_gap_bytes()
         max_gap_bytes = source.max_gap_bytes if gap is None else gap
-        merging = Merging(max_gap_bytes, BLOCK_BYTES if isinstance(source, File) else None)
+        if isinstance(source, Remote) and source.in_one_request:
+            max_gap_bytes = sys.maxsize
+        merging = Merging(
+            max_gap_bytes,
+            BLOCK_BYTES if isinstance(source, File) else None,
+            dense_bytes=max_gap_bytes if gap is None else 0,
+        )
         plan = plan_read(chunk.selection, chunk.shape, item_size, merging, chunk.axis_order)
         try:
             if isinstance(source, File):

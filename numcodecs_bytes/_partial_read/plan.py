@@ -364,19 +364,6 @@ def _plan_dense(
         return None
     strides = _strides(chunk_shape, axis_order)
     as_stored = range(len(chunk_shape)) if axis_order is None else axis_order
-    num_selected = math.prod(num for num, *_ in spans)
-    if _are_points(selectors):
-        num_selected = max(num for num, *_ in spans)
-    num_indices = max(
-        num for (num, *_), s in zip(spans, selectors, strict=True) if isinstance(s, np.ndarray)
-    )
-    for k in reversed(as_stored):  # what is contiguous along the last axes needs no planning
-        selector, (num, low, high) = selectors[k], spans[k]
-        if not isinstance(selector, slice) or high - low + 1 != num:
-            break
-        num_selected //= num
-        if num != chunk_shape[k]:
-            break
     first, window_shape, selection = 0, list(chunk_shape), list(selectors)
     for k in as_stored:
         _, low, high = spans[k]
@@ -386,8 +373,14 @@ def _plan_dense(
         if high > low:
             break
     num_bytes = math.prod(window_shape) * item_size
+    num_indices = max(
+        num for (num, *_), s in zip(spans, selectors, strict=True) if isinstance(s, np.ndarray)
+    )
+    num_runs = num_indices
+    if not _are_points(selectors):
+        num_runs = _num_runs(selectors, spans, chunk_shape, as_stored)
     if (
-        num_selected * item_size * DENSE_FRACTION < num_bytes
+        num_runs * item_size * DENSE_FRACTION < num_bytes
         and num_indices * merging.dense_bytes < num_bytes
     ):
         return None
@@ -404,6 +397,24 @@ def _plan_dense(
         shape=tuple(window_shape),
         selection=tuple(selection),
     )
+
+
+def _num_runs(
+    selectors: tuple[Any, ...],
+    spans: list[tuple[int, int, int]],
+    chunk_shape: tuple[int, ...],
+    as_stored: Sequence[int],
+) -> int:
+    """Return how many contiguous runs of elements the slices of the last axes leave to plan."""
+    num = math.prod(num for num, *_ in spans)
+    for k in reversed(as_stored):
+        num_along, low, high = spans[k]
+        if not isinstance(selectors[k], slice) or high - low + 1 != num_along:
+            break
+        num //= num_along
+        if num_along != chunk_shape[k]:
+            break
+    return num
 
 
 def _num_and_bounds(selector: Any, size: int) -> tuple[int, int, int] | None:

@@ -13,44 +13,48 @@ pipeline.
 | ObjectStore                       | ranges           | in responses    | by their `e_tag` |
 | FsspecStore on local files, also  | of an open file  | of the file     | yes              |
 | by reference                      |                  |                 |                  |
-| FsspecStore on an asynchronous    | ranges           | of a reference  | unknown          |
-| file system, down to its leaf     |                  |                 |                  |
-| FsspecStore on any other          | whole            | yes             | yes              |
-| caching wrappers (CacheStore)     | whole            | yes             | yes              |
-| any other                         | ranges           | unknown         | unknown          |
+| FsspecStore on HTTP, S3, GCS,     | ranges           | of a reference  | unknown          |
+| Azure and obstore, also through   |                  |                 |                  |
+| `reference` and `dir`             |                  |                 |                  |
+| Icechunk; VirtualiZarr (2.8)      | ranges           | unknown         | unknown          |
+| WrapperStore                      | like the store that it wraps                         |
+| named by the user                 | ranges           | unknown         | unknown          |
+| named by the user, a subclass of  | like the store that it wraps, but where that gives   |
+| WrapperStore                      | one version, with one request                        |
+| any other                         | whole            | yes             | yes              |
 
 "Its length" is how the length of the chunk is checked, "one version" whether all parts of a chunk
 are known to come from the same version of it.
 
-A store has its own line only if it is exactly that class, with zarr's own methods, and is accessed
-through an exact `StorePath`: an overridden method must be called. Everything else is "any other",
-or read whole if it wraps something without reliable range requests.
+A store is known only if it is exactly the class of a line, with the methods of that class, and is
+accessed through an exact `StorePath`: an overridden method must be called, and what it does with a
+range can't be known. Nothing is inferred from what a store contains. Users name further classes in
+`numcodecs_bytes.stores_with_ranges` in zarr's config; they promise what ``docs/partial-reads.md``
+lists.
 
 Ranges are requested with the byte getter's own `get`, not with `Store.get_ranges`: a wrapper that
 overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses it.
 
 To add a store:
 
-1. Write a function ``_of_...(store, path)`` that returns its source: a `File`, a `Remote`, or None
-   for whole chunks. What a `File` opens may raise `ReadWhole`, for example if the store was closed
-   meanwhile (see `_open_member`).
-2. Add it to `_SOURCES` under the exact class of the store, and add that class to `_OWN_METHODS`, or
-   `find_source` never calls the function. The class must define ``__init__``, ``get`` and, if it
-   has one, ``get_sync`` in the same file.
+1. Write a function ``_of_...(store, path)`` that returns its source: a `File`, a `Remote`, or a
+   `Whole`. What a `File` opens may raise `ReadWhole`, for example if the store was closed meanwhile
+   (see `_open_member`).
+2. If it is a class of zarr, add it to `_SOURCES`, and to `_OWN_METHODS`, or `find_source` never
+   calls the function. The class must define ``__init__``, ``get`` and, if it has one, ``get_sync``
+   in the same file. If it is a class of another package, add its name to `_SOURCES_BY_NAME`; an
+   fsspec file system only to `_FILE_SYSTEMS`.
 3. If it has its own way to refuse range requests, add that to `explain_failure`.
-4. If wrappers of it must read whole chunks, exclude it in `_may_be_read_in_parts`, or an fsspec
-   file system in `_has_sound_ranges`.
-5. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
+4. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
    ``tests/test_stores.py``.
 """
 
 import contextlib
 import io
-import itertools
 import logging
 import numbers
 import re
-import types
+import sys
 import weakref
 import zipfile
 from collections.abc import Awaitable, Callable
@@ -62,7 +66,15 @@ import numpy as np
 import zarr.abc.store
 import zarr.codecs.sharding
 import zarr.storage
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+from zarr.storage import (
+    FsspecStore,
+    LocalStore,
+    MemoryStore,
+    ObjectStore,
+    StorePath,
+    WrapperStore,
+    ZipStore,
+)
 
 from numcodecs_bytes._partial_read.open_file import (
     Bytes,
@@ -89,15 +101,25 @@ _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
 _DIR = "fsspec.implementations.dirfs.DirFileSystem"
-_GENERIC = "fsspec.generic.GenericFileSystem"
-_CACHE = "zarr.experimental.cache_store.CacheStore"
+# File systems that answer concurrent range requests.
+_FILE_SYSTEMS = {
+    _DIR,  # like the one below it
+    _REFERENCE,  # the same
+    "adlfs.spec.AzureBlobFileSystem",
+    "fsspec.implementations.http.HTTPFileSystem",
+    "gcsfs.core.GCSFileSystem",
+    "gcsfs.extended_gcsfs.ExtendedGcsFileSystem",
+    "obstore.fsspec.FsspecStore",
+    "s3fs.core.S3FileSystem",
+}
+_OF_OBSTORE = "obstore.fsspec.FsspecStore_"  # classes that obstore generates, one per protocol
 
 _READING = ("get", "get_sync")
 # The methods that zarr uses for reading. A method that was replaced before this module was imported
 # comes from another file than its class; such a class is left out.
 _OWN_METHODS = {
     owner: [getattr(owner, name, None) for name in _READING]
-    for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, StorePath)
+    for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, WrapperStore, StorePath)
     if all(
         getattr(getattr(owner, name), "__code__", None) is not None
         and getattr(owner, name).__code__.co_filename == owner.__init__.__code__.co_filename
@@ -160,15 +182,31 @@ class Remote(NamedTuple):
         the chunk does not exist. If this is None, the byte getter is used.
     max_gap_bytes : int
         Largest gap over which ranges are coalesced.
+    in_one_request : bool
+        Whether only one range of a chunk may be requested, because two might be of different
+        versions.
     """
 
-    tells_missing: bool = False
+    tells_missing: bool = True
     num_bytes: int | None = None
     get: Callable[[int, int], Awaitable[Answer | None]] | None = None
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
+    in_one_request: bool = False
 
 
-Source = File | Remote
+class Whole(NamedTuple):
+    """A chunk that is read whole, like zarr's own codec does.
+
+    Attributes
+    ----------
+    why : str
+        What in its store prevents partial reads; empty if nothing does.
+    """
+
+    why: str = ""
+
+
+Source = File | Remote | Whole
 
 
 class ReadWhole(Exception):  # noqa: N818 # not an error
@@ -189,20 +227,28 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         self.raw = raw
 
 
-def find_source(byte_getter: Any) -> Source | None:
-    """Return how to read parts of a chunk, or None if it must be read whole."""
-    store: Any = getattr(byte_getter, "store", None)
+def find_source(byte_getter: Any) -> Source:
+    """Return how to read parts of a chunk."""
+    if not _has_own_methods(byte_getter, StorePath):
+        is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+        return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
+    if byte_getter.store in _refusing:
+        return Whole("the store refused byte ranges before")
+    return _source_in(byte_getter.store, byte_getter.path)
+
+
+def _source_in(store: Any, path: str) -> Source:
     kind = type(store)
-    if kind is MemoryStore or type(byte_getter).__module__ == zarr.codecs.sharding.__name__:
-        return None  # in memory
-    if store in _refusing:
-        return None
-    find = _SOURCES.get(kind)
-    is_own = _has_own_methods(byte_getter, StorePath)
-    if find is not None and is_own and _has_own_methods(store, kind):
+    if kind in _SOURCES and _has_own_methods(store, kind):
         # A closed store is read whole, because `get` opens it.
-        return find(store, byte_getter.path) if store._is_open else None  # noqa: SLF001
-    return Remote() if _may_be_read_in_parts(store) else None
+        return _SOURCES[kind](store, path) if store._is_open else Whole()  # noqa: SLF001
+    if {"get", "get_sync"}.isdisjoint(getattr(store, "__dict__", ())):
+        name = _name_of(kind)
+        if name in _SOURCES_BY_NAME:
+            return _SOURCES_BY_NAME[name](store, path)
+        if _is_named(kind):
+            return _of_named(store, path)
+    return Whole() if issubclass(kind, MemoryStore) else _unknown(kind)
 
 
 def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
@@ -216,68 +262,75 @@ def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
     )
 
 
-def _may_be_read_in_parts(store: Any) -> bool:
-    """Whether a store of any class wraps nothing that must be read whole."""
-    held: list[Any] = [store]
-    seen: set[int] = set()
-    for value in held:  # grows during the iteration
-        kind = type(value)
-        if kind in _PLAIN or id(value) in seen or len(seen) == MAX_HELD:
-            continue
-        seen.add(id(value))
-        if issubclass(kind, ZipStore) or _is_instance(value, _CACHE):
-            return False
-        if not hasattr(kind, "cat_file"):
-            held.extend(_held_by(value))
-        elif not _has_sound_ranges(value):
-            return False
-    return True
+def _name_of(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
-# How many objects are inspected, starting with the store.
-MAX_HELD = 64
-_PLAIN = {str, bytes, int, float, bool, type(None)}
+def _is_named(kind: type[Any]) -> bool:
+    """Whether the user says that a class of stores or file systems has reliable byte ranges.
+
+    Raises
+    ------
+    ValueError
+        If `numcodecs_bytes.stores_with_ranges` in zarr's config is not a list of names.
+    """
+    names = zarr.config.get("numcodecs_bytes.stores_with_ranges", None) or []
+    if isinstance(names, str):  # in an environment variable
+        names = [names]
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise ValueError(
+            "numcodecs_bytes.stores_with_ranges in zarr's config must be a list of classes such as "
+            f"'package.module.Store', got {names!r}"
+        )
+    return _name_of(kind) in names
 
 
-def _held_by(value: Any) -> list[Any]:
-    """Return what an object holds, without calling its methods, because it may be a lazy proxy."""
-    held: list[Any] = []
-    kind = type(value)
-    if issubclass(kind, (types.ModuleType, type)):
-        return held
-    # A proxy may be unbound, or another thread may be adding to a collection.
-    with contextlib.suppress(Exception):
-        if kind is types.FunctionType:
-            return [cell.cell_contents for cell in value.__closure__ or ()]
-        if kind is types.MethodType:
-            return [value.__self__, value.__func__]
-        if kind is partial:
-            return [value.func, *value.args, *value.keywords.values()]
-        if issubclass(kind, (dict, list, tuple)):
-            values = value.values() if issubclass(kind, dict) else value
-            return list(itertools.islice(values, MAX_HELD))
-        if kind.__module__ != "builtins":
-            held += list(object.__getattribute__(value, "__dict__").values())
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            with contextlib.suppress(AttributeError):  # not set
-                held.append(object.__getattribute__(value, name))
-    return held
+def _unknown(kind: type[Any]) -> Whole:
+    """Return the source for a class that is not known, and log it once per class."""
+    name = _name_of(kind)
+    why = f"{name} is not known to have reliable byte ranges"
+    if not name.startswith("fsspec."):
+        why += "; if it has, add it to numcodecs_bytes.stores_with_ranges in zarr's config"
+    if kind not in _told_of:
+        _told_of.add(kind)
+        logger.info("chunks are read whole: %s", why)
+    return Whole(why)
 
 
-def _is_instance(value: object, name: str) -> bool:
-    """Whether a value is an instance of the class of this name, without importing that class."""
-    return any(f"{c.__module__}.{c.__qualname__}" == name for c in type(value).__mro__)
+def _of_named(store: Any, path: str) -> Source:
+    if isinstance(store, WrapperStore):
+        source = _source_in(store._store, path)  # noqa: SLF001
+        if isinstance(source, Whole):
+            return source
+        # Requested from the wrapper, several ranges could come from different versions.
+        gives_one_version = isinstance(source, File) or source.get is not None
+        return Remote(in_one_request=gives_one_version)
+    if isinstance(store, FsspecStore) and (why := _why_no_ranges(store.fs)):
+        return why
+    return Remote()
+
+
+def _of_wrapper_store(store: WrapperStore[Any], path: str) -> Source:
+    return _source_in(store._store, path)  # noqa: SLF001
+
+
+def _of_manifest_store(store: Any, _path: str) -> Source:
+    """Return the source for VirtualiZarr's store.
+
+    Before 2.8, if a manifest gives a length that is too short, ranges return the bytes beyond it.
+    """
+    version = sys.modules["virtualizarr"].__version__
+    release = tuple(map(int, re.findall("[0-9]+", version)[:2]))
+    return Remote() if release >= (2, 8) or _is_named(type(store)) else _unknown(type(store))
 
 
 def _is_exactly(value: object, name: str) -> bool:
-    return f"{type(value).__module__}.{type(value).__qualname__}" == name
+    return _name_of(type(value)) == name
 
 
-def _of_local_store(store: LocalStore, path: str) -> Source | None:
+def _of_local_store(store: LocalStore, path: str) -> Source:
     if type(store.root) is not type(Path()):  # `read_bytes` of a subclass may decrypt, for example
-        return None
+        return Whole(f"{_name_of(type(store.root))} is not a path of Python's own")
     name = f"{store.root}/{path}"
     return File(partial(open_local, name), ALLOWED_EXCEPTIONS)
 
@@ -301,7 +354,7 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
 
 
 def _of_object_store(store: ObjectStore[Any], path: str) -> Remote:
-    return Remote(tells_missing=True, get=partial(_get_object_range, store.store, path))
+    return Remote(get=partial(_get_object_range, store.store, path))
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
@@ -318,15 +371,15 @@ async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answ
 ALLOWED_EXCEPTIONS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def _of_fsspec_store(store: FsspecStore, path: str) -> Source | None:
+def _of_fsspec_store(store: FsspecStore, path: str) -> Source:
     root = store.path.rstrip("/")
     path = (f"{root}/{path}" if root else path).rstrip("/")
     file_system = store.fs
     if _is_local(file_system):
         name = file_system.sync_fs._strip_protocol(path)  # noqa: SLF001
         return File(partial(open_local, name), store.allowed_exceptions)
-    if not _has_sound_ranges(file_system):
-        return None
+    if (why := _why_no_ranges(file_system)) is not None:
+        return why
     if _is_exactly(file_system, _REFERENCE):
         return _of_reference(file_system, path)
     # Other exceptions may mean that the server does not support the range.
@@ -343,36 +396,37 @@ def _is_local(file_system: Any) -> bool:
     return wrapped == inner.cat_file and not vars(inner).keys() & {"cat_file", "open", "_open"}
 
 
-def _has_sound_ranges(file_system: Any) -> bool:
-    """Whether an fsspec file system supports concurrent range requests.
+def _why_no_ranges(file_system: Any) -> Whole | None:
+    """Return why an fsspec file system must read whole chunks; None if it need not.
 
-    Synchronous file systems do not: zip and tar files share one file position, and caches fill up
-    while they are read. File systems that wrap others do not either, unless they are known.
+    Synchronous file systems must: zip and tar files share one file position, and caches fill up
+    while they are read.
     """
-    if _is_instance(file_system, _REFERENCE):
-        return all(_has_sound_ranges(leaf) for leaf in list(file_system.fss.values()))
-    if _is_exactly(file_system, _DIR):
-        return _has_sound_ranges(file_system.fs)
-    if _is_exactly(file_system, _WRAPPER):
-        return _is_local(file_system)
-    if _is_exactly(file_system, _LOCAL):
-        return True
-    return (
-        getattr(file_system, "async_impl", None) is True
-        and not _is_instance(file_system, _WRAPPER)
-        and not _is_instance(file_system, _GENERIC)
-        and not any(hasattr(type(inner), "cat_file") for inner in _held_by(file_system))
-    )
+    kind = type(file_system)
+    name = _name_of(kind)
+    below: list[Any] = []
+    if name == _REFERENCE:
+        below = list(file_system.fss.values())
+    elif name == _DIR:
+        below = [file_system.fs]
+    elif name == _WRAPPER:
+        inner = type(file_system.sync_fs)
+        is_named = not _name_of(inner).startswith("fsspec.") and _is_named(inner)
+        return None if _is_local(file_system) or is_named else _unknown(inner)
+    is_known = name in _FILE_SYSTEMS or name.startswith(_OF_OBSTORE)
+    if "_cat_file" in vars(file_system) or not (is_known or _is_named(kind)):
+        return _unknown(kind)
+    return next(filter(None, map(_why_no_ranges, below)), None)
 
 
-def _of_reference(file_system: Any, path: str) -> Source | None:
+def _of_reference(file_system: Any, path: str) -> Source:
     """Return how to read what a reference points to; the reference contains its length."""
     from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
 
     try:
         url, offset, num_bytes = part = file_system.references[path]
         if not isinstance(part, list | tuple):
-            return None
+            return Whole()
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         if not _is_local(leaf):
@@ -380,15 +434,21 @@ def _of_reference(file_system: Any, path: str) -> Source | None:
         name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # missing, inline, a whole file, or of an unknown form
+        return Whole()  # missing, inline, a whole file, or of an unknown form
     return File(partial(open_local, name, offset, num_bytes), ())
 
 
-_SOURCES: dict[Any, Callable[[Any, str], Source | None]] = {
+_SOURCES: dict[Any, Callable[[Any, str], Source]] = {
     LocalStore: _of_local_store,
     ZipStore: _of_zip_store,
     ObjectStore: _of_object_store,
     FsspecStore: _of_fsspec_store,
+    WrapperStore: _of_wrapper_store,
+}
+_SOURCES_BY_NAME: dict[str, Callable[[Any, str], Source]] = {
+    "icechunk.store.IcechunkStore": lambda *_: Remote(),
+    "numcodecs_bytes._hierarchy._ParquetReferences": _of_fsspec_store,
+    "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }
 
 
@@ -485,7 +545,8 @@ class _Stores:
 
 answering = _Stores()  # those that answered a range request correctly
 _refusing = _Stores()
-_warned_of: set[type] = set()
+_warned_of: weakref.WeakSet[type] = weakref.WeakSet()
+_told_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
