@@ -1,7 +1,8 @@
-"""Compressors with a limit on the decoded size, so that a damaged chunk can't exhaust memory.
+"""Codecs with a limit on the decoded size, so that a damaged chunk can't exhaust memory.
 
 gzip, zlib, bz2 and lzma are decoded in pieces until they exceed the limit. zstd, lz4 and blosc
-declare the decoded size in their headers. Other codecs are not limited.
+declare the decoded size in their headers, vlen-utf8, vlen-bytes and vlen-array the number of
+elements. Other codecs are not limited.
 """
 
 import asyncio
@@ -26,6 +27,9 @@ _PIECE = 1 << 20
 _TEXT_FACTOR = 8
 _STREAMED = {"gzip", "zlib", "bz2", "lzma"}
 COMPRESSORS = {*_STREAMED, "zstd", "lz4", "blosc"}
+_VARIABLE_LENGTH = {"vlen-utf8", "vlen-bytes", "vlen-array"}
+# An LZ4 block of n bytes decodes to fewer than 255 * n.
+_LZ4_FACTOR = 255
 # Limit for zstd streams that do not declare their size; each block counts as a full one.
 UNDECLARED_BYTES = 100_000_000
 _ZSTD, _ZSTD_SKIPPABLE, _ZSTD_BLOCK = 0xFD2FB528, 0x184D2A50, 1 << 17
@@ -36,7 +40,7 @@ class LimitExceededError(ValueError):
 
 
 def bounded(metadata: Any, max_bytes: int) -> Any:
-    """Return array metadata whose compressors raise an error instead of exceeding a limit.
+    """Return array metadata whose codecs raise an error instead of exceeding a limit.
 
     The error is a ValueError if a chunk decodes to more bytes than its elements take. If their size
     is unknown, it is a `LimitExceededError`, for more than `max_bytes`.
@@ -52,15 +56,17 @@ def bounded(metadata: Any, max_bytes: int) -> Any:
     Returns
     -------
     ArrayV2Metadata or ArrayV3Metadata
-        A copy with limited compressors.
+        A copy with limited codecs.
     """
     if metadata.zarr_format == 3:
-        codecs = tuple(_bounded_v3(codec, max_bytes) for codec in metadata.codecs)
+        codecs = tuple(
+            bound for codec in metadata.codecs for bound in _bounded_v3(codec, max_bytes)
+        )
         return dataclasses.replace(metadata, codecs=codecs)
     filters, dtype = metadata.filters or (), metadata.dtype.to_native_dtype()
     bound = _Bound.of(metadata.chunks, dtype, max_bytes)
     if filters and bound.is_exact:  # which may change the size
-        bound = _Bound(max_bytes, is_exact=False)
+        bound = bound._replace(max_bytes=max_bytes, is_exact=False)
     compressor = metadata.compressor
     return dataclasses.replace(
         metadata,
@@ -69,21 +75,27 @@ def bounded(metadata: Any, max_bytes: int) -> Any:
     )
 
 
-def _bounded_v3(codec: Any, max_bytes: int) -> Any:
+def _bounded_v3(codec: Any, max_bytes: int) -> Iterator[Any]:
     if hasattr(codec, "index_codecs"):
-        codecs = tuple(_bounded_v3(inner, max_bytes) for inner in codec.codecs)
-        return dataclasses.replace(codec, codecs=codecs)
-    if not isinstance(codec, BytesBytesCodec):
-        return codec
+        codecs = tuple(bound for inner in codec.codecs for bound in _bounded_v3(inner, max_bytes))
+        yield dataclasses.replace(codec, codecs=codecs)
+        return
     document: Any = codec.to_dict()
+    name = document["name"].removeprefix("numcodecs.")
     configuration = document.get("configuration") or {}
     if hasattr(codec, "_codec"):  # of numcodecs, with its defaults
         configuration = codec._codec.get_config()  # noqa: SLF001
-    return _BoundedV3(codec, document["name"].removeprefix("numcodecs."), configuration, max_bytes)
+    if name in COMPRESSORS:
+        yield _BoundedV3(codec, name, configuration, max_bytes)
+        return
+    yield codec
+    if name in _VARIABLE_LENGTH:  # zarr wants these of exactly its own class
+        yield _BoundedV3(None, name, configuration, max_bytes)
 
 
 def _bounded_v2(codec: Any, bound: "_Bound") -> Any:
-    return _BoundedV2(codec, bound) if codec.codec_id in COMPRESSORS else codec
+    is_bounded = codec.codec_id in {*COMPRESSORS, *_VARIABLE_LENGTH}
+    return _BoundedV2(codec, bound) if is_bounded else codec
 
 
 def max_encoded(num_bytes: int) -> int:
@@ -96,13 +108,16 @@ class _Bound(NamedTuple):
 
     max_bytes: int
     is_exact: bool
+    num_elements: int
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: Any, limit: int) -> Self:
         """Return the bound for elements, including what codecs like crc32c add to them."""
+        num_elements = math.prod(shape)
         if has_variable_length(dtype):
-            return cls(limit // _TEXT_FACTOR, is_exact=False)
-        return cls(max_encoded(math.prod(shape) * dtype.itemsize), is_exact=True)
+            return cls(limit // _TEXT_FACTOR, is_exact=False, num_elements=num_elements)
+        max_bytes = max_encoded(num_elements * dtype.itemsize)
+        return cls(max_bytes, is_exact=True, num_elements=num_elements)
 
     def refuse(self, what: str) -> ValueError:
         """Return the error for a chunk that exceeds the bound."""
@@ -130,6 +145,8 @@ class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
 
 @dataclasses.dataclass(frozen=True)
 class _BoundedV3(BytesBytesCodec):
+    """A bounded codec; without one, the bytes of the codec before are checked and passed on."""
+
     codec: Any
     name: str
     configuration: dict[str, Any]
@@ -142,16 +159,20 @@ class _BoundedV3(BytesBytesCodec):
         bound = _Bound.of(chunk_spec.shape, dtype, self.max_bytes)
         raw = np.asarray(chunk_bytes.as_array_like()).view(np.uint8).data
         decoded = await asyncio.to_thread(_decode, self.name, self.configuration, raw, bound)
-        if decoded is None:
-            return await self.codec._decode_single(chunk_bytes, chunk_spec)  # noqa: SLF001
-        return chunk_spec.prototype.buffer.from_bytes(decoded)
+        if decoded is not None:
+            return chunk_spec.prototype.buffer.from_bytes(decoded)
+        if self.codec is None:
+            return chunk_bytes
+        return await self.codec._decode_single(chunk_bytes, chunk_spec)  # noqa: SLF001
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
-        size: int = self.codec.compute_encoded_size(input_byte_length, chunk_spec)
+        size = input_byte_length
+        if self.codec is not None:
+            size = self.codec.compute_encoded_size(input_byte_length, chunk_spec)
         return size
 
     def to_dict(self) -> Any:
-        return self.codec.to_dict()
+        return {"name": self.name, "configuration": self.configuration}
 
 
 def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> bytes | None:
@@ -160,7 +181,7 @@ def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> by
     Raises
     ------
     ValueError
-        If there are more than the bound.
+        If there are more than the bound, or the header contradicts the chunk.
     """
     if name in _STREAMED:
         pieces, num_bytes = [], 0
@@ -170,6 +191,14 @@ def _decode(name: str, configuration: Any, raw: memoryview, bound: _Bound) -> by
                 raise bound.refuse(f"{name} decodes to {num_bytes} bytes or more")
             pieces.append(piece)
         return b"".join(pieces)
+    if name in _VARIABLE_LENGTH:
+        if _int(raw[:4]) != bound.num_elements:
+            raise ValueError(
+                f"{name} declares {_int(raw[:4])} elements, expected {bound.num_elements}"
+            )
+        if len(raw) > bound.max_bytes:
+            raise bound.refuse(f"{name} has {len(raw)} bytes")
+        return None
     num_bytes = _declared_size(name, raw)
     if num_bytes > bound.max_bytes:
         raise bound.refuse(f"{name} declares a size of {num_bytes} bytes")
@@ -208,6 +237,11 @@ def _declared_size(name: str, raw: memoryview) -> int:
     if name == "zstd":
         return sum(size for size, is_declared in _zstd_frames(raw) if is_declared)
     if name == "lz4":
+        if _int(raw[:4]) > _LZ4_FACTOR * len(raw):
+            raise ValueError(
+                f"lz4 declares a size of {_int(raw[:4])} bytes, more than {_LZ4_FACTOR} times its "
+                f"encoded {len(raw)} bytes"
+            )
         return _int(raw[:4])
     if name == "blosc" and len(raw) >= 16:
         if _int(raw[12:16]) > len(raw):  # blosc would read beyond the end

@@ -181,7 +181,10 @@ def _partial_reads(array: Any) -> str:
     others = [name for name in names if name != "bytes"]
     if others == ["sharding_indexed"]:
         return "no: zarr reads whole inner chunks of a shard"
-    can_be_read = can_read_parts(array)
+    try:
+        can_be_read = can_read_parts(array)
+    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
+        can_be_read = False
     if can_be_read and isinstance(array.async_array.codec_pipeline, PartialRead):
         return "yes"
     if array.metadata.zarr_format == 3 and not others:

@@ -1,7 +1,8 @@
 """Stores damaged at random, and what check says of them: python tests/damaged_stores.py NUMBER.
 
 Prints what went wrong: an exception, more than a minute, too much memory, or damage that was not
-named although zarr's own reading, a chunk's length or the other metadata reveal it.
+named although zarr's own reading, a chunk's length or the other metadata reveal it. The process may
+not allocate more than MAX_ADDRESS_SPACE.
 """
 
 import json
@@ -24,10 +25,15 @@ from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 
 MAX_BYTES, MAX_SECONDS = 200 << 20, 60
+MAX_ADDRESS_SPACE = 4 << 30
 READ_BY_ZARR = 1 << 24
 SHAPE, CHUNKS = (6, 5), (2, 5)
 SHARDS = {"chunks": (1, 5), "shards": (2, 5)}
+VARIABLE_LENGTH = zarr.dtype.VariableLengthBytes()
 V2 = {
+    "text2": {"dtype": str, "compressors": None},
+    "zipped_text2": {"dtype": str, "compressors": numcodecs.Zlib()},
+    "bytes2": {"dtype": VARIABLE_LENGTH, "compressors": None},
     "plain2": {"compressors": None},
     "filtered2": {"compressors": None, "filters": [numcodecs_bytes.Bytes("big", "<f8")]},
     "delta2": {"compressors": numcodecs.Zlib(), "filters": [numcodecs.Delta("<f8")]},
@@ -55,7 +61,10 @@ V3 = {
     "checked": {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()]},
     "shards": {"compressors": None, **SHARDS},
     "zipped_shards": {"compressors": zarr.codecs.GzipCodec(), **SHARDS},
-    "text": {"dtype": "str"},
+    "text": {"dtype": str},
+    "raw_text": {"dtype": str, "compressors": None},
+    "bytes": {"dtype": VARIABLE_LENGTH, "compressors": None},
+    "text_shards": {"dtype": str, "compressors": None, **SHARDS},
 }
 PLAIN = ("plain", "bools", "plain2", "filtered2", "struct2")
 
@@ -71,7 +80,9 @@ def write_healthy(root):
                 name, shape=SHAPE, **({"chunks": CHUNKS, "dtype": "<f8"} | settings)
             )
             numbers = rng.integers(1, 100, SHAPE)
-            array[...] = numbers.astype(str) if name == "text" else numbers.astype(array.dtype)
+            if array.dtype.kind in "OT":
+                numbers = numbers.astype(str if settings["dtype"] is str else bytes)
+            array[...] = numbers.astype(array.dtype)
         if zarr_format == 2:
             list(migrate(zarr.storage.LocalStore(root / "v2")))
 
@@ -82,7 +93,7 @@ def damage(root, rng):
     done = []
     for path in rng.sample(files, rng.choice([1, 1, 2])):
         is_metadata = path.name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")
-        kinds = ["cut", "flip", "remove", "extend", "bomb", "empty"]
+        kinds = ["cut", "flip", "remove", "extend", "bomb", "empty", "header"]
         kind = rng.choice([*kinds, "edit", "edit", "edit", "edit"] if is_metadata else kinds)
         raw = bytearray(path.read_bytes())
         if kind == "remove":
@@ -93,6 +104,8 @@ def damage(root, rng):
             path.write_bytes(b"")
         elif kind == "extend":
             path.write_bytes(raw + rng.randbytes(rng.randint(1, 40)))
+        elif kind == "header":
+            path.write_bytes(rng.randbytes(4) + raw[4:])
         elif kind == "bomb":
             path.write_bytes(_bomb(path.parts, rng))
         elif kind == "flip":
@@ -173,7 +186,12 @@ def complaints_about(root, done):
         reports = {report.path: report for report in check(store)}
     except BaseException:
         return [traceback.format_exc()]
-    complaints = []
+    complaints = [
+        f"{path}: {problem}"
+        for path, report in reports.items()
+        for problem in report.problems
+        if "MemoryError" in problem
+    ]
     seconds, num_bytes = time.monotonic() - started, _peak_bytes() - before
     if seconds > MAX_SECONDS:
         complaints.append(f"took {seconds:.0f} s")
@@ -218,6 +236,7 @@ def main(number, seed=0):
     num_failed = 0
     for codec in numcodecs_of():  # made once: it takes memory
         _bomb([codec], None)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     with tempfile.TemporaryDirectory() as folder:
         healthy = Path(folder, "healthy")
         write_healthy(healthy)

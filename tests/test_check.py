@@ -26,6 +26,7 @@ from numcodecs_bytes import _bounded_compressors, _check_chunks, _hierarchy
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
+HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 BIG = bytes_codec("big")
 SHARDS = sharded([2], BIG)
 NO_INDEX_ENDIAN = sharded([2], BIG, index_codecs=[bytes_codec(), {"name": "crc32c"}])
@@ -178,6 +179,24 @@ class TestWhatIsWell:
         assert len(found_v2) == 4
         assert len(problems(found)) == 1
         assert not problems(found_v2)
+
+    @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
+    @pytest.mark.parametrize("filters", [None, zarr.codecs.TransposeCodec(order=(1, 0))], ids=str)
+    def test_chunks_of_several_shapes(self, tmp_path, filters):
+        """zarr's `Array.chunks` raises for them, which was reported as a problem."""
+        with zarr.config.set({"array.rectilinear_chunks": True}):
+            array = zarr.create_array(
+                tmp_path,
+                shape=(6, 8),
+                chunks=[[1, 2, 3], [4, 4]],
+                dtype="i2",
+                filters=filters,
+                compressors=None,
+            )
+            array[:] = 1
+            (found,) = check(tmp_path).values()
+        assert found.problems == []
+        assert any("its chunks were not checked" in note for note in found.notes)
 
     def test_zarrs_own_codec(self, healthy):
         with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
@@ -478,6 +497,24 @@ def bomb_of(name):
     return bytes(BOMBS[name].encode(NOTHING))
 
 
+# Settings of arrays whose elements have variable length, and two elements.
+ITEMS = {
+    "vlen-utf8": ({"dtype": str}, ["x", "yz"]),
+    "vlen-bytes": ({"dtype": zarr.dtype.VariableLengthBytes()}, [b"x", b"yz"]),
+    "vlen-utf8 of Zarr v2": ({"dtype": str, "zarr_format": 2}, ["x", "yz"]),
+    "vlen-bytes of Zarr v2": (
+        {"dtype": zarr.dtype.VariableLengthBytes(), "zarr_format": 2},
+        [b"x", b"yz"],
+    ),
+}
+
+
+def shard_of(chunk, num_chunks):
+    """Return a shard that stores each of its inner chunks as `chunk`, its index at the end."""
+    index = np.array([[0, len(chunk)]] * num_chunks, "<u8").tobytes()
+    return chunk + bytes(numcodecs.CRC32C(location="end").encode(np.frombuffer(index, "u1")))
+
+
 class TestLimits:
     @pytest.mark.parametrize("zarr_format", [2, 3])
     @pytest.mark.parametrize("name", BOMBS)
@@ -554,6 +591,51 @@ class TestLimits:
         assert len(problems_of(path)) == 1
 
     @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+    @pytest.mark.parametrize("is_compressed", [False, True])
+    @pytest.mark.parametrize("kind", [*ITEMS, "vlen-utf8 in shards"])
+    def test_a_header_that_declares_too_many_elements(self, tmp_path, kind, is_compressed):
+        """9 bytes that declare 800,000,000 strings took 6 GB and 21 s."""
+        settings, values = ITEMS[kind.removesuffix(" in shards")]
+        if "shards" in kind:
+            settings = settings | {"shards": (4,)}
+        compressor = numcodecs.Zstd() if "zarr_format" in settings else zarr.codecs.ZstdCodec()
+        array = zarr.create_array(
+            tmp_path, shape=(4,), chunks=(2,), **settings,
+            compressors=compressor if is_compressed else None,
+        )  # fmt: skip
+        array[:] = np.array([*values, *values], dtype=object)
+        assert not problems_of(tmp_path)
+        raw = (800_000_000).to_bytes(4, "little") + b"\1\0\0\0x"
+        assert len(raw) == 9
+        stored = bytes(numcodecs.Zstd().encode(raw)) if is_compressed else raw
+        if "shards" in kind:
+            stored = shard_of(stored, 2)
+        (tmp_path / array.metadata.encode_chunk_key((0,))).write_bytes(stored)
+        tracemalloc.start()
+        limits = checks.Limits(max_chunk_bytes=1_000_000)
+        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 1_000_000
+        (problem,) = report.problems
+        name = kind.split()[0]
+        assert f"{name} declares 800000000 elements, expected 2" in problem
+
+    def test_lz4_that_declares_more_than_it_can_hold(self, tmp_path):
+        """A filter may change the size of a chunk, so that any other size might be right."""
+        array = zarr.create_array(
+            tmp_path, shape=4, dtype="f4", zarr_format=2,
+            filters=[numcodecs.AsType("f8", "f4")], compressors=numcodecs.LZ4(),
+        )  # fmt: skip
+        array[:] = 1
+        raw = (tmp_path / "0").read_bytes()
+        (tmp_path / "0").write_bytes((256 * len(raw)).to_bytes(4, "little") + raw[4:])
+        limits = checks.Limits(max_chunk_bytes=16)
+        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (problem,) = report.problems
+        assert f"more than 255 times its encoded {len(raw)} bytes" in problem
+
+    @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
     @pytest.mark.parametrize("shards", [None, (64,)])
     def test_text_of_many_bytes_is_not_decoded(self, tmp_path, shards):
         """How much it holds, only its chunks say; in shards, one inner chunk is read at a time."""
@@ -590,13 +672,8 @@ class TestLimits:
             compressors=zarr.codecs.GzipCodec(),
         )  # fmt: skip
         array[:] = 1
-        shard = (tmp_path / "c/0").read_bytes()
-        bomb = BOMBS["gzip"].encode(NOTHING)
-        index = np.array([[0, len(bomb)], [0, len(bomb)]], "<u8").tobytes()
-        checksum = numcodecs.CRC32C(location="end").encode(np.frombuffer(index, "u1"))
-        assert len(bytes(checksum)) == len(index) + 4
-        assert len(shard) > len(index)
-        (tmp_path / "c/0").write_bytes(bomb + bytes(checksum))
+        bomb = bytes(BOMBS["gzip"].encode(NOTHING))
+        (tmp_path / "c/0").write_bytes(shard_of(bomb, 2))
         (problem,) = problems_of(tmp_path)
         assert "gzip decodes to" in problem
 
