@@ -37,8 +37,7 @@ def _format(found: dict[str, Any]) -> str:
 
 def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
     """Print a report for each array in some stores; return the exit status."""
-    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # only needed here
-    from numcodecs_bytes.check import Limits, check  # noqa: PLC0415
+    from numcodecs_bytes.check import Limits, check  # noqa: PLC0415 # only needed here
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
@@ -49,14 +48,14 @@ def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
         num_before = len(reports)
         try:
             with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
-                for found in check(open_store(location), Limits(**limits), bar):
+                for found in check(location, Limits(**limits), bar):
                     reports.append({"store": location} | dataclasses.asdict(found))
                     if not as_json:
                         with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
-                            print(_format_array(found, location if len(locations) > 1 else ""))
-        except BrokenPipeError:  # stdout was closed early
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 2
+                            name = location if len(locations) > 1 else ""
+                            print(_format_array(found, name), flush=True)
+        except BrokenPipeError:
+            raise
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
             print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
             is_unreadable = True
@@ -78,40 +77,36 @@ def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
     return 2 if is_unreadable else int(has_none or num_problems > 0)
 
 
-def _migrate(location: str, *, as_json: bool, dry_run: bool, overwrite: bool) -> int:
-    """Migrate a hierarchy and print the status of each node; return the exit status."""
-    from numcodecs_bytes._hierarchy import open_store  # noqa: PLC0415 # only needed here
-    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
+def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple[str, int]:
+    """Migrate a hierarchy; return the report, and the exit status."""
+    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415 # only needed here
 
-    nodes = []
     try:
-        store = open_store(location, read_only=dry_run)
-        with contextlib.closing(store):
-            for found in migrate(store, dry_run=dry_run, overwrite=overwrite):
-                nodes.append(found)
-                if not as_json:
-                    lines = [f"{'/' + found.path:32} {found.kind:6} {found.status}"]
-                    lines += [f"  {reason}" for reason in found.reasons]
-                    print("\n".join(map(_printable, lines)))
+        nodes = migrate(location, **options)
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         print(f"can't migrate {location}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return "", 2
     num_refused = sum(found.status == "refused" for found in nodes)
+    status = 1 if num_refused or not nodes else 0
     if as_json:
         found_nodes = [dataclasses.asdict(found) for found in nodes]
-        print(json.dumps({"num_refused": num_refused, "nodes": found_nodes}, indent=2))
-    elif not nodes:
-        print(f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there")
-    else:
-        counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
-        print(f"{counted}, {num_refused} refused")
-        if not dry_run and not num_refused:
-            print(
-                "zarr warns as long as the metadata of both formats exist. Once all your programs "
-                "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
-                '(pip install "zarr[cli]")'
-            )
-    return 1 if num_refused or not nodes else 0
+        return json.dumps({"num_refused": num_refused, "nodes": found_nodes}, indent=2), status
+    if not nodes:
+        return f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there", status
+    lines = []
+    for found in nodes:
+        lines.append(f"{'/' + found.path:32} {found.kind:6} {found.status}")
+        lines += [f"  {reason}" for reason in found.reasons]
+    lines = [_printable(line) for line in lines]
+    counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
+    lines.append(f"{counted}, {num_refused} refused")
+    if not options["dry_run"] and not num_refused:
+        lines.append(
+            "zarr warns as long as the metadata of both formats exist. Once all your programs "
+            "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
+            '(pip install "zarr[cli]")'
+        )
+    return "\n".join(lines), status
 
 
 def _number(text: str) -> int:
@@ -187,20 +182,25 @@ def main(arguments: list[str] | None = None) -> int:
     )
     migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)
-    if options.command == "check":
-        names = ("max_chunks", "max_chunk_bytes")
-        limits = {name: getattr(options, name) for name in names if getattr(options, name)}
-        return _check(options.stores, limits, as_json=options.json)
-    if options.command == "migrate":
-        return _migrate(
-            options.store,
-            as_json=options.json,
-            dry_run=options.dry_run,
-            overwrite=options.overwrite,
-        )
-    found = report()
-    print(json.dumps(found, indent=2) if options.json else _format(found))
-    return 0 if found["picked_up"] else 1
+    status = 2
+    try:
+        if options.command == "check":
+            names = ("max_chunks", "max_chunk_bytes")
+            limits = {name: getattr(options, name) for name in names if getattr(options, name)}
+            status = _check(options.stores, limits, as_json=options.json)
+        elif options.command == "migrate":
+            changes = {name: getattr(options, name) for name in ("dry_run", "overwrite")}
+            text, status = _migrate(options.store, changes, as_json=options.json)
+            if text:
+                print(text)
+        else:
+            found = report()
+            status = 0 if found["picked_up"] else 1
+            print(json.dumps(found, indent=2) if options.json else _format(found))
+        sys.stdout.flush()
+    except BrokenPipeError:  # stdout was closed, as by `head`: only the report ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
 
 
 if __name__ == "__main__":

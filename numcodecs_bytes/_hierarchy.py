@@ -24,12 +24,12 @@ _BATCH_LENGTH = 64
 MAX_UNLISTED = 100_000
 
 
-def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store:
+def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.store.Store:
     """Open the store at a location; its kind is detected.
 
     Parameters
     ----------
-    location : str
+    location : str or Path
         A folder, a zip file, kerchunk references (JSON, or a folder of Parquet files), an Icechunk
         repository in a folder (its branch `main`), or a URL of one of the first three that fsspec
         supports.
@@ -48,7 +48,8 @@ def open_store(location: str, *, read_only: bool = True) -> zarr.abc.store.Store
     ImportError
         If a package is missing; the message says how to install it.
     """
-    is_url, path = "://" in location, Path(location)
+    location, path = str(location), Path(location)
+    is_url = "://" in location
     if not is_url and not path.exists():
         raise FileNotFoundError(
             f"no Zarr hierarchy at {location}: expected a folder, a file or a URL"

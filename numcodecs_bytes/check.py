@@ -9,6 +9,7 @@ import contextlib
 import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numcodecs.errors
@@ -33,9 +34,10 @@ from numcodecs_bytes._hierarchy import (
     document_at,
     find_arrays,
     join,
+    open_store,
 )
+from numcodecs_bytes._v3_metadata import MixedByteOrderError, disagreements
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.migrate import MixedByteOrderError, disagreements
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
 from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
@@ -46,14 +48,14 @@ _LEGACY_DATA_TYPES = {"structured": "struct", "raw_bytes": "r8, r16, ..."}
 
 
 def check(
-    store: zarr.abc.store.Store, limits: Limits | None = None, bar: Any = None
+    store: zarr.abc.store.Store | str | Path, limits: Limits | None = None, bar: Any = None
 ) -> Iterator[ArrayReport]:
     """Check the arrays in a store.
 
     Parameters
     ----------
-    store : zarr.abc.store.Store
-        A store of any kind; it is only read.
+    store : zarr.abc.store.Store, str or Path
+        A store of any kind, or the path or URL of one; it is only read.
     limits : Limits, optional
         How much of each array is checked.
     bar : optional
@@ -73,6 +75,10 @@ def check(
     >>> [(report.partial_reads, report.problems, report.notes) for report in check(store)]
     [('yes', [], ['1 of 2 chunks are present; the others read as the fill value'])]
     """
+    if isinstance(store, str | Path):
+        with contextlib.closing(open_store(store)) as opened:
+            yield from check(opened, limits, bar)
+        return
     for path, document in find_arrays(store):
         report = ArrayReport(path)
         with warnings.catch_warnings():

@@ -1,6 +1,7 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ def migrated(path, **options):
     """Migrate a folder and return the status of each path; chunks and Zarr v2 stay as they are."""
     old = {f: f.read_bytes() for f in Path(path).rglob(".z*")}
     before = chunks_in(path)
-    found = {r.path: r for r in migrate(zarr.storage.LocalStore(path), **options)}
+    found = {r.path: r for r in migrate(path, **options)}
     assert chunks_in(path) == before
     assert {f: f.read_bytes() for f in Path(path).rglob(".z*")} == old
     return found
@@ -379,7 +380,7 @@ class TestHierarchies:
             supports_listing = False
 
         with pytest.raises(ValueError, match="can't list"):
-            list(migrate(Unlisted()))
+            migrate(Unlisted())
 
     def test_an_array_of_zarr_v3_in_the_place_of_a_group(self, folder):
         zarr.create_array(folder, shape=3, dtype="i1", zarr_format=3)
@@ -517,7 +518,7 @@ class TestCommand:
     def test_a_store_that_can_not_be_written(self, tmp_path, capsys, monkeypatch):
         create(tmp_path, random_array(">i2", SHAPE))
         with pytest.raises(ValueError, match="read-only"):
-            list(migrate(zarr.storage.LocalStore(tmp_path, read_only=True)))
+            migrate(zarr.storage.LocalStore(tmp_path, read_only=True))
 
         async def refuse(*_args, **_kwargs):
             raise PermissionError("denied")
@@ -525,6 +526,40 @@ class TestCommand:
         monkeypatch.setattr(zarr.storage.LocalStore, "set", refuse)
         assert main(["migrate", str(tmp_path)]) == 2
         assert "zarr.json can't be written: PermissionError: denied" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", ["migrate", "check"])
+    def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
+        """`migrate STORE | head -1` stopped after two nodes, and said that a pipe is broken."""
+        zarr.create_group(tmp_path, zarr_format=2)
+        for i in range(300):  # more than a pipe holds
+            write_v2(tmp_path / f"{i:0200}", None, "<i2")
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "numcodecs_bytes", command, tmp_path],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+        os.close(writing)
+        assert (done.stderr, done.returncode) == (b"", 0 if command == "migrate" else 2)
+        assert len(list(tmp_path.rglob("zarr.json"))) == (301 if command == "migrate" else 0)
+
+    def test_nobody_need_look_at_the_reports(self, tmp_path):
+        """`migrate` was a generator, which did nothing until somebody asked for its reports."""
+        create(tmp_path, random_array(">i2", (4,)), chunks=(4,))
+        migrate(zarr.storage.LocalStore(tmp_path))
+        assert (tmp_path / "zarr.json").exists()
+
+    def test_a_url(self, tmp_path):
+        pytest.importorskip("fsspec")
+        data = random_array(">i2", SHAPE)
+        create(tmp_path, data)
+        (report,) = migrate(f"file://{tmp_path}")
+        assert report.status == "migrated"
+        assert_same(tmp_path, data)
+        (report,) = check(f"file://{tmp_path}")
+        assert not report.problems
 
     def test_a_zip_file(self, tmp_path, capsys):
         with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
