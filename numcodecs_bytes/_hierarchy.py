@@ -34,7 +34,7 @@ def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.stor
         repository in a folder (its branch `main`), or a URL of one of the first three that fsspec
         supports.
     read_only : bool
-        Whether to open the store read-only.
+        Whether to open the store read-only, as a zip file always is.
 
     Returns
     -------
@@ -60,16 +60,19 @@ def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.stor
         return _open_references(location)
     if is_url:
         _need("fsspec")
-        chain = f"zip://::{location}" if location.endswith(".zip") else location
+        is_archive = location.endswith(".zip")
+        if is_archive and not read_only:
+            raise ValueError("a zip file at a URL can't be changed: download it, give its path")
+        chain = f"zip://::{location}" if is_archive else location
         return zarr.storage.FsspecStore.from_url(chain, read_only=read_only)
     if path.is_file():
-        if not zipfile.is_zipfile(location):
+        try:
+            archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
+        except zipfile.BadZipFile as error:
             raise ValueError(
-                "it is a file, but not a zip file, or a truncated one; the name of kerchunk "
-                "references must end in .json"
-            )
-        mode: Any = "r" if read_only else "a"
-        archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode=mode))
+                f"it is a file, but not a zip file, or a damaged one ({error}); the name of "
+                "kerchunk references must end in .json"
+            ) from error
         return archive
     if read_only and (path / "snapshots").is_dir() and (path / "manifests").is_dir():
         _need("icechunk")
@@ -113,6 +116,11 @@ def describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def ensure_open(store: zarr.abc.store.Store) -> None:
+    """Open a store that is not open yet: zarr 3.1.6 does not do so for each request."""
+    sync(store._ensure_open())  # noqa: SLF001 # zarr has no public way to do so
+
+
 def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool:
     """Whether a local folder was seen before, which symbolic links can cause; adds it to `seen`."""
     if not isinstance(store, zarr.storage.LocalStore):
@@ -138,6 +146,7 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
     Exception
         Whatever the store raises if it can't list its root.
     """
+    ensure_open(store)
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()

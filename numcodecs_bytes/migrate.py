@@ -22,12 +22,14 @@ from zarr.core.sync import sync
 from numcodecs_bytes._hierarchy import (
     describe,
     document_at,
+    ensure_open,
     join,
     names_in,
     open_store,
     was_visited,
 )
 from numcodecs_bytes._v3_metadata import compare, v3_document
+from numcodecs_bytes._zip_archives import Archive
 
 __all__ = ["NodeReport", "migrate"]
 
@@ -67,6 +69,9 @@ def migrate(
     the array itself. The Zarr v3 metadata of a group hide all nodes below it that are still Zarr
     v2, so a group is migrated after all nodes below it, or not at all.
 
+    A zip file is not changed in place: a copy of it with the new metadata is written beside it,
+    read back, and put in its place.
+
     Parameters
     ----------
     store : zarr.abc.store.Store, str or Path
@@ -84,24 +89,51 @@ def migrate(
     Raises
     ------
     ValueError
-        If the store is read-only, or can't list its contents.
+        If the store is read-only, is an open `ZipStore`, or can't list its contents.
     OSError
         If the store can't be written.
     """
-    if isinstance(store, str | Path):
-        with contextlib.closing(open_store(store, read_only=dry_run)) as opened:
-            return migrate(opened, dry_run=dry_run, overwrite=overwrite)
-    if store.read_only and not dry_run:
-        raise ValueError("the store is read-only")
+    if not isinstance(store, str | Path):
+        return _migrate(store, None, dry_run=dry_run, overwrite=overwrite)
+    archive = Archive(store) if Path(store).is_file() else None
+    with contextlib.closing(open_store(store, read_only=dry_run)) as opened:
+        return _migrate(opened, archive, dry_run=dry_run, overwrite=overwrite)
+
+
+def _migrate(
+    store: zarr.abc.store.Store, archive: Archive | None, *, dry_run: bool, overwrite: bool
+) -> list[NodeReport]:
+    """Migrate a store, which is the content of an archive if there is one."""
+    if not dry_run and archive is None:
+        _refuse_archive(store)
+        if store.read_only:
+            raise ValueError("the store is read-only")
     if not store.supports_listing:
         raise ValueError("the store can't list its contents, so nodes might be missed")
+    ensure_open(store)
     nodes = dict(_find_nodes(store))
     reports, changes = _plan(store, nodes, overwrite=overwrite)
-    if not dry_run:
+    if dry_run:
+        return reports
+    if archive is None:
         _write(store, changes, nodes)
-        for report in reports:
-            report.status = report.status.removeprefix("to be ")
+    elif changes:
+        store.close()  # Windows replaces no file that is open
+        archive.replace(changes)
+    for report in reports:
+        report.status = report.status.removeprefix("to be ")
     return reports
+
+
+def _refuse_archive(store: zarr.abc.store.Store) -> None:
+    """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
+    while isinstance(store, zarr.storage.WrapperStore):
+        store = store._store  # noqa: SLF001 # zarr's way to wrap
+    if isinstance(store, zarr.storage.ZipStore):
+        raise ValueError(  # noqa: TRY004 # a matter of how it was opened
+            "a ZipStore is not changed in place, where an interruption would destroy the archive: "
+            "close it and give the path of the archive"
+        )
 
 
 def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]:

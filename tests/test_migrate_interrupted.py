@@ -1,0 +1,172 @@
+"""migrate killed, run in parallel and out of space: every node stays readable, in both formats."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from helpers import write_v2
+
+from numcodecs_bytes.migrate import migrate
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Both zarr", "ignore:Object at", "ignore:Consolidated"),
+    pytest.mark.skipif(sys.platform == "win32", reason="no such signals and limits there"),
+]
+DATA = np.arange(4, dtype="i2")
+ARRAYS = ("x", "deep/y", "deep/in/z")
+# Kills itself as soon as a number of lines of code that writes has run, in any thread.
+PROGRAM = """
+import os, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+import zarr
+import numcodecs_bytes.migrate
+from numcodecs_bytes.__main__ import main
+number, kind = int(sys.argv[1]), sys.argv[2]
+files = ("_zip_archives.py", "zipfile.py", "zipfile/__init__.py", "storage/_local.py")
+num_lines = 0
+def trace(frame, event, _):
+    global num_lines
+    code = frame.f_code
+    in_write = code.co_filename.endswith("numcodecs_bytes/migrate.py") and code.co_name == "_write"
+    if not in_write and not code.co_filename.endswith(files):
+        return None
+    if event == "line":
+        num_lines += 1
+        if num_lines == number:
+            os.kill(os.getpid(), getattr(signal, kind))
+    return trace
+threading.settrace(trace)
+sys.settrace(trace)
+status = main(["migrate", *sys.argv[3:]])
+sys.settrace(None)
+print(num_lines)
+sys.exit(status)
+"""
+
+
+def written(folder, kind):
+    """Write a hierarchy, consolidated, as a folder or a zip archive; return its path."""
+    path = folder / "a"
+    for group in ("", "deep", "deep/in"):
+        zarr.create_group(path / group, zarr_format=2)
+    for name in ARRAYS:
+        write_v2(path / name, DATA.tobytes(), "<i2", [4])
+    zarr.consolidate_metadata(path, zarr_format=2)
+    if kind == "folder":
+        return path
+    archive = folder / "a.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for found in sorted(path.rglob("*")):
+            if found.is_file():
+                file.write(found, found.relative_to(path).as_posix())
+    shutil.rmtree(path)
+    return archive
+
+
+def run(*arguments, number=0, kind="SIGKILL", before=""):
+    """Run migrate until as many lines of code that writes have run, and other code before."""
+    return subprocess.run(
+        [sys.executable, "-c", before + PROGRAM, str(number), kind, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def opened(path):
+    return zarr.storage.ZipStore(path, mode="r") if path.suffix else zarr.storage.LocalStore(path)
+
+
+def assert_readable(path):
+    """Each array, by its own path and from the root, by either format that the root has."""
+    with opened(path) as store:
+        for zarr_format in (None, 2):
+            root = zarr.open_group(store, mode="r", zarr_format=zarr_format)
+            for name in ARRAYS:
+                assert root[name][:].tolist() == DATA.tolist(), (zarr_format, name)
+                array = zarr.open_array(store, path=name, mode="r", zarr_format=zarr_format)
+                assert array[:].tolist() == DATA.tolist(), (zarr_format, name)
+
+
+def assert_done(path):
+    """Nothing is left to do, and nothing is left over."""
+    assert {report.status for report in migrate(path)} == {"Zarr v3 already"}
+    assert_readable(path)
+    with opened(path) as store:
+        assert (
+            zarr.open_group(store, mode="r", zarr_format=3)["deep/in/z"].metadata.zarr_format == 3
+        )
+    if path.suffix:
+        assert [found.name for found in path.parent.iterdir()] == [path.name]
+        with zipfile.ZipFile(path) as file:
+            assert file.testzip() is None
+
+
+KINDS = pytest.mark.parametrize("kind", ["folder", "zip"])
+
+
+@KINDS
+@pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
+def test_killed(tmp_path, kind, by, everything):
+    """A zip archive lost its directory, and the second run made it an empty archive."""
+    tmp_path.joinpath("template").mkdir()
+    template = written(tmp_path / "template", kind)
+    rng = random.Random(0)  # noqa: S311
+    whole = run(shutil.copytree(template.parent, tmp_path / "whole") / template.name)
+    num_lines = int(whole.stdout.split()[-1])
+    assert num_lines > 100
+    for i in range(20 if everything else 4):
+        path = shutil.copytree(template.parent, tmp_path / str(i)) / template.name
+        for _ in range(2):  # the second time, with what the first has left behind
+            done = run(path, number=rng.randint(1, num_lines), kind=by)
+            assert (done.returncode, done.stderr) in [(-getattr(signal, by), ""), (0, "")]
+            assert_readable(path)
+        migrate(path)
+        assert_done(path)
+
+
+@KINDS
+def test_in_parallel(tmp_path, kind):
+    """Some may refuse, with the reason; none destroys what another has written."""
+    path = written(tmp_path, kind)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "numcodecs_bytes", "migrate", path],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        _, error = process.communicate()
+        assert process.returncode == 0 or "another process" in error or "meanwhile" in error, error
+        assert_readable(path)
+    assert 0 in {process.returncode for process in processes}
+    assert_done(path)
+
+
+@KINDS
+def test_out_of_space(tmp_path, kind):
+    """Files may not grow beyond a number of bytes, as on a full disk."""
+    path = written(tmp_path, kind)
+    before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+    for num_bytes in (0, 100, 1000, 2500):
+        limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)"
+        done = run(path, before=limited)
+        assert done.returncode == 2
+        assert "OSError: " in done.stderr
+        assert "File too large" in done.stderr
+        after = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}
+        assert {f: raw for f, raw in after.items() if f.name != "zarr.json"} == before
+        assert kind == "folder" or after == before
+        assert_readable(path)
+    migrate(path)
+    assert_done(path)
