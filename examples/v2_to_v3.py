@@ -16,8 +16,6 @@ import numpy as np
 import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
-import numcodecs_bytes.zarr_data_types  # noqa: F401 # zarr 3.1.6 has no data type struct
-
 DATA = np.arange(90 * 70, dtype="f4").reshape(90, 70) / 8
 BYTES = {"id": "bytes", "endian": "big", "dtype": "<f4"}
 # Filters, compressor, order, data type of the v2 array.
@@ -26,8 +24,9 @@ ARRAYS = {
     "bytes-zstd": ([BYTES], {"id": "zstd", "level": 3}, "C", "<f4"),
     "bytes-order-F": ([BYTES], None, "F", "<f4"),
     "delta-bytes": ([{"id": "delta", "dtype": "<f4"}, BYTES], None, "C", "<f4"),
-    "structure": ([], None, "C", [("a", ">f4"), ("b", ">f4")]),
 }
+if hasattr(zarr.dtype, "Struct"):  # not in zarr 3.1.6
+    ARRAYS["structure"] = ([], None, "C", [("a", ">f4"), ("b", ">f4")])
 
 
 def values_of(dtype: np.dtype) -> np.ndarray:

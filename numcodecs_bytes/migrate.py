@@ -29,6 +29,7 @@ from numcodecs_bytes._hierarchy import (
     was_visited,
 )
 from numcodecs_bytes._v3_metadata import compare, v3_document
+from numcodecs_bytes._zarr_versions import HAS_STRUCT
 from numcodecs_bytes._zip_archives import Archive
 
 __all__ = ["NodeReport", "migrate"]
@@ -188,6 +189,7 @@ def _plan(
                 if _is_written(documents, document, is_changed=is_changed, overwrite=overwrite):
                     report.status = "Zarr v3 already"
                 else:
+                    _refuse_struct(document)
                     if has_consolidated or ".zmetadata" in documents:
                         document = _consolidated(path, document, after)
                     after[path] = document
@@ -206,6 +208,17 @@ def _refuse_to_hide(below: list[str]) -> None:
         raise ValueError(
             "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
             f"{', '.join(sorted(below))}"
+        )
+
+
+def _refuse_struct(document: dict[str, Any]) -> None:
+    """Raise ValueError for a structure if zarr alone could not open it."""
+    data_type = document.get("data_type")
+    if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
+        raise ValueError(
+            f"zarr {zarr.__version__} does not have the data type struct of Zarr v3: programs that "
+            "do not import numcodecs_bytes.zarr_data_types could not open the array any more; "
+            "migrate it with zarr 3.2 or newer, and read it with that"
         )
 
 
