@@ -97,13 +97,15 @@ def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple
     for found in nodes:
         lines.append(f"{'/' + found.path:32} {found.kind:6} {found.status}")
         lines += [f"  {reason}" for reason in found.reasons]
+        lines += [f"  note    {note}" for note in found.notes]
     lines = [_printable(line) for line in lines]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     lines.append(f"{counted}, {num_refused} refused")
     if not options["dry_run"] and not num_refused:
+        also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "
-            "read Zarr v3, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
+            f"read Zarr v3{also}, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
             '(pip install "zarr[cli]")'
         )
     return "\n".join(lines), status

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import zarr
 import zarr.abc.store
+import zarr.errors
 import zarr.storage
 from zarr.abc.codec import BytesBytesCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
+from zarr.registry import get_codec_class
 
 from numcodecs_bytes._dtypes import (
     NATIVE_ENDIAN,
@@ -66,51 +68,80 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
     """
     metadata: Any = ArrayV2Metadata.from_dict(document)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
-    filters, compressor = list(metadata.filters or ()), metadata.compressor
-    vlen_codec = filters.pop() if filters and filters[-1].codec_id in _VARIABLE_LENGTH else None
-    endian = None if vlen_codec else _byte_order(dtype)
-    has_bytes_codec = isinstance(compressor, Bytes) or any(isinstance(f, Bytes) for f in filters)
-    if isinstance(compressor, Bytes):
-        endian, compressor = _stored_order(compressor, dtype, filters), None
-    elif filters and isinstance(filters[-1], Bytes):
-        endian = _stored_order(filters.pop(), dtype, filters)
-    if any(isinstance(codec, Bytes) for codec in filters):
-        raise ValueError("another filter follows the filter bytes, whose output is not an array")
-    settings = {
-        "filters": [codec.get_config() for codec in filters] or None,
-        "compressor": compressor and compressor.get_config(),
-    }
-    if document.get("fill_value") is None:  # zarr's own tool would turn None into a value
+    filters, serializer, of_bytes = _split(metadata)
+    is_vlen = serializer is not None and not isinstance(serializer, Bytes)
+    endian = None if is_vlen else _byte_order(dtype)
+    if isinstance(serializer, Bytes):
+        endian = _stored_order(serializer, dtype, filters)
+    has_no_fill_value = document.get("fill_value") is None
+    settings: dict[str, Any] = {"filters": None, "compressor": None}
+    if filters:
+        settings["filters"] = [codec.get_config() for codec in filters]
+    if has_no_fill_value:  # zarr's own tool would turn None into a value
         data_type = metadata.dtype
         default = data_type.default_scalar()
         settings["fill_value"] = data_type.to_json_scalar(default, zarr_format=2)
     # zarr's own tool ignores the byte order of structures and rejects variable-length strings, so
     # it gets raw bytes instead.
-    is_unsupported = bool(dtype.names or vlen_codec)
+    is_unsupported = bool(dtype.names or is_vlen)
     if is_unsupported:
         zeros = base64.b64encode(bytes(dtype.itemsize)).decode()
         settings |= {"dtype": f"|V{dtype.itemsize}", "fill_value": zeros}
     migrated = _migrated_by_zarr(document | settings)
     if is_unsupported:
         data_type = struct_of(dtype) if dtype.names else metadata.dtype
-        has_no_fill_value = document.get("fill_value") is None
         scalar = _missing_element(document) if has_no_fill_value else metadata.fill_value
         if dtype.names:
             scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
         migrated["data_type"] = data_type.to_json(zarr_format=3)
         migrated["fill_value"] = data_type.to_json_scalar(scalar, zarr_format=3)
+    before, after = migrated["codecs"][:-1], []
+    for codec in of_bytes:
+        alone = settings | {"filters": None, "compressor": codec.get_config()}
+        after.append(_migrated_by_zarr(document | alone)["codecs"][-1])
     # The output of filters may have another byte order than the array, so both are tried.
-    candidates = [endian, *(["little", "big"] if filters and not has_bytes_codec else [])]
-    name = vlen_codec.codec_id if vlen_codec else "bytes"
+    candidates = [endian, *(["little", "big"] if filters and serializer is None else [])]
+    name = serializer.codec_id if is_vlen else "bytes"
     for candidate in candidates:
         has_order = candidate is not None and (filters or has_byte_order(dtype))
         configuration = {"configuration": {"endian": candidate}} if has_order else {}
-        serializer = {"name": name} | configuration
-        codecs = [serializer if codec["name"] == "bytes" else codec for codec in migrated["codecs"]]
-        if _reads_the_same(document, migrated | {"codecs": codecs}, dtype):
-            fill_value = None if document.get("fill_value") is None else metadata.fill_value
-            return _with_names(migrated | {"codecs": codecs}, attributes, fill_value)
+        migrated["codecs"] = [*before, {"name": name} | configuration, *after]
+        if _reads_the_same(document, migrated, dtype):
+            fill_value = None if has_no_fill_value else metadata.fill_value
+            return _with_names(migrated, attributes, fill_value)
     raise ValueError("zarr's Zarr v3 codecs do not read what its Zarr v2 codecs write")
+
+
+def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
+    """Split the codecs of a Zarr v2 array.
+
+    Returns the filters of the array; what turns it into bytes, `Bytes` or a codec of variable
+    length, or None; and the filters of those bytes, with the compressor.
+    """
+    compressor = metadata.compressor
+    codecs = [*(metadata.filters or ()), *([] if compressor is None else [compressor])]
+    are_of_bytes = [
+        not isinstance(codec, Bytes) and (codec is compressor or _is_of_bytes(codec))
+        for codec in codecs
+    ]
+    first = are_of_bytes.index(True) if True in are_of_bytes else len(codecs)
+    filters, of_bytes, serializer = codecs[:first], codecs[first:], None
+    if filters and (isinstance(filters[-1], Bytes) or filters[-1].codec_id in _VARIABLE_LENGTH):
+        serializer = filters.pop()
+    others = [codec for codec in filters if isinstance(codec, Bytes)]
+    if others or not all(are_of_bytes[first:]):
+        name = (others or of_bytes)[0].codec_id
+        raise ValueError(f"another filter follows the filter {name}, whose output is not an array")
+    return filters, serializer, of_bytes
+
+
+def _is_of_bytes(codec: Any) -> bool:
+    """Whether a codec of Zarr v2 has a counterpart in Zarr v3 from bytes to bytes."""
+    try:
+        kind = get_codec_class(f"numcodecs.{codec.codec_id}")
+    except (KeyError, zarr.errors.UnknownCodecError):
+        return False
+    return issubclass(kind, BytesBytesCodec)
 
 
 def _fill_value_for_xarray(value: Any) -> dict[str, Any]:

@@ -52,12 +52,15 @@ class NodeReport:
         The outcome; "to be migrated" only in a dry run.
     reasons : list of str
         Why it was refused.
+    notes : list of str
+        What programs that read Zarr v3 should know of it.
     """
 
     path: str
     kind: str
     status: str
     reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def migrate(
@@ -185,6 +188,7 @@ def _plan(
                 warnings.simplefilter("ignore")  # about data types without a specification
                 _refuse_to_hide(_below(path, refused) if report.kind == "group" else [])
                 document = _convert(store, path, documents)
+                report.notes += _codecs_of_numcodecs(document)
                 is_changed = bool(_below(path, written))
                 if _is_written(documents, document, is_changed=is_changed, overwrite=overwrite):
                     report.status = "Zarr v3 already"
@@ -208,6 +212,17 @@ def _refuse_to_hide(below: list[str]) -> None:
         raise ValueError(
             "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
             f"{', '.join(sorted(below))}"
+        )
+
+
+def _codecs_of_numcodecs(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a note if an array has codecs that no specification of Zarr v3 describes."""
+    names = [codec["name"] for codec in document.get("codecs", ())]
+    ours = [name for name in names if name.startswith("numcodecs.")]
+    if ours:
+        yield (
+            f"{' and '.join(ours)} in Zarr v3 are known to numcodecs alone: other implementations, "
+            "such as TensorStore, may not read the array"
         )
 
 

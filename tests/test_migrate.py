@@ -125,6 +125,53 @@ class TestArrays:
             assert (report.status, report.reasons) == ("migrated", []), name
             assert_same(tmp_path / name, data)
 
+    @pytest.mark.parametrize("order", ["C", "F"])
+    @pytest.mark.parametrize("dtype", ["<f8", ">i4"])
+    @pytest.mark.parametrize(
+        "case",
+        [
+            ([numcodecs.Shuffle(4)], numcodecs.Zlib(1), ["shuffle", "zlib"]),
+            ([numcodecs.Shuffle(8)], None, ["shuffle"]),
+            ([numcodecs.Shuffle(2), numcodecs.Zlib(1)], numcodecs.Zstd(), ["shuffle", "zlib"]),
+            (["bytes", numcodecs.Shuffle(4)], numcodecs.Blosc(), ["shuffle"]),
+            (["delta", numcodecs.Shuffle(4)], numcodecs.GZip(), ["delta", "shuffle"]),
+            ([numcodecs.CRC32()], numcodecs.LZ4(), ["crc32", "lz4"]),
+            ([numcodecs.Adler32(), numcodecs.CRC32C()], None, ["adler32", "crc32c"]),
+            ([numcodecs.Fletcher32()], numcodecs.BZ2(), ["fletcher32", "bz2"]),
+            ([numcodecs.JenkinsLookup3()], None, ["jenkins_lookup3"]),
+        ],
+        ids=str,
+    )
+    def test_filters_of_bytes(self, tmp_path, case, dtype, order):
+        """shuffle and zlib, the classic of HDF5, were refused."""
+        filters, compressor, names = case
+        data = random_array(dtype, SHAPE)
+        of_array = {
+            "bytes": numcodecs_bytes.Bytes("big", dtype),
+            "delta": numcodecs.Delta(dtype, dtype),
+        }
+        create(
+            tmp_path,
+            data,
+            filters=[of_array.get(f, f) if isinstance(f, str) else f for f in filters],
+            compressors=compressor,
+            order=order,
+        )
+        (report,) = migrated(tmp_path).values()
+        assert (report.status, report.reasons) == ("migrated", [])
+        assert_same(tmp_path, data)
+        found = [
+            codec["name"] for codec in json.loads((tmp_path / "zarr.json").read_text())["codecs"]
+        ]
+        assert [n for n in found if n.startswith("numcodecs.")] == [f"numcodecs.{n}" for n in names]
+        (note,) = report.notes
+        assert all(f"numcodecs.{name}" in note for name in names)
+
+    def test_codecs_of_the_specification_need_no_note(self, tmp_path):
+        create(tmp_path, random_array("<f8", SHAPE), compressors=numcodecs.Zstd())
+        (report,) = migrated(tmp_path).values()
+        assert report.notes == []
+
     @pytest.mark.parametrize(
         ("dtype", "filters"),
         [
@@ -291,6 +338,17 @@ REFUSED = {
             ]
         },
         "another filter follows",
+    ),
+    "shuffled": (
+        {"filters": [{"id": "shuffle", "elementsize": 4}, {"id": "delta", "dtype": "u1"}]},
+        "another filter follows the filter shuffle",
+    ),
+    "bytes of bytes": (
+        {
+            "filters": [{"id": "shuffle", "elementsize": 4}],
+            "compressor": {"id": "bytes", "endian": "little"},
+        },
+        "another filter follows the filter shuffle",
     ),
     "unknown": ({"filters": [{"id": "nobody's"}]}, "nobody's"),
     "broken": ({"shape": "x"}, ""),
@@ -519,6 +577,15 @@ class TestCommand:
         assert main(["--json", "migrate", str(tmp_path)]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [node["status"] for node in found["nodes"]] == ["Zarr v3 already"] * 2
+
+    def test_the_last_advice_names_the_notes(self, tmp_path, capsys):
+        """Without Zarr v2 metadata, TensorStore could not read the array any more."""
+        create(tmp_path, random_array("<i2", (4,)), chunks=(4,), compressors=numcodecs.Zlib())
+        for _ in range(2):
+            assert main(["migrate", str(tmp_path)]) == 0
+            out = capsys.readouterr().out
+            assert "\n  note    numcodecs.zlib in Zarr v3" in out
+            assert "read Zarr v3, also what the notes name, remove" in out
 
     def test_its_exit_status(self, tmp_path, capsys):
         assert main(["migrate", str(tmp_path)]) == 1
