@@ -8,8 +8,7 @@ compressor, structures, and text and bytes of variable length.
 import base64
 import json
 import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,27 +36,24 @@ from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
 _VARIABLE_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters of Zarr v2 that are also codecs of Zarr v3
-_DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with xarray's dimension names in Zarr v2
 
 
 class MixedByteOrderError(ValueError):
     """A structure has fields of both byte orders, which Zarr v3 metadata can't express."""
 
 
-def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[str, Any]:
+def v3_document(document: dict[str, Any]) -> dict[str, Any]:
     """Return Zarr v3 metadata with which the chunks of a Zarr v2 array read the same.
 
     Parameters
     ----------
     document : dict
         The Zarr v2 metadata of the array, ``.zarray``.
-    attributes : dict
-        Its attributes, ``.zattrs``.
 
     Returns
     -------
     dict
-        The contents of ``zarr.json``.
+        The contents of ``zarr.json``, without attributes.
 
     Raises
     ------
@@ -107,8 +103,7 @@ def v3_document(document: dict[str, Any], attributes: dict[str, Any]) -> dict[st
         configuration = {"configuration": {"endian": candidate}} if has_order else {}
         migrated["codecs"] = [*before, {"name": name} | configuration, *after]
         if _reads_the_same(document, migrated, dtype):
-            fill_value = None if has_no_fill_value else metadata.fill_value
-            return _with_names(migrated, attributes, fill_value)
+            return migrated
     raise ValueError("zarr's Zarr v3 codecs do not read what its Zarr v2 codecs write")
 
 
@@ -142,40 +137,6 @@ def _is_of_bytes(codec: Any) -> bool:
     except (KeyError, zarr.errors.UnknownCodecError):
         return False
     return issubclass(kind, BytesBytesCodec)
-
-
-def _fill_value_for_xarray(value: Any) -> dict[str, Any]:
-    """Return the attribute that makes xarray mask a number in Zarr v3 like the Zarr v2 fill value.
-
-    xarray has no such attribute for text.
-    """
-
-    def encoded(number: Any) -> str:
-        return base64.standard_b64encode(struct.pack("<d", number)).decode()
-
-    kind = np.asarray(value).dtype.kind
-    encode: dict[str, Callable[[Any], Any]] = {
-        "b": bool,
-        "i": int,
-        "u": int,
-        "f": encoded,
-        "c": lambda number: [encoded(number.real), encoded(number.imag)],
-    }
-    return {"_FillValue": encode[kind](value)} if kind in encode else {}
-
-
-def _with_names(
-    migrated: dict[str, Any], attributes: dict[str, Any], fill_value: Any
-) -> dict[str, Any]:
-    """Add the attributes to a document; in Zarr v3, dimension names are not an attribute."""
-    names: Any = attributes.get(_DIMENSIONS)
-    are_names = isinstance(names, list) and all(isinstance(n, str | None) for n in names)
-    if are_names and len(names) == len(migrated["shape"]):
-        attributes = {name: value for name, value in attributes.items() if name != _DIMENSIONS}
-        if fill_value is not None and "_FillValue" not in attributes:
-            attributes |= _fill_value_for_xarray(fill_value)
-        migrated = migrated | {"dimension_names": names}
-    return migrated | {"attributes": attributes}
 
 
 def _missing_element(document: dict[str, Any]) -> Any:
@@ -249,7 +210,7 @@ def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     Exception
         As in `v3_document`, if Zarr v3 can't express the Zarr v2 metadata.
     """
-    documents: Any = (v3_document(old, {}), new)
+    documents: Any = (v3_document(old), new)
     store = zarr.storage.StorePath(zarr.storage.MemoryStore())
     of_v2, of_v3 = (
         _compared_properties(zarr.Array(zarr.AsyncArray(document, store))) for document in documents

@@ -37,6 +37,7 @@ from numcodecs_bytes._hierarchy import (
     open_store,
 )
 from numcodecs_bytes._v3_metadata import MixedByteOrderError, disagreements
+from numcodecs_bytes._xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
@@ -111,6 +112,7 @@ def _check_array(
     report.partial_reads = _partial_reads(array)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
+        _check_fill_value_attribute(array, report)
         _compare_with_v2(at, document, report)
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
@@ -235,6 +237,19 @@ def _check_v3_codecs(array: Any, document: dict[str, Any], report: ArrayReport) 
         elif is_index or not is_filtered:
             dtype = np.dtype("u8") if is_index else array.dtype
             _check_endian(configuration.get("endian"), dtype, report)
+
+
+def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
+    """Report an attribute that makes xarray, which needs names of dimensions, raise an error."""
+    attributes, names = array.attrs.asdict(), array.metadata.dimension_names
+    if "_FillValue" not in attributes or len(names or ()) != len(array.shape):
+        return
+    given = attributes["_FillValue"]
+    if not is_decodable(given, array.dtype):
+        report.add_problem(
+            f"xarray can't read its group: the attribute _FillValue is {given!r}, which it can't "
+            f"decode for {array.dtype}: {how_to_decode(given, array.dtype)}"
+        )
 
 
 def _check_v2_codecs(array: Any, report: ArrayReport) -> None:

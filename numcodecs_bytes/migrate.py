@@ -17,6 +17,7 @@ import zarr
 import zarr.abc.store
 import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._hierarchy import (
@@ -29,6 +30,7 @@ from numcodecs_bytes._hierarchy import (
     was_visited,
 )
 from numcodecs_bytes._v3_metadata import compare, v3_document
+from numcodecs_bytes._xarray_attributes import convert_attributes
 from numcodecs_bytes._zarr_versions import HAS_STRUCT
 from numcodecs_bytes._zip_archives import Archive
 
@@ -187,7 +189,7 @@ def _plan(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
                 _refuse_to_hide(_below(path, refused) if report.kind == "group" else [])
-                document = _convert(store, path, documents)
+                document = _convert(store, path, documents, report.notes)
                 report.notes += _codecs_of_numcodecs(document)
                 is_changed = bool(_below(path, written))
                 if _is_written(documents, document, is_changed=is_changed, overwrite=overwrite):
@@ -261,7 +263,9 @@ def _below(path: str, others: list[str]) -> list[str]:
     return [other for other in others if other != path and (not path or f"{path}/" in f"{other}/")]
 
 
-def _convert(store: zarr.abc.store.Store, path: str, documents: _Documents) -> dict[str, Any]:
+def _convert(
+    store: zarr.abc.store.Store, path: str, documents: _Documents, notes: list[str]
+) -> dict[str, Any]:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     for document in documents.values():
         if isinstance(document, Exception):
@@ -271,9 +275,15 @@ def _convert(store: zarr.abc.store.Store, path: str, documents: _Documents) -> d
     attributes = documents.get(".zattrs", {})
     if ".zarray" not in documents:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
-    document = v3_document(documents[".zarray"], attributes)
-    compare(zarr.storage.StorePath(store, path), documents[".zarray"], document)
-    return document
+    old = documents[".zarray"]
+    document = v3_document(old)
+    compare(zarr.storage.StorePath(store, path), old, document)
+    metadata: Any = ArrayV2Metadata.from_dict(old)
+    fill_value = None if old.get("fill_value") is None else metadata.fill_value
+    dtype = metadata.dtype.to_native_dtype()
+    for_xarray, found = convert_attributes(old, attributes, dtype, fill_value)
+    notes += found
+    return document | for_xarray
 
 
 def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry
 OPTIONAL = {
     "interop": ["tensorstore", "zarrs"],
     "stores": ["aiohttp", "fsspec", "moto", "obstore", "s3fs"],
-    "examples": ["astropy", "dask", "distributed", "icechunk", "kerchunk", "virtualizarr"],
+    "examples": [
+        *("astropy", "dask", "distributed", "icechunk", "kerchunk", "virtualizarr", "xarray"),
+    ],
     "ecosystem": ["anndata", "fastparquet", "h5py", "imagecodecs", "ome_zarr", "tifffile"],
 }
 
