@@ -7,6 +7,8 @@ in part.
 
 import contextlib
 import json
+import operator
+import reprlib
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from numcodecs_bytes._hierarchy import (
     describe,
     document_at,
     ensure_open,
+    first_chunk,
     join,
     names_in,
     open_store,
@@ -85,7 +88,7 @@ def migrate(
     dry_run : bool
         Whether to write nothing.
     overwrite : bool
-        Whether to replace existing Zarr v3 metadata that are different.
+        Whether to replace existing Zarr v3 metadata that are different, but do not say more.
 
     Returns
     -------
@@ -118,17 +121,17 @@ def _migrate(
         raise ValueError("the store can't list its contents, so nodes might be missed")
     ensure_open(store)
     nodes = dict(_find_nodes(store))
-    reports, changes = _plan(store, nodes, overwrite=overwrite)
+    plan = _Plan(store, nodes, overwrite=overwrite)
     if dry_run:
-        return reports
+        return plan.reports
     if archive is None:
-        _write(store, changes, nodes)
-    elif changes:
+        _write(store, plan.changes, nodes)
+    elif plan.changes:
         store.close()  # Windows replaces no file that is open
-        archive.replace(changes)
-    for report in reports:
+        archive.replace(plan.changes)
+    for report in plan.reports:
         report.status = report.status.removeprefix("to be ")
-    return reports
+    return plan.reports
 
 
 def _refuse_archive(store: zarr.abc.store.Store) -> None:
@@ -169,44 +172,138 @@ def _kind(documents: _Documents) -> str:
     return "array" if is_array else "group"
 
 
-def _plan(
-    store: zarr.abc.store.Store, nodes: dict[str, _Documents], *, overwrite: bool
-) -> tuple[list[NodeReport], dict[str, bytes]]:
-    """Return a report for each node, and the documents to write by their keys, in that order."""
-    reports: list[NodeReport] = []
-    changes: dict[str, bytes] = {}
-    after = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
-    refused: list[str] = []
-    written: list[str] = []
-    for path, documents in reversed(nodes.items()):
+class _Plan:
+    """What is to be written, in that order, and the outcome for each node."""
+
+    def __init__(
+        self, store: zarr.abc.store.Store, nodes: dict[str, _Documents], *, overwrite: bool
+    ) -> None:
+        self.store, self.nodes, self.overwrite = store, nodes, overwrite
+        self.reports: list[NodeReport] = []
+        self.changes: dict[str, bytes] = {}
+        # Zarr v3 documents, as they will be.
+        self.after = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
+        # By the path of a group, the paths of nodes below it.
+        self.refused: dict[str, list[str]] = {}
+        self.changed: dict[str, list[str]] = {}
+        self.only_new: dict[str, list[str]] = {}
+        for path, documents in nodes.items():
+            if not _is_old(documents):
+                _note(self.only_new, path)
+        for path, documents in reversed(nodes.items()):
+            self._add(path, documents)
+
+    def _add(self, path: str, documents: _Documents) -> None:
         found = documents.get("zarr.json")
-        has_consolidated = isinstance(found, dict) and "consolidated_metadata" in found
-        is_old = ".zarray" in documents or ".zgroup" in documents
-        if not (is_old or has_consolidated):
-            continue
+        if not _is_old(documents) and not _is_consolidated(found):
+            return
         report = NodeReport(path, _kind(documents), "to be migrated")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
-                _refuse_to_hide(_below(path, refused) if report.kind == "group" else [])
-                document = _convert(store, path, documents, report.notes)
-                report.notes += _codecs_of_numcodecs(document)
-                is_changed = bool(_below(path, written))
-                if _is_written(documents, document, is_changed=is_changed, overwrite=overwrite):
+                if not self._change(path, documents, report):
                     report.status = "Zarr v3 already"
-                else:
-                    _refuse_struct(document)
-                    if has_consolidated or ".zmetadata" in documents:
-                        document = _consolidated(path, document, after)
-                    after[path] = document
-                    changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
-                    written.append(path)
         except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
             report.status, report.reasons = "refused", [describe(error)]
-            refused.append(path)
-        if is_old or report.status != "Zarr v3 already":
-            reports.append(report)
-    return reports, changes
+            _note(self.refused, path)
+        if _is_old(documents) or report.status != "Zarr v3 already":
+            self.reports.append(report)
+
+    def _change(self, path: str, documents: _Documents, report: NodeReport) -> bool:
+        """Plan what a node needs; return whether that is anything."""
+        document = _convert(self.store, path, documents, report.notes)
+        report.notes += _codecs_of_numcodecs(document)
+        found = documents.get("zarr.json")
+        is_consolidated = _is_consolidated(found)
+        if found is not None and _are_equal(_without_consolidated(found), document):
+            below = self.changed if is_consolidated else {}
+            if path not in below and (is_consolidated or ".zmetadata" not in documents):
+                return False
+        else:
+            if found is not None:
+                self._refuse_to_replace(path, documents, document)
+            _refuse_to_hide(self.refused.get(path, []))
+            _refuse_struct(document)
+        if is_consolidated or ".zmetadata" in documents:
+            document = _consolidated(path, document, self.after)
+        self.after[path] = document
+        self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
+        _note(self.changed, path)
+        return True
+
+    def _refuse_to_replace(
+        self, path: str, documents: _Documents, document: dict[str, Any]
+    ) -> None:
+        """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
+        found = _without_consolidated(documents["zarr.json"])
+        only_in_v3 = list(_only_in_v3(found, document, documents.get(".zattrs", {})))
+        only_in_v3 += [f"the node {node}" for node in self.only_new.get(path, [])]
+        if document["node_type"] == found.get("node_type") == "array":
+            at = zarr.storage.StorePath(self.store, path)
+            only_in_v3 += _chunks_only_in_v3(at, found, document)
+        if only_in_v3:
+            raise ValueError(
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {'; '.join(only_in_v3)}. "
+                "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
+            )
+        if not self.overwrite:
+            names = [n for n in {**found, **document} if found.get(n) != document.get(n)]
+            raise ValueError(
+                f"zarr.json exists, but not with the {', '.join(names)} that would be written; "
+                "--overwrite replaces it"
+            )
+
+
+def _is_old(documents: _Documents) -> bool:
+    return ".zarray" in documents or ".zgroup" in documents
+
+
+def _is_consolidated(document: Any) -> bool:
+    return isinstance(document, dict) and "consolidated_metadata" in document
+
+
+def _note(nodes: dict[str, list[str]], path: str) -> None:
+    """List a node for each group above it."""
+    above = path
+    while above:
+        above = above.rpartition("/")[0]
+        nodes.setdefault(above, []).append(path)
+
+
+def _only_in_v3(
+    found: dict[str, Any], document: dict[str, Any], old_attributes: dict[str, Any]
+) -> Iterator[str]:
+    """Yield what Zarr v3 metadata say, but those of Zarr v2, which became `document`, do not."""
+    if found.get("node_type") != document["node_type"]:
+        yield f"a node of type {found.get('node_type')!r}, not {document['node_type']!r}"
+        return
+    shape, old_shape = found.get("shape", []), document.get("shape", [])
+    if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
+        yield f"the shape {shape}, not {old_shape}"
+    names, old_names = found.get("dimension_names"), document.get("dimension_names")
+    if names not in (None, old_names):
+        yield f"the dimension names {names}, not {old_names}"
+    known = (old_attributes, document["attributes"])
+    for name, value in (found.get("attributes") or {}).items():
+        if not any(
+            name in attributes and _are_equal(attributes[name], value) for attributes in known
+        ):
+            other = f", not {reprlib.repr(old_attributes[name])}" if name in old_attributes else ""
+            yield f"the attribute {name} {reprlib.repr(value)}{other}"
+
+
+def _chunks_only_in_v3(
+    at: zarr.storage.StorePath, found: dict[str, Any], document: dict[str, Any]
+) -> Iterator[str]:
+    """Yield the key of a chunk that Zarr v2 does not look for."""
+    documents: Any = (found, document)
+    new, old = (zarr.Array(zarr.AsyncArray(each, at)) for each in documents)
+    region = first_chunk(new)
+    if region is not None:
+        index = tuple(axis.start // n for axis, n in zip(region, new.chunks, strict=True))
+        keys = [array.metadata.encode_chunk_key(index) for array in (new, old)]
+        if keys[0] != keys[1]:
+            yield f"chunks such as {keys[0]}"
 
 
 def _refuse_to_hide(below: list[str]) -> None:
@@ -239,28 +336,9 @@ def _refuse_struct(document: dict[str, Any]) -> None:
         )
 
 
-def _is_written(documents: _Documents, document: Any, *, is_changed: bool, overwrite: bool) -> bool:
-    """Whether a node's Zarr v3 document exists and, if it is consolidated, is up to date."""
-    found = documents.get("zarr.json")
-    if found is None:
-        return False
-    if not _are_equal(_without_consolidated(found), document):
-        if not overwrite:
-            raise ValueError(
-                "zarr.json exists and differs from what would be written; --overwrite replaces it"
-            )
-        return False
-    is_consolidated = "consolidated_metadata" in found
-    return not is_changed if is_consolidated else ".zmetadata" not in documents
-
-
 def _are_equal(one: Any, other: Any) -> bool:
     """Whether two documents are equal; NaN, which is not equal to itself, is."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _below(path: str, others: list[str]) -> list[str]:
-    return [other for other in others if other != path and (not path or f"{path}/" in f"{other}/")]
 
 
 def _convert(
@@ -294,10 +372,11 @@ def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -
     """Return a group's document with those of all nodes below it as consolidated metadata."""
     prefix = f"{path}/".lstrip("/")
     store = zarr.storage.MemoryStore()
-    for other in _below(path, list(others)):
-        if isinstance(others[other], Exception):
-            raise others[other]
-        _put(store, f"{other.removeprefix(prefix)}/zarr.json", json.dumps(others[other]).encode())
+    for other, below in others.items():
+        if other != path and other.startswith(prefix):
+            if isinstance(below, Exception):
+                raise below
+            _put(store, f"{other.removeprefix(prefix)}/zarr.json", json.dumps(below).encode())
     _put(store, "zarr.json", json.dumps(document).encode())
     zarr.consolidate_metadata(store, zarr_format=3)
     consolidated: dict[str, Any] = document_at(store, "zarr.json")

@@ -61,6 +61,12 @@ def migrated(path, **options):
     return found
 
 
+def edited(path, **changes):
+    """Change a document, and return its new text."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path.read_text()
+
+
 def assert_same(path, data):
     array = zarr.open_array(path, zarr_format=3, mode="r")
     assert array[:4].astype(data.dtype).tobytes() == data[:4].tobytes()
@@ -398,17 +404,83 @@ class TestHierarchies:
         assert zarr.open_group(folder, zarr_format=2)["deep/in/y"][0, 0, 0] is not None
 
     def test_other_metadata_are_not_overwritten_unless_asked_for(self, folder):
-        zarr.create_array(folder / "x", shape=3, dtype="i1", zarr_format=3)
-        before = (folder / "x/zarr.json").read_bytes()
+        migrated(folder)
+        before = edited(folder / "x/zarr.json", fill_value=7)
         found = migrated(folder)
-        assert found["x"].status == found[""].status == "refused"
-        assert "--overwrite" in found["x"].reasons[0]
-        assert (folder / "x/zarr.json").read_bytes() == before
+        assert found["x"].status == "refused"
+        assert "not with the fill_value that would be written; --overwrite" in found["x"].reasons[0]
+        assert found[""].status == "Zarr v3 already"
+        assert (folder / "x/zarr.json").read_text() == before
+        (folder / "zarr.json").unlink()
+        found = migrated(folder)
+        assert found[""].status == "refused"
+        assert "would hide" in found[""].reasons[0]
         assert {r.status for r in migrated(folder, overwrite=True).values()} == {
             "migrated",
             "Zarr v3 already",
         }
-        assert zarr.open_array(folder / "x", zarr_format=3).shape == SHAPE
+        assert zarr.open_array(folder / "x", zarr_format=3).fill_value == 0
+
+    def test_what_was_appended_since_is_never_overwritten(self, tmp_path):
+        """The first refusal advised --overwrite, with which the array was as short as before."""
+        create(tmp_path / "x", np.arange(6, dtype="<i4"), chunks=(2,))
+        zarr.create_group(tmp_path, zarr_format=2)
+        migrated(tmp_path)
+        array = zarr.open_array(tmp_path / "x", mode="a", zarr_format=3)
+        array.append(np.arange(6, 12, dtype="<i4"))
+        for options in ({}, {"overwrite": True}):
+            found = {report.path: report for report in migrate(tmp_path, **options)}
+            assert found["x"].status == "refused"
+            assert "the shape [12], not [6]" in found["x"].reasons[0]
+            assert "--overwrite" not in found["x"].reasons[0]
+            assert found[""].status == "Zarr v3 already"
+            array = zarr.open_array(tmp_path / "x", mode="r", zarr_format=3)
+            assert array[6:].tolist() == [6, 7, 8, 9, 10, 11]
+
+    @pytest.mark.parametrize(
+        ("path", "changes", "what"),
+        [
+            ("x", {"shape": [7, 7, 8]}, "the shape [7, 7, 8], not [6, 7, 8]"),
+            ("x", {"attributes": {"units": "K"}}, "the attribute units 'K'"),
+            ("", {"attributes": {"title": "b"}}, "the attribute title 'b', not 'a'"),
+            ("", {"attributes": {"title": "a", "more": 1}}, "the attribute more 1"),
+            ("x", {"dimension_names": ["a", "b", "c"]}, "the dimension names ['a', 'b', 'c']"),
+        ],
+    )
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_what_only_zarr_v3_has_is_kept(self, folder, path, changes, what, overwrite):
+        migrated(folder)
+        before = edited(folder / path / "zarr.json", **changes)
+        (reason,) = migrated(folder, overwrite=overwrite)[path].reasons
+        assert what in reason
+        assert (folder / path / "zarr.json").read_text() == before
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_nodes_that_only_zarr_v3_has_are_named(self, folder, overwrite):
+        migrated(folder)
+        zarr.create_array(folder / "deep/new", shape=3, dtype="i1", zarr_format=3)
+        assert {r.status for r in migrated(folder).values()} == {"Zarr v3 already"}
+        (folder / "deep/.zattrs").write_text('{"a": 1}')
+        (reason,) = migrated(folder, overwrite=overwrite)["deep"].reasons
+        assert "the node deep/new" in reason
+        assert sorted(zarr.open_group(folder / "deep", zarr_format=3)) == ["in", "new"]
+
+    def test_chunks_that_only_zarr_v3_has(self, folder):
+        array = zarr.create_array(folder / "x", shape=SHAPE, dtype="<i4", zarr_format=3)
+        assert migrated(folder)["x"].status == "refused"
+        array[...] = 1
+        (reason,) = migrated(folder, overwrite=True)["x"].reasons
+        assert "chunks such as c/0/0/0" in reason
+        assert (zarr.open_array(folder / "x", zarr_format=3)[...] == 1).all()
+
+    def test_names_that_contain_each_other(self, tmp_path):
+        """x is not above a/x: its metadata hide nothing there."""
+        for name in ("", "x", "a", "a/x"):
+            zarr.create_group(tmp_path / name, zarr_format=2)
+        write_v2(tmp_path / "a/x/bad", None, **REFUSED["mixed"][0])
+        found = migrated(tmp_path)
+        assert found["x"].status == "migrated"
+        assert found["a/x"].status == found["a"].status == found[""].status == "refused"
 
     def test_consolidated_metadata(self, folder):
         zarr.consolidate_metadata(folder, zarr_format=2)
@@ -456,10 +528,10 @@ class TestHierarchies:
 
     def test_an_array_of_zarr_v3_in_the_place_of_a_group(self, folder):
         zarr.create_array(folder, shape=3, dtype="i1", zarr_format=3)
-        assert migrated(folder)[""].status == "refused"
-        found = migrated(folder, overwrite=True)
-        assert found["x"].status == "Zarr v3 already"
-        assert sorted(zarr.open_group(folder, zarr_format=3)) == ["deep", "x"]
+        for overwrite in (False, True):
+            (reason,) = migrated(folder, overwrite=overwrite)[""].reasons
+            assert "a node of type 'array', not 'group'" in reason
+        assert zarr.open_array(folder, zarr_format=3).shape == (3,)
 
     def test_a_link_to_a_folder_above(self, folder):
         (folder / "deep/loop").symlink_to(folder)
