@@ -86,11 +86,12 @@ def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         print(f"can't migrate {location}: {type(error).__name__}: {error}", file=sys.stderr)
         return "", 2
-    num_refused = sum(found.status == "refused" for found in nodes)
-    status = 1 if num_refused or not nodes else 0
+    wrong = "kept" if options["undo"] else "refused"
+    num_wrong = sum(found.status == wrong for found in nodes)
+    status = 1 if num_wrong or not nodes else 0
     if as_json:
         found_nodes = [dataclasses.asdict(found) for found in nodes]
-        return json.dumps({"num_refused": num_refused, "nodes": found_nodes}, indent=2), status
+        return json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2), status
     if not nodes:
         return f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there", status
     lines = []
@@ -100,8 +101,8 @@ def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple
         lines += [f"  note    {note}" for note in found.notes]
     lines = [_printable(line) for line in lines]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
-    lines.append(f"{counted}, {num_refused} refused")
-    if not options["dry_run"] and not num_refused:
+    lines.append(f"{counted}, {num_wrong} {wrong}")
+    if not (num_wrong or options["dry_run"] or options["undo"]):
         also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "
@@ -174,13 +175,21 @@ def main(arguments: list[str] | None = None) -> int:
         help="add Zarr v3 metadata to a Zarr v2 hierarchy",
         description="Write zarr.json next to the metadata of every Zarr v2 array and group, "
         "without touching a chunk. Nodes that can't be migrated are listed and left unchanged, and "
-        "so are the groups above them. Exit status 1 if a node is refused or nothing is found, 2 "
-        "if the store can't be read or written.",
+        "so are the groups above them. Exit status 1 if a node is refused or kept, or nothing is "
+        "found, 2 if the store can't be read or written.",
     )
     migrate.add_argument("store", help="folder, zip file, or URL that fsspec supports")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
-    migrate.add_argument(
-        "--overwrite", action="store_true", help="replace a zarr.json with different contents"
+    ways = migrate.add_mutually_exclusive_group()
+    ways.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace a zarr.json with different contents, unless it has more than Zarr v2",
+    )
+    ways.add_argument(
+        "--undo",
+        action="store_true",
+        help="remove the zarr.json files instead, if they are what this command writes",
     )
     migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
     options = parser.parse_args(arguments)
@@ -191,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
             limits = {name: getattr(options, name) for name in names if getattr(options, name)}
             status = _check(options.stores, limits, as_json=options.json)
         elif options.command == "migrate":
-            changes = {name: getattr(options, name) for name in ("dry_run", "overwrite")}
+            changes = {name: getattr(options, name) for name in ("dry_run", "overwrite", "undo")}
             text, status = _migrate(options.store, changes, as_json=options.json)
             if text:
                 print(text)

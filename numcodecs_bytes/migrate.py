@@ -53,10 +53,11 @@ class NodeReport:
         Path of the node in the store.
     kind : {'array', 'group'}
         Kind of the node.
-    status : {'migrated', 'to be migrated', 'Zarr v3 already', 'refused'}
-        The outcome; "to be migrated" only in a dry run.
+    status : str
+        The outcome: "migrated", "Zarr v3 already" or "refused"; or, if a migration is undone,
+        "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be undone".
     reasons : list of str
-        Why it was refused.
+        Why it was refused or kept.
     notes : list of str
         What programs that read Zarr v3 should know of it.
     """
@@ -69,7 +70,11 @@ class NodeReport:
 
 
 def migrate(
-    store: zarr.abc.store.Store | str | Path, *, dry_run: bool = False, overwrite: bool = False
+    store: zarr.abc.store.Store | str | Path,
+    *,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    undo: bool = False,
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
@@ -89,28 +94,41 @@ def migrate(
         Whether to write nothing.
     overwrite : bool
         Whether to replace existing Zarr v3 metadata that are different, but do not say more.
+    undo : bool
+        Whether to remove Zarr v3 metadata instead: those that equal what would be written. A group
+        of Zarr v3 shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
 
     Returns
     -------
     list of NodeReport
-        The outcome for each array and group, children before their parents.
+        The outcome for each array and group, in the order in which they are changed: children
+        before their parents, or after them to undo.
 
     Raises
     ------
     ValueError
-        If the store is read-only, is an open `ZipStore`, or can't list its contents.
+        If the store is read-only, is an open `ZipStore`, or can't list its contents; or if both
+        `overwrite` and `undo` are true.
     OSError
         If the store can't be written.
     """
+    if overwrite and undo:
+        raise ValueError("overwrite and undo can't both be true")
+    options = {"dry_run": dry_run, "overwrite": overwrite, "undo": undo}
     if not isinstance(store, str | Path):
-        return _migrate(store, None, dry_run=dry_run, overwrite=overwrite)
+        return _migrate(store, None, **options)
     archive = Archive(store) if Path(store).is_file() else None
     with contextlib.closing(open_store(store, read_only=dry_run)) as opened:
-        return _migrate(opened, archive, dry_run=dry_run, overwrite=overwrite)
+        return _migrate(opened, archive, **options)
 
 
 def _migrate(
-    store: zarr.abc.store.Store, archive: Archive | None, *, dry_run: bool, overwrite: bool
+    store: zarr.abc.store.Store,
+    archive: Archive | None,
+    *,
+    dry_run: bool,
+    overwrite: bool,
+    undo: bool,
 ) -> list[NodeReport]:
     """Migrate a store, which is the content of an archive if there is one."""
     if not dry_run and archive is None:
@@ -121,17 +139,21 @@ def _migrate(
         raise ValueError("the store can't list its contents, so nodes might be missed")
     ensure_open(store)
     nodes = dict(_find_nodes(store))
-    plan = _Plan(store, nodes, overwrite=overwrite)
+    if undo:
+        reports, changes = _plan_to_undo(nodes)
+    else:
+        plan = _Plan(store, nodes, overwrite=overwrite)
+        reports, changes = plan.reports, plan.changes
     if dry_run:
-        return plan.reports
+        return reports
     if archive is None:
-        _write(store, plan.changes, nodes)
-    elif plan.changes:
+        _write(store, changes, nodes)
+    elif changes:
         store.close()  # Windows replaces no file that is open
-        archive.replace(plan.changes)
-    for report in plan.reports:
+        archive.replace(changes)
+    for report in reports:
         report.status = report.status.removeprefix("to be ")
-    return plan.reports
+    return reports
 
 
 def _refuse_archive(store: zarr.abc.store.Store) -> None:
@@ -180,7 +202,7 @@ class _Plan:
     ) -> None:
         self.store, self.nodes, self.overwrite = store, nodes, overwrite
         self.reports: list[NodeReport] = []
-        self.changes: dict[str, bytes] = {}
+        self.changes: dict[str, bytes | None] = {}
         # Zarr v3 documents, as they will be.
         self.after = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
         # By the path of a group, the paths of nodes below it.
@@ -211,7 +233,9 @@ class _Plan:
 
     def _change(self, path: str, documents: _Documents, report: NodeReport) -> bool:
         """Plan what a node needs; return whether that is anything."""
-        document = _convert(self.store, path, documents, report.notes)
+        document = _convert(documents, report.notes)
+        if ".zarray" in documents:
+            compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
         report.notes += _codecs_of_numcodecs(document)
         found = documents.get("zarr.json")
         is_consolidated = _is_consolidated(found)
@@ -247,11 +271,72 @@ class _Plan:
                 "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
             )
         if not self.overwrite:
-            names = [n for n in {**found, **document} if found.get(n) != document.get(n)]
             raise ValueError(
-                f"zarr.json exists, but not with the {', '.join(names)} that would be written; "
-                "--overwrite replaces it"
+                f"zarr.json exists, but not with the {_differing(found, document)} that would be "
+                "written; --overwrite replaces it"
             )
+
+
+def _plan_to_undo(
+    nodes: dict[str, _Documents],
+) -> tuple[list[NodeReport], dict[str, bytes | None]]:
+    """Return a report for each node, and which documents to remove, parents before children.
+
+    At every moment, the Zarr v3 groups that are left show what they have shown before.
+    """
+    new = {path: found["zarr.json"] for path, found in nodes.items() if "zarr.json" in found}
+    kept: dict[str, list[str]] = {}  # by the path of the topmost Zarr v3 group
+    reports, tops = [], {}
+    for path, documents in nodes.items():
+        report = NodeReport(path, _kind(documents), "Zarr v2 already")
+        reports.append(report)
+        if path not in new:
+            continue
+        tops[path] = next(top for top in reversed([path, *_above(path)]) if top in new)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about data types without a specification
+                _refuse_to_remove(path, documents, new)
+            report.status = "to be undone"
+        except Exception as error:  # noqa: BLE001 # whatever makes it differ
+            report.status, report.reasons = "kept", [describe(error)]
+            kept.setdefault(tops[path], []).append(path or "/")
+    changes: dict[str, bytes | None] = {}
+    for report in reports:
+        others = kept.get(tops.get(report.path, ""), [])
+        if report.status != "to be undone":
+            continue
+        if others:
+            report.status = "kept"
+            report.reasons = [f"the same Zarr v3 group has {', '.join(others)}, which is kept"]
+        else:
+            changes[join(report.path, "zarr.json")] = None
+    return reports, changes
+
+
+def _refuse_to_remove(path: str, documents: _Documents, new: dict[str, Any]) -> None:
+    """Raise an error unless a node's `zarr.json` is what would be written."""
+    if not _is_old(documents):
+        raise ValueError("it has no Zarr v2 metadata")
+    document = _convert(documents, [])
+    found = documents["zarr.json"]
+    if not _are_equal(_without_consolidated(found), document):
+        differing = _differing(_without_consolidated(found), document)
+        raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
+    if _is_consolidated(found) and not _are_equal(found, _consolidated(path, document, new)):
+        raise ValueError("its consolidated metadata differ from the metadata of the nodes below it")
+
+
+def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
+    """Return the names of the members in which two documents differ."""
+    return ", ".join(n for n in {**found, **document} if found.get(n) != document.get(n))
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the paths of the groups above a node, the root at last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _is_old(documents: _Documents) -> bool:
@@ -264,9 +349,7 @@ def _is_consolidated(document: Any) -> bool:
 
 def _note(nodes: dict[str, list[str]], path: str) -> None:
     """List a node for each group above it."""
-    above = path
-    while above:
-        above = above.rpartition("/")[0]
+    for above in _above(path):
         nodes.setdefault(above, []).append(path)
 
 
@@ -341,9 +424,7 @@ def _are_equal(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _convert(
-    store: zarr.abc.store.Store, path: str, documents: _Documents, notes: list[str]
-) -> dict[str, Any]:
+def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     for document in documents.values():
         if isinstance(document, Exception):
@@ -355,7 +436,6 @@ def _convert(
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
     old = documents[".zarray"]
     document = v3_document(old)
-    compare(zarr.storage.StorePath(store, path), old, document)
     metadata: Any = ArrayV2Metadata.from_dict(old)
     fill_value = None if old.get("fill_value") is None else metadata.fill_value
     dtype = metadata.dtype.to_native_dtype()
@@ -384,18 +464,22 @@ def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -
 
 
 def _write(
-    store: zarr.abc.store.Store, changes: dict[str, bytes], nodes: dict[str, _Documents]
+    store: zarr.abc.store.Store, changes: dict[str, bytes | None], nodes: dict[str, _Documents]
 ) -> None:
-    """Write documents, unless another program has changed them since they were read."""
+    """Write or remove documents, unless another program has changed them since they were read."""
     for key, raw in changes.items():
         before = nodes[key.rpartition("/")[0]].get("zarr.json")
         current = document_at(store, key)
-        if _are_equal(current, json.loads(raw)):
+        is_broken = isinstance(current, Exception)
+        if not is_broken and _are_equal(current, None if raw is None else json.loads(raw)):
             continue  # another migration did the same meanwhile
-        if isinstance(current, Exception) or not _are_equal(current, before):
+        if is_broken or not _are_equal(current, before):
             raise OSError(f"{key} was changed by another program meanwhile: run migrate again")
         try:
-            _put(store, key, raw)
+            if raw is None:
+                sync(store.delete(key))
+            else:
+                _put(store, key, raw)
         except Exception as error:
             raise OSError(f"{key} can't be written: {describe(error)}") from error
 

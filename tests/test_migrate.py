@@ -545,6 +545,132 @@ class TestHierarchies:
         assert (report.path, report.status) == (path, "migrated")
 
 
+def documents_in(path):
+    return {f.relative_to(path).as_posix() for f in Path(path).rglob("zarr.json")}
+
+
+class TestUndo:
+    """Zarr v3 metadata that migrate wrote are removed again, and nothing else."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        zarr.create_group(tmp_path / "a", zarr_format=2, attributes={"title": "a"})
+        for name in ("deep", "deep/in"):
+            zarr.create_group(tmp_path / "a" / name, zarr_format=2)
+        attributes = {"_ARRAY_DIMENSIONS": ["a", "b", "c"], "valid_min": float("nan")}
+        for name in ("x", "deep/y", "deep/in/z"):
+            create(tmp_path / "a" / name, random_array("<i4", SHAPE), attributes=attributes)
+        return tmp_path / "a"
+
+    @pytest.mark.parametrize("is_consolidated", [False, True])
+    def test_all_of_it(self, folder, is_consolidated):
+        if is_consolidated:
+            for path in ("deep", ""):
+                zarr.consolidate_metadata(folder, path=path, zarr_format=2)
+        before = {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+        migrated(folder)
+        written = documents_in(folder)
+        assert len(written) == 6
+        reports = migrate(folder, undo=True, dry_run=True)
+        assert {r.status for r in reports} == {"to be undone"}
+        assert documents_in(folder) == written
+        reports = migrate(folder, undo=True)
+        assert {r.status for r in reports} == {"undone"}
+        assert {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()} == before
+        assert {r.status for r in migrate(folder, undo=True)} == {"Zarr v2 already"}
+
+    def test_parents_come_first(self, folder):
+        """A Zarr v3 group would hide a node below it that has no Zarr v3 metadata any more."""
+        migrated(folder)
+        paths = [report.path for report in migrate(folder, undo=True)]
+        assert paths[0] == ""
+        assert paths.index("deep") < paths.index("deep/in") < paths.index("deep/in/z")
+
+    @pytest.mark.parametrize(
+        ("path", "changes"),
+        [
+            ("x", {"shape": [7, 7, 8]}),
+            ("x", {"attributes": {"units": "K"}}),
+            ("deep", {"attributes": {"units": "K"}}),
+        ],
+    )
+    def test_what_differs_is_kept_with_what_it_is_shown_with(self, folder, path, changes):
+        migrated(folder)
+        edited(folder / path / "zarr.json", **changes)
+        before = documents_in(folder)
+        found = {report.path: report for report in migrate(folder, undo=True)}
+        assert {report.status for report in found.values()} == {"kept"}
+        (name,) = changes
+        assert f"its {name} in zarr.json differ from what" in found[path].reasons[0]
+        other = "deep/in/z"
+        assert found[other].reasons == [f"the same Zarr v3 group has {path}, which is kept"]
+        assert documents_in(folder) == before
+
+    def test_what_only_zarr_v3_has_is_kept(self, folder):
+        migrated(folder)
+        zarr.create_array(folder / "deep/new", shape=3, dtype="i1", zarr_format=3)
+        found = {report.path: report for report in migrate(folder, undo=True)}
+        assert found["deep/new"].reasons == ["ValueError: it has no Zarr v2 metadata"]
+        assert {report.status for report in found.values()} == {"kept"}
+
+    def test_groups_apart_are_undone_apart(self, folder):
+        """Where a group is still Zarr v2, what it shows does not depend on Zarr v3."""
+        migrated(folder)
+        (folder / "zarr.json").unlink()
+        edited(folder / "deep/y/zarr.json", shape=[9, 9, 9])
+        found = {report.path: report.status for report in migrate(folder, undo=True)}
+        kept = ["deep", "deep/y", "deep/in", "deep/in/z"]
+        assert found == {"": "Zarr v2 already", "x": "undone", **dict.fromkeys(kept, "kept")}
+
+    def test_other_consolidated_metadata_are_kept(self, folder):
+        migrated(folder)
+        zarr.consolidate_metadata(folder, zarr_format=3)
+        document = json.loads((folder / "zarr.json").read_text())
+        consolidated = document["consolidated_metadata"]
+        consolidated["metadata"]["x"]["attributes"] = {"units": "K"}
+        edited(folder / "zarr.json", consolidated_metadata=consolidated)
+        found = {report.path: report for report in migrate(folder, undo=True)}
+        assert "its consolidated metadata differ" in found[""].reasons[0]
+        zarr.consolidate_metadata(folder, zarr_format=3)
+        assert {report.status for report in migrate(folder, undo=True)} == {"undone"}
+
+    @pytest.mark.parametrize("raw", ["{", "[1]", "null"])
+    def test_broken_metadata_are_kept(self, folder, raw):
+        migrated(folder)
+        (folder / "x/zarr.json").write_text(raw)
+        found = {report.path: report.status for report in migrate(folder, undo=True)}
+        assert set(found.values()) == {"kept"}
+        assert (folder / "x/zarr.json").read_text() == raw
+
+    def test_structures_on_an_older_zarr(self, folder, monkeypatch):
+        """They can't be migrated there, but what was can be undone."""
+        if HAS_STRUCT:
+            create(folder / "s", random_array(LITTLE, SHAPE))
+            migrated(folder)
+            monkeypatch.setattr(migration, "HAS_STRUCT", False)
+            assert {report.status for report in migrate(folder, undo=True)} == {"undone"}
+
+    def test_not_together_with_overwrite(self, folder, capsys):
+        with pytest.raises(ValueError, match="can't both be true"):
+            migrate(folder, undo=True, overwrite=True)
+        with pytest.raises(SystemExit):
+            main(["migrate", str(folder), "--undo", "--overwrite"])
+        assert "not allowed with" in capsys.readouterr().err
+
+    def test_the_command(self, folder, capsys):
+        assert main(["migrate", str(folder)]) == 0
+        capsys.readouterr()
+        assert main(["migrate", str(folder), "--undo"]) == 0
+        out = capsys.readouterr().out
+        assert "/deep                            group  undone\n" in out
+        assert out.endswith("6 arrays and groups, 0 kept\n")
+        assert main(["migrate", str(folder)]) == 0
+        edited(folder / "x/zarr.json", shape=[7, 7, 8])
+        capsys.readouterr()
+        assert main(["migrate", str(folder), "--undo", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["num_kept"] == 6
+
+
 def problems_of(path):
     (report,) = check(zarr.storage.LocalStore(path))
     return report.problems

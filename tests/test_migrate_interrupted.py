@@ -95,8 +95,11 @@ def assert_readable(path):
                 assert array[:].tolist() == DATA.tolist(), (zarr_format, name)
 
 
-def assert_done(path):
+def assert_done(path, option="--overwrite"):
     """Nothing is left to do, and nothing is left over."""
+    if option == "--undo":
+        assert {report.status for report in migrate(path, undo=True)} == {"Zarr v2 already"}
+        migrate(path)
     assert {report.status for report in migrate(path)} == {"Zarr v3 already"}
     assert_readable(path)
     with opened(path) as store:
@@ -110,35 +113,47 @@ def assert_done(path):
 
 
 KINDS = pytest.mark.parametrize("kind", ["folder", "zip"])
+OPTIONS = pytest.mark.parametrize("option", ["--overwrite", "--undo"])
 
 
+def prepared(path, option):
+    """Migrate what is to be undone."""
+    if option == "--undo":
+        migrate(path)
+    return path
+
+
+@pytest.mark.matrix
 @KINDS
+@OPTIONS
 @pytest.mark.parametrize("by", ["SIGKILL", "SIGTERM"])
-def test_killed(tmp_path, kind, by, everything):
+def test_killed(tmp_path, kind, option, by, everything):
     """A zip archive lost its directory, and the second run made it an empty archive."""
     tmp_path.joinpath("template").mkdir()
-    template = written(tmp_path / "template", kind)
+    template = prepared(written(tmp_path / "template", kind), option)
     rng = random.Random(0)  # noqa: S311
-    whole = run(shutil.copytree(template.parent, tmp_path / "whole") / template.name)
+    whole = run(shutil.copytree(template.parent, tmp_path / "whole") / template.name, option)
     num_lines = int(whole.stdout.split()[-1])
     assert num_lines > 100
-    for i in range(20 if everything else 4):
+    for i in range(8 if everything else 2):
         path = shutil.copytree(template.parent, tmp_path / str(i)) / template.name
         for _ in range(2):  # the second time, with what the first has left behind
-            done = run(path, number=rng.randint(1, num_lines), kind=by)
+            done = run(path, option, number=rng.randint(1, num_lines), kind=by)
             assert (done.returncode, done.stderr) in [(-getattr(signal, by), ""), (0, "")]
             assert_readable(path)
-        migrate(path)
-        assert_done(path)
+        assert run(path, option).returncode == 0
+        assert_done(path, option)
 
 
+@pytest.mark.matrix
 @KINDS
-def test_in_parallel(tmp_path, kind):
+@OPTIONS
+def test_in_parallel(tmp_path, kind, option):
     """Some may refuse, with the reason; none destroys what another has written."""
-    path = written(tmp_path, kind)
+    path = prepared(written(tmp_path, kind), option)
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "numcodecs_bytes", "migrate", path],
+            [sys.executable, "-m", "numcodecs_bytes", "migrate", path, option],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -150,7 +165,7 @@ def test_in_parallel(tmp_path, kind):
         assert process.returncode == 0 or "another process" in error or "meanwhile" in error, error
         assert_readable(path)
     assert 0 in {process.returncode for process in processes}
-    assert_done(path)
+    assert_done(path, option)
 
 
 @KINDS
