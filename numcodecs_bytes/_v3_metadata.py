@@ -16,6 +16,7 @@ import zarr
 import zarr.abc.store
 import zarr.errors
 import zarr.storage
+from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
@@ -91,10 +92,9 @@ def v3_document(document: dict[str, Any]) -> dict[str, Any]:
             scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
         migrated["data_type"] = data_type.to_json(zarr_format=3)
         migrated["fill_value"] = data_type.to_json_scalar(scalar, zarr_format=3)
-    before, after = migrated["codecs"][:-1], []
-    for codec in of_bytes:
-        alone = settings | {"filters": None, "compressor": codec.get_config()}
-        after.append(_migrated_by_zarr(document | alone)["codecs"][-1])
+    before = migrated["codecs"][:-1]
+    alone = document | settings | {"filters": None}
+    after = [_codec_of_bytes(codec, dtype, alone) for codec in of_bytes]
     # The output of filters may have another byte order than the array, so both are tried.
     candidates = [endian, *(["little", "big"] if filters and serializer is None else [])]
     name = serializer.codec_id if is_vlen else "bytes"
@@ -105,6 +105,15 @@ def v3_document(document: dict[str, Any]) -> dict[str, Any]:
         if _reads_the_same(document, migrated, dtype):
             return migrated
     raise ValueError("zarr's Zarr v3 codecs do not read what its Zarr v2 codecs write")
+
+
+def _codec_of_bytes(codec: Any, dtype: AnyDType, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the counterpart in Zarr v3 of a codec of the bytes of an array."""
+    config = codec.get_config()
+    if config.get("shuffle") == Blosc.AUTOSHUFFLE:  # which has no name in Zarr v3
+        config["shuffle"] = Blosc.BITSHUFFLE if dtype.itemsize == 1 else Blosc.SHUFFLE
+    migrated: dict[str, Any] = _migrated_by_zarr(document | {"compressor": config})["codecs"][-1]
+    return migrated
 
 
 def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:

@@ -48,9 +48,12 @@ def convert_attributes(
         If xarray can't read the array, or could not read the same of Zarr v3.
     """
     names = _dimension_names(document, attributes)
-    if names is None:  # xarray can't read the array in either format
-        return {"attributes": attributes}, []
     others = {k: v for k, v in attributes.items() if k not in (_DIMENSIONS, "_FillValue")}
+    if names is None:  # xarray can't read it, except for a Zarr v3 array without dimensions
+        given = attributes.get("_FillValue")
+        if document["shape"] or "_FillValue" not in attributes or is_decodable(given, dtype):
+            return {"attributes": attributes}, []
+        return {"attributes": others}, _dropped(attributes, "xarray could not decode it")
     masks, notes = _masks(attributes, dtype, fill_value)
     return {"attributes": others | masks, "dimension_names": names}, notes
 

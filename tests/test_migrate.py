@@ -105,6 +105,7 @@ class TestArrays:
             numcodecs.Zstd(3),
             numcodecs.GZip(1),
             numcodecs.Blosc("lz4", shuffle=1),
+            numcodecs.Blosc("zstd", shuffle=numcodecs.Blosc.AUTOSHUFFLE),
             numcodecs.Zlib(1),
             numcodecs.BZ2(1),
         ],

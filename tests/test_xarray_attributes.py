@@ -265,6 +265,18 @@ def test_arrays_that_are_not_xarrays_keep_their_attributes():
     assert dict(zarr.open_array(store, path="a", zarr_format=3).attrs) == attributes
 
 
+def test_arrays_without_dimensions_need_no_names(tmp_path):
+    """Not in Zarr v3: there, xarray would decode the attribute of one that it could not read."""
+    zarr.create_group(tmp_path, zarr_format=2)
+    write_v2(tmp_path / "a", None, "<f4", [])
+    (tmp_path / "a/0").write_bytes(np.float32(1).tobytes())
+    (tmp_path / "a/.zattrs").write_text('{"_FillValue": -999.0, "units": "K"}')
+    report = migrate(tmp_path)[0]
+    assert report.notes == ["attribute _FillValue -999.0 is dropped: xarray could not decode it"]
+    opened = xr.open_zarr(tmp_path, consolidated=False, zarr_format=3)["a"]
+    assert (float(opened), opened.attrs) == (1, {"units": "K"})
+
+
 def test_check_names_what_xarray_can_not_decode():
     """One such attribute makes xarray raise for the whole group; check said 0 problems."""
     undecodable = 0
