@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from numcodecs_bytes._installation import OURS, report
@@ -102,7 +103,8 @@ def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple
     lines = [_printable(line) for line in lines]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     lines.append(f"{counted}, {num_wrong} {wrong}")
-    if not (num_wrong or options["dry_run"] or options["undo"]):
+    is_archive = Path(location).is_file()  # from which zarr removes nothing
+    if not (num_wrong or is_archive or options["dry_run"] or options["undo"]):
         also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "

@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -156,7 +157,13 @@ def _verify(path: Path, copy: Path, changes: Mapping[str, bytes | None]) -> None
         kept = [_described(info) for info in old.infolist() if info.filename not in changes]
         added = {name: raw for name, raw in changes.items() if raw is not None}
         members = new.infolist()
-        damaged = new.testzip()
+        try:
+            damaged = new.testzip()
+        except (NotImplementedError, RuntimeError, ValueError, zlib.error) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise OSError(
+                f"its copy can't be read; the archive is left as it is ({why})"
+            ) from error
         if damaged is not None:
             raise ValueError(f"its member {damaged!r} is damaged; the archive is left as it is")
         is_complete = (

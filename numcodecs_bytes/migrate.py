@@ -160,10 +160,13 @@ def _refuse_archive(store: zarr.abc.store.Store) -> None:
     """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
     while isinstance(store, zarr.storage.WrapperStore):
         store = store._store  # noqa: SLF001 # zarr's way to wrap
-    if isinstance(store, zarr.storage.ZipStore):
-        raise ValueError(  # noqa: TRY004 # a matter of how it was opened
-            "a ZipStore is not changed in place, where an interruption would destroy the archive: "
-            "close it and give the path of the archive"
+    file_system = getattr(store, "fs", None)
+    file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
+    is_of_fsspec = getattr(file_system, "protocol", None) == "zip"
+    if is_of_fsspec or isinstance(store, zarr.storage.ZipStore):
+        raise ValueError(
+            "an open zip archive is not changed, since an interruption would destroy it: close it "
+            "and give its path"
         )
 
 
@@ -226,7 +229,7 @@ class _Plan:
                 if not self._change(path, documents, report):
                     report.status = "Zarr v3 already"
         except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
-            report.status, report.reasons = "refused", [describe(error)]
+            report.status, report.reasons, report.notes = "refused", [describe(error)], []
             _note(self.refused, path)
         if _is_old(documents) or report.status != "Zarr v3 already":
             self.reports.append(report)

@@ -174,11 +174,16 @@ class TestTheFile:
         folder.mkdir()
         target = archive.rename(folder / "real.zip")
         target.chmod(0o640)
+        if os.geteuid() == 0:  # others can't give files away
+            os.chown(target, 1234, 5678)
+        before = target.stat()
         os.utime(target, (1, 1))
         archive.symlink_to("elsewhere/real.zip")
         migrate(archive)
         assert archive.readlink() == Path("elsewhere/real.zip")
-        assert stat.S_IMODE(target.stat().st_mode) == 0o640
+        after = target.stat()
+        assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+        assert stat.S_IMODE(after.st_mode) == 0o640
         assert target.stat().st_mtime > 1
         assert_migrated(target)
         assert files_beside(target) == ["real.zip"]
@@ -188,9 +193,21 @@ class TestTheFile:
         """It would be written in place."""
         before = archive.read_bytes()
         store = sync(zarr.storage.ZipStore.open(archive, mode=mode))
-        with pytest.raises(ValueError, match="close it and give the path"):
+        with pytest.raises(ValueError, match="close it and give its path"):
             migrate(zarr.storage.LoggingStore(store) if mode == "r" else store)
         store.close()
+        assert archive.read_bytes() == before
+
+    def test_an_archive_opened_by_fsspec_is_refused(self, archive):
+        zipped = pytest.importorskip("fsspec.implementations.zip")
+        wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+        before = archive.read_bytes()
+        file_system = zipped.ZipFileSystem(archive, mode="a")
+        wrapped = wrapper.AsyncFileSystemWrapper(file_system, asynchronous=True)
+        store = zarr.storage.FsspecStore(wrapped, path="")
+        with pytest.raises(ValueError, match="close it and give its path"):
+            migrate(store)
+        file_system.close()
         assert archive.read_bytes() == before
 
     def test_what_is_no_archive_is_left_alone(self, archive, capsys):
@@ -210,6 +227,18 @@ class TestTheFile:
         archive.write_bytes(raw)
         with pytest.raises(ValueError, match="its member 'x/1' is damaged"):
             Archive(archive).replace({"zarr.json": b"{}"})
+        assert archive.read_bytes() == raw
+        assert files_beside(archive) == ["a.zip"]
+
+    def test_what_python_can_not_decode(self, archive):
+        with zipfile.ZipFile(archive, "a") as file:
+            file.writestr("notes", b"1")
+        raw = bytearray(archive.read_bytes())
+        entry = raw.rindex(b"notes") - 46  # of the central directory
+        raw[entry + 10 : entry + 12] = b"\x63\0"  # a method of compression
+        archive.write_bytes(raw)
+        with pytest.raises(OSError, match="its copy can't be read; .* compression method"):
+            migrate(archive)
         assert archive.read_bytes() == raw
         assert files_beside(archive) == ["a.zip"]
 
