@@ -383,8 +383,12 @@ def _chunks_only_in_v3(
 ) -> Iterator[str]:
     """Yield the key of a chunk that Zarr v2 does not look for."""
     documents: Any = (found, document)
-    new, old = (zarr.Array(zarr.AsyncArray(each, at)) for each in documents)
-    region = first_chunk(new)
+    try:
+        new, old = (zarr.Array(zarr.AsyncArray(each, at)) for each in documents)
+        region = first_chunk(new)
+    except Exception as error:  # noqa: BLE001 # metadata may say anything
+        yield f"perhaps chunks, but zarr can't open it ({describe(error)})"
+        return
     if region is not None:
         index = tuple(axis.start // n for axis, n in zip(region, new.chunks, strict=True))
         keys = [array.metadata.encode_chunk_key(index) for array in (new, old)]
@@ -473,10 +477,11 @@ def _write(
     for key, raw in changes.items():
         before = nodes[key.rpartition("/")[0]].get("zarr.json")
         current = document_at(store, key)
-        is_broken = isinstance(current, Exception)
-        if not is_broken and _are_equal(current, None if raw is None else json.loads(raw)):
+        if isinstance(current, Exception):
+            raise OSError(f"{key} can't be read: {describe(current)}") from current
+        if _are_equal(current, None if raw is None else json.loads(raw)):
             continue  # another migration did the same meanwhile
-        if is_broken or not _are_equal(current, before):
+        if not _are_equal(current, before):
             raise OSError(f"{key} was changed by another program meanwhile: run migrate again")
         try:
             if raw is None:

@@ -446,6 +446,7 @@ class TestHierarchies:
             ("", {"attributes": {"title": "b"}}, "the attribute title 'b', not 'a'"),
             ("", {"attributes": {"title": "a", "more": 1}}, "the attribute more 1"),
             ("x", {"dimension_names": ["a", "b", "c"]}, "the dimension names ['a', 'b', 'c']"),
+            ("x", {"codecs": [{"name": "no"}]}, "perhaps chunks, but zarr can't open it"),
         ],
     )
     @pytest.mark.parametrize("overwrite", [False, True])
@@ -510,6 +511,33 @@ class TestHierarchies:
         migrated(tmp_path, overwrite=True)
         root = zarr.open_group(tmp_path, zarr_format=3)
         assert (root["b"][...] == zarr.open_array(tmp_path / "b", zarr_format=2)[...]).all()
+
+    @pytest.mark.parametrize(("undo", "status"), [(False, "migrated"), (True, "undone")])
+    def test_a_change_meanwhile(self, folder, monkeypatch, undo, status):
+        """What another program wrote is not overwritten, unless it is the same."""
+        if undo:
+            migrated(folder)
+        target, plan = folder / "x/zarr.json", migration._write
+
+        def change(store, changes, nodes):
+            target.write_text('{"of": "another"}')
+            plan(store, changes, nodes)
+
+        monkeypatch.setattr(migration, "_write", change)
+        with pytest.raises(OSError, match="x/zarr.json was changed by another program meanwhile"):
+            migrate(folder, undo=undo)
+        assert target.read_text() == '{"of": "another"}'
+        target.unlink()
+        monkeypatch.undo()
+
+        def race(store, changes, nodes):
+            for _ in range(2):
+                plan(store, changes, nodes)
+
+        if undo:
+            migrate(folder, overwrite=True)
+        monkeypatch.setattr(migration, "_write", race)
+        assert {r.status for r in migrate(folder, undo=undo)} <= {status, "Zarr v3 already"}
 
     def test_a_group_whose_metadata_can_not_be_consolidated_is_not_written(self, folder):
         zarr.consolidate_metadata(folder, zarr_format=2)
