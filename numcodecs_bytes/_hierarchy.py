@@ -60,7 +60,7 @@ def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.stor
         return _open_references(location)
     if is_url:
         _need("fsspec")
-        is_archive = location.endswith(".zip")
+        is_archive = location.endswith(".zip") and not location.startswith("zip:")
         if is_archive and not read_only:
             raise ValueError("a zip file at a URL can't be changed: download it, give its path")
         chain = f"zip://::{location}" if is_archive else location

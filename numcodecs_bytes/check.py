@@ -36,6 +36,7 @@ from numcodecs_bytes._hierarchy import (
     join,
     open_store,
 )
+from numcodecs_bytes._partial_read.stores import Whole, find_source
 from numcodecs_bytes._v3_metadata import MixedByteOrderError, disagreements
 from numcodecs_bytes._xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
@@ -178,6 +179,17 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
 
 
 def _partial_reads(array: Any) -> str:
+    """Return whether parts of chunks can be read, and if not, why."""
+    answer = _partial_reads_of_codecs(array)
+    if answer == "yes":
+        first = array.metadata.encode_chunk_key((0,) * array.ndim)
+        source = find_source(array.store_path / first)
+        if isinstance(source, Whole) and source.why:
+            return f"no: {source.why}"
+    return answer
+
+
+def _partial_reads_of_codecs(array: Any) -> str:
     if array.metadata.zarr_format == 2:
         codecs = (*array.filters, *array.compressors)
         names = [codec.codec_id for codec in codecs]

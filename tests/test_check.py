@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import HAS_STRUCT, bytes_codec, sharded, write_array, write_v2
+from helpers import HAS_STRUCT, OUR_PIPELINES, bytes_codec, sharded, write_array, write_v2
 
 import numcodecs_bytes
 from numcodecs_bytes import _bounded_compressors, _check_chunks, _hierarchy
@@ -727,8 +727,32 @@ class TestKindsOfStores:
         frames = pytest.importorskip("kerchunk.df")
         (tmp_path / "a.parq").mkdir()
         frames.refs_to_dataframe(netcdf, str(tmp_path / "a.parq"))
-        (report,) = check(tmp_path / "a.parq").values()
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
+            (report,) = check(tmp_path / "a.parq").values()
         assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+        assert report.partial_reads == "yes"
+
+    @pytest.mark.parametrize("is_named", [False, True])
+    def test_an_unknown_store(self, healthy, is_named):
+        """It is not read in part, and what to do about it is said."""
+        store = zarr.storage.LoggingStore(zarr.storage.LocalStore(healthy / "plain"))
+        name = "zarr.storage._logging.LoggingStore"
+        with zarr.config.set({"numcodecs_bytes.stores_with_ranges": [name] if is_named else []}):
+            (report,) = checks.check(store)
+        assert report.partial_reads == (
+            "yes"
+            if is_named
+            else f"no: {name} is not known to have reliable byte ranges; if it has, add it to "
+            "numcodecs_bytes.stores_with_ranges in zarr's config"
+        )
+
+    def test_a_file_system_without_ranges(self, healthy):
+        pytest.importorskip("fsspec")
+        archive = shutil.make_archive(str(healthy), "zip", healthy / "plain")
+        (report,) = check(f"zip://::file://{archive}").values()
+        assert report.partial_reads == (
+            "no: fsspec.implementations.zip.ZipFileSystem is not known to have reliable byte ranges"
+        )
 
     def test_a_store_that_fails_is_named_once(self):
         """An object store without credentials, for one."""
@@ -765,6 +789,7 @@ class TestKindsOfStores:
         session.commit("a")
         (report,) = check(tmp_path).values()
         assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+        assert report.partial_reads == "yes"
 
     def test_a_zip_file_on_a_web_server(self, tmp_path):
         pytest.importorskip("aiohttp")
