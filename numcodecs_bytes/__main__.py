@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from numcodecs_bytes._installation import OURS, report
+from numcodecs_bytes._tools.installation import OURS, report
 
 
 def _format(found: dict[str, Any]) -> str:

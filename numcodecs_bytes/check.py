@@ -20,25 +20,25 @@ import zarr.errors
 import zarr.storage
 from zarr.core.metadata.v2 import ArrayV2Metadata
 
-from numcodecs_bytes._check_chunks import CODECS_OF_ANY_TYPE, check_chunks
-from numcodecs_bytes._check_report import ArrayReport, Limits
-from numcodecs_bytes._configuration import dtype_to_json
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.configuration import dtype_to_json
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
     pack_dtype,
 )
-from numcodecs_bytes._hierarchy import (
-    describe,
+from numcodecs_bytes._parts.stores import Whole, find_source
+from numcodecs_bytes._tools.check_chunks import CODECS_OF_ANY_TYPE, check_chunks
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits
+from numcodecs_bytes._tools.hierarchy import (
+    describe_error,
     document_at,
     find_arrays,
     join,
-    open_store,
 )
-from numcodecs_bytes._partial_read.stores import Whole, find_source
-from numcodecs_bytes._v3_metadata import MixedByteOrderError, disagreements
-from numcodecs_bytes._xarray_attributes import how_to_decode, is_decodable
+from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
+from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
@@ -89,7 +89,7 @@ def check(
                 at = zarr.storage.StorePath(store, path)
                 _check_array(at, document, report, limits or Limits(), bar)
             except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
-                report.add_problem(f"it can't be checked: {describe(error)}")
+                report.add_problem(f"it can't be checked: {describe_error(error)}")
         yield report
 
 
@@ -97,7 +97,7 @@ def _check_array(
     at: zarr.storage.StorePath, document: Any, report: ArrayReport, limits: Limits, bar: Any
 ) -> None:
     if isinstance(document, Exception):
-        report.add_problem(f"its metadata can't be read: {describe(document)}")
+        report.add_problem(f"its metadata can't be read: {describe_error(document)}")
         return
     try:
         array: Any = zarr.Array(zarr.AsyncArray(document, at))
@@ -134,10 +134,10 @@ def _compare_with_v2(
     try:
         ArrayV2Metadata.from_dict(old)
     except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
-        report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
+        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
         return
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
-        report.add_problem(f".zarray, next to zarr.json, can't be opened: {describe(error)}")
+        report.add_problem(f".zarray, next to zarr.json, can't be opened: {describe_error(error)}")
         return
     try:
         for disagreement in disagreements(old, document):
@@ -145,7 +145,7 @@ def _compare_with_v2(
     except MixedByteOrderError as error:
         report.add_problem(f".zarray and zarr.json disagree: {error}")
     except Exception as error:  # noqa: BLE001 # for example, a codec has no counterpart
-        report.notes.append(f".zarray and zarr.json can't be compared: {describe(error)}")
+        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
 
 
 def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
@@ -155,7 +155,7 @@ def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> 
     """
     document = document_at(at.store, join(at.path, name))
     if isinstance(document, TypeError | ValueError):
-        report.add_problem(f"{name} can't be read: {describe(document)}")
+        report.add_problem(f"{name} can't be read: {describe_error(document)}")
     return document if isinstance(document, dict) else None
 
 
@@ -175,7 +175,7 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
                 f'replace it by {json.dumps(struct)}, and set its byte order as "endian" of the '
                 "bytes codec (examples/numpy_descr.py)"
             )
-    return f"zarr can't open it: {describe(error)}"
+    return f"zarr can't open it: {describe_error(error)}"
 
 
 def _partial_reads(array: Any) -> str:

@@ -22,14 +22,20 @@ import numcodecs.abc
 import numpy as np
 from numcodecs.compat import ensure_ndarray
 
-from numcodecs_bytes._configuration import (
+from numcodecs_bytes._core.configuration import (
     dtype_to_json,
     parse_configuration,
     parse_dtype,
     parse_endian,
 )
-from numcodecs_bytes._copy import as_bytes, decode_array, decode_into, encode_array, is_column_major
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.copy import (
+    as_bytes,
+    decode_array,
+    decode_into,
+    encode_array,
+    is_column_major,
+)
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Array,
@@ -40,7 +46,7 @@ from numcodecs_bytes._dtypes import (
     pack_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._invalid_bytes import has_invalid_bytes
+from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
 
 
 class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types

@@ -22,20 +22,19 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
-from numcodecs_bytes._hierarchy import (
-    describe,
+from numcodecs_bytes._tools.hierarchy import (
+    describe_error,
     document_at,
-    ensure_open,
     first_chunk,
     join,
     names_in,
-    open_store,
-    was_visited,
+    walk,
 )
-from numcodecs_bytes._v3_metadata import compare, v3_document
-from numcodecs_bytes._xarray_attributes import convert_attributes
+from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
+from numcodecs_bytes._tools.xarray_attributes import convert_attributes
+from numcodecs_bytes._tools.zip_archives import Archive
 from numcodecs_bytes._zarr_versions import HAS_STRUCT
-from numcodecs_bytes._zip_archives import Archive
 
 __all__ = ["NodeReport", "migrate"]
 
@@ -137,7 +136,6 @@ def _migrate(
             raise ValueError("the store is read-only")
     if not store.supports_listing:
         raise ValueError("the store can't list its contents, so nodes might be missed")
-    ensure_open(store)
     nodes = dict(_find_nodes(store))
     if undo:
         reports, changes = _plan_to_undo(nodes)
@@ -172,21 +170,20 @@ def _refuse_archive(store: zarr.abc.store.Store) -> None:
 
 def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    paths, seen = [""], set[Path]()
-    while paths:
-        path = paths.pop()
-        if was_visited(store, path, seen):
-            continue
-        names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+    names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+    def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
         all_of_them = {name: document_at(store, join(path, name)) for name in names}
-        found = {name: document for name, document in all_of_them.items() if document is not None}
-        if found.keys() & {"zarr.json", ".zarray", ".zgroup"}:
-            yield path, found
-        if _kind(found) != "array":
-            listed = names_in(store, path)
-            if ".zgroup" in found and ".zgroup" not in listed:
-                raise ValueError("the store does not list its contents, so nodes might be missed")
-            paths += [join(path, name) for name in listed if name not in names]
+        documents = {name: found for name, found in all_of_them.items() if found is not None}
+        nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
+        if _kind(documents) == "array":
+            return nodes, []
+        listed = names_in(store, path)
+        if ".zgroup" in documents and ".zgroup" not in listed:
+            raise ValueError("the store does not list its contents, so nodes might be missed")
+        return nodes, [name for name in listed if name not in names]
+
+    return walk(store, look)
 
 
 def _kind(documents: _Documents) -> str:
@@ -229,7 +226,7 @@ class _Plan:
                 if not self._change(path, documents, report):
                     report.status = "Zarr v3 already"
         except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
-            report.status, report.reasons, report.notes = "refused", [describe(error)], []
+            report.status, report.reasons, report.notes = "refused", [describe_error(error)], []
             _note(self.refused, path)
         if _is_old(documents) or report.status != "Zarr v3 already":
             self.reports.append(report)
@@ -302,7 +299,7 @@ def _plan_to_undo(
                 _refuse_to_remove(path, documents, new)
             report.status = "to be undone"
         except Exception as error:  # noqa: BLE001 # whatever makes it differ
-            report.status, report.reasons = "kept", [describe(error)]
+            report.status, report.reasons = "kept", [describe_error(error)]
             kept.setdefault(tops[path], []).append(path or "/")
     changes: dict[str, bytes | None] = {}
     for report in reports:
@@ -387,7 +384,7 @@ def _chunks_only_in_v3(
         new, old = (zarr.Array(zarr.AsyncArray(each, at)) for each in documents)
         region = first_chunk(new)
     except Exception as error:  # noqa: BLE001 # metadata may say anything
-        yield f"perhaps chunks, but zarr can't open it ({describe(error)})"
+        yield f"perhaps chunks, but zarr can't open it ({describe_error(error)})"
         return
     if region is not None:
         index = tuple(axis.start // n for axis, n in zip(region, new.chunks, strict=True))
@@ -478,7 +475,7 @@ def _write(
         before = nodes[key.rpartition("/")[0]].get("zarr.json")
         current = document_at(store, key)
         if isinstance(current, Exception):
-            raise OSError(f"{key} can't be read: {describe(current)}") from current
+            raise OSError(f"{key} can't be read: {describe_error(current)}") from current
         if _are_equal(current, None if raw is None else json.loads(raw)):
             continue  # another migration did the same meanwhile
         if not _are_equal(current, before):
@@ -489,7 +486,7 @@ def _write(
             else:
                 _put(store, key, raw)
         except Exception as error:
-            raise OSError(f"{key} can't be written: {describe(error)}") from error
+            raise OSError(f"{key} can't be written: {describe_error(error)}") from error
 
 
 def _put(store: zarr.abc.store.Store, key: str, raw: bytes) -> None:

@@ -27,10 +27,10 @@ import zarr.codecs
 import zarr.dtype
 from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
 
-from numcodecs_bytes._configuration import parse_configuration, parse_endian
-from numcodecs_bytes._copy import as_bytes, as_numpy, decode_array, encode_array
-from numcodecs_bytes._copy_gpu import decode_on_device, encode_on_device
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
+from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
+from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
@@ -41,11 +41,12 @@ from numcodecs_bytes._dtypes import (
     has_same_elements,
     leaf_dtypes,
     missing_endian,
-    ml_dtype_name,
+    name_of_ml_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._invalid_bytes import has_unused_bits
-from numcodecs_bytes._partial_read.fetch import Chunk, check_length, fetch, fetch_sync
+from numcodecs_bytes._core.invalid_bytes import has_unused_bits
+from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._parts.fetch import Chunk, fetch, fetch_sync
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
@@ -162,7 +163,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                     stacklevel=2,
                 )
             evolved = type(self)(endian="little")
-        if has_unused_bits(dtype) or any(map(ml_dtype_name, leaf_dtypes(dtype))):
+        if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             # zarr's sharding decodes dense shards of a fixed-size BytesCodec without calling the
             # codec: that would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
             object.__setattr__(evolved, "is_fixed_size", False)
@@ -202,7 +203,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        if self._moves_much(chunk_bytes.as_array_like(), chunk_spec):
+        if self._is_worth_a_thread(chunk_bytes.as_array_like(), chunk_spec):
             decode = partial(self._decode_sync, chunk_bytes, chunk_spec)
             return await run_in_thread(compute_pool(), decode)
         return self._decode_sync(chunk_bytes, chunk_spec)
@@ -210,12 +211,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
-        if self._moves_much(chunk_array.as_ndarray_like(), chunk_spec):
+        if self._is_worth_a_thread(chunk_array.as_ndarray_like(), chunk_spec):
             encode = partial(self._encode_sync, chunk_array, chunk_spec)
             return await run_in_thread(compute_pool(), encode)
         return self._encode_sync(chunk_array, chunk_spec)
 
-    def _moves_much(self, array: Any, chunk_spec: "ArraySpec") -> bool:
+    def _is_worth_a_thread(self, array: Any, chunk_spec: "ArraySpec") -> bool:
         """Whether a chunk is worth a thread, so that other chunks can use other cores."""
         # Arrays on a GPU are not: CuPy's current device and stream are thread-local.
         if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:

@@ -25,23 +25,21 @@ zero, as in zarr.
 
 To add a data type of ml_dtypes:
 
-1. Add its registered name to `_ML_DTYPES` in `_dtypes`, and to `_OTHER_NAMES` if its name in
-   ml_dtypes is different.
-2. If it has fewer than 8 bits, add its largest valid byte to `_MAX_BYTES` in `_invalid_bytes`. If
-   it is complex with parts of other than 2 bytes, extend `copied_as` in `_dtypes`.
-3. Add a public class below with the registered name as `_zarr_v3_name`; `_register` finds it.
-   Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte), `_Integer` (fewer
-   than 8 bits), or `_Complex` (with `_part`, the data type of its parts).
-4. Add a case with `_ml`, with values that the type holds, to `CASES` in ``tests/data_types.py``.
+1. Add a row to `_ML_DTYPES` in `_core/dtypes.py`.
+2. Add a public class below with the registered name as `_zarr_v3_name`, and list it in
+   `_DATA_TYPES`. Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte),
+   `_Integer` (fewer than 8 bits), or `_Complex`.
+3. Add a case with `_ml`, with values that the type holds, to `CASES` in ``tests/data_types.py``.
    If it has fewer than 8 bits, add its largest valid byte to ``tests/fuzz_oracle.py`` and
    ``tests/test_zarr_data_types.py``, which are independent of this package.
-   5. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names
+4. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names
    the arguments. List the bugs of other implementations in ``tests/conformance/peers.py``, in
    `misreads` and `miswrites`.
-6. Add it to the table above and follow ``docs/contributing.md``.
+5. Add it to the table above and follow ``docs/contributing.md``.
 
-To add another name of a NumPy dtype, add it to `dtype_of_name` in `_configuration`, add a class
-below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), and add the name to
+To add another name of a NumPy dtype, add it to `dtype_from_name` in `_core/configuration.py`, add a
+class below that is derived from `_NoMatch` and zarr's class (see `ComplexFloat32`), list it in
+`_DATA_TYPES`, and add the name to
 `_ALIASES` in ``tests/conformance/arrays.py``.
 """
 
@@ -59,19 +57,21 @@ import zarr.dtype
 import zarr.errors
 from zarr.core.dtype.common import HasEndianness, HasItemSize, HasLength
 
-from numcodecs_bytes._configuration import dtype_of_name, parse_dtype
-from numcodecs_bytes._copy import decode_array
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.configuration import dtype_from_name, parse_dtype
+from numcodecs_bytes._core.copy import decode_array
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
+    MLDType,
     check_storable,
     fields_of,
-    ml_dtype_name,
+    find_ml_dtype,
+    name_of_ml_dtype,
     pack_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._invalid_bytes import max_byte
+from numcodecs_bytes._core.invalid_bytes import max_byte
 from numcodecs_bytes._zarr_versions import DataTypeValidationError
 
 _CONSTANTS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -196,7 +196,11 @@ class RawBits(_NoMatch, _Scalars, zarr.dtype.ZDType[Any, Any], HasLength, HasIte
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
         name = _name_in(data)
-        if isinstance(name, str) and name[:1] == "r" and (dtype := dtype_of_name(name)) is not None:
+        if (
+            isinstance(name, str)
+            and name[:1] == "r"
+            and (dtype := dtype_from_name(name)) is not None
+        ):
             return cls(length=dtype.itemsize)
         raise DataTypeValidationError(
             f"not a raw data type: got {data!r}, expected 'r8', 'r16', ..."
@@ -270,7 +274,7 @@ class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
         """Return the data type of a NumPy dtype, or raise DataTypeValidationError."""
-        if ml_dtype_name(dtype) != cls._zarr_v3_name:
+        if name_of_ml_dtype(dtype) != cls._zarr_v3_name:
             raise DataTypeValidationError(f"{dtype} is not {cls._zarr_v3_name}")
         return cls()
 
@@ -278,7 +282,7 @@ class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
     def _from_json_v3(cls, data: object) -> Self:
         if _name_in(data) != cls._zarr_v3_name:
             raise DataTypeValidationError(f"{data!r} is not {cls._zarr_v3_name}")
-        dtype_of_name(cls._zarr_v3_name)  # raises if ml_dtypes is missing
+        dtype_from_name(cls._zarr_v3_name)  # raises if ml_dtypes is missing
         return cls()
 
     @classmethod
@@ -294,7 +298,7 @@ class _Registered(_Scalars, zarr.dtype.ZDType[Any, Any], HasItemSize):
 
     def to_native_dtype(self) -> AnyDType:
         """Return the dtype of ml_dtypes."""
-        return cast("AnyDType", dtype_of_name(self._zarr_v3_name))
+        return cast("AnyDType", dtype_from_name(self._zarr_v3_name))
 
     @property
     def item_size(self) -> int:
@@ -344,8 +348,6 @@ class _Float(_Registered):
 
 
 class _Complex(_HasByteOrder):
-    _part: ClassVar[str]
-
     def to_native_dtype(self) -> AnyDType:
         """Return the dtype of ml_dtypes."""
         if self.endianness != NATIVE_ENDIAN:
@@ -357,7 +359,8 @@ class _Complex(_HasByteOrder):
 
     @property
     def _part_dtype(self) -> AnyDType:
-        return dtype_of_name(self._part) or np.dtype(self._part)
+        part = cast("MLDType", find_ml_dtype(super().to_native_dtype())).part
+        return dtype_from_name(part) or np.dtype(part)
 
     def cast_scalar(self, data: object) -> Any:
         """Return a number, or a list of its real and imaginary part, as a scalar."""
@@ -401,7 +404,7 @@ class _Integer(_Registered):
 
 def _parse_float(data: object, dtype: AnyDType) -> Any:
     """Return a number, "NaN", "Infinity", "-Infinity" or hexadecimal bits as a scalar."""
-    name = ml_dtype_name(dtype) or dtype.name
+    name = name_of_ml_dtype(dtype) or dtype.name
     num_digits = 2 * dtype.itemsize
     if isinstance(data, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{num_digits}}}", data):
         bits = np.array([int(data, 16)], f"u{dtype.itemsize}")
@@ -643,14 +646,12 @@ class ComplexBFloat16(_Complex):
     """`complex_bfloat16`, called `bcomplex32` in ml_dtypes."""
 
     _zarr_v3_name = "complex_bfloat16"
-    _part = "bfloat16"
 
 
 class ComplexFloat16(_Complex):
     """`complex_float16`, called `complex32` in ml_dtypes."""
 
     _zarr_v3_name = "complex_float16"
-    _part = "float16"
 
 
 class ComplexFloat32(_NoMatch, zarr.dtype.Complex64):
@@ -665,19 +666,44 @@ class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
     _zarr_v3_name: ClassVar[Any] = "complex_float64"
 
 
+_DATA_TYPES: tuple[type[zarr.dtype.ZDType[Any, Any]], ...] = (
+    RawBits,
+    Struct,
+    BFloat16,
+    Float8E3M4,
+    Float8E4M3,
+    Float8E4M3B11FNUZ,
+    Float8E4M3FN,
+    Float8E4M3FNUZ,
+    Float8E5M2,
+    Float8E5M2FNUZ,
+    Float8E8M0FNU,
+    Float6E2M3FN,
+    Float6E3M2FN,
+    Float4E2M1FN,
+    Int2,
+    Int4,
+    UInt2,
+    UInt4,
+    ComplexBFloat16,
+    ComplexFloat16,
+    ComplexFloat32,
+    ComplexFloat64,
+)
+
+
 def _register() -> None:
     """Register the data types that zarr lacks, and use the registered class for the others."""
     registry = zarr.dtype.data_type_registry
-    for attribute, cls in list(globals().items()):
-        if isinstance(cls, type) and hasattr(cls, "_zarr_v3_name") and attribute[0] != "_":
-            name = cls._zarr_v3_name
-            registered = registry.contents.get(name)
-            if name == "r*" and registered is None:
-                registered = next(filter(_reads_raw_bits, registry.contents.values()), None)
-            if registered is None:
-                registry.register(name, cls)
-            else:
-                globals()[attribute] = registered
+    for cls in _DATA_TYPES:
+        name = cls._zarr_v3_name
+        registered = registry.contents.get(name)
+        if name == "r*" and registered is None:
+            registered = next(filter(_reads_raw_bits, registry.contents.values()), None)
+        if registered is None:
+            registry.register(name, cls)
+        else:
+            globals()[cls.__name__] = registered
 
 
 def _reads_raw_bits(data_type: type[zarr.dtype.ZDType[Any, Any]]) -> bool:

@@ -27,16 +27,16 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
-    ml_dtype_name,
+    name_of_ml_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._partial_read.fetch import Chunk
+from numcodecs_bytes._parts.fetch import Chunk
 from numcodecs_bytes._zarr_versions import FusedCodecPipeline
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
@@ -135,7 +135,7 @@ class _TransposeReader(_Reader):
         endian = getattr(self._bytes.endian, "value", self._bytes.endian)
         if has_variable_length(dtype) or (endian is None and has_byte_order(dtype)):
             return None
-        if any(map(ml_dtype_name, leaf_dtypes(dtype))):
+        if any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             return None
         try:
             return _Layout(dtype, stored_dtype(dtype, endian), axis_order)

@@ -22,9 +22,10 @@ import zarr.storage
 from helpers import HAS_STRUCT, OUR_PIPELINES, bytes_codec, sharded, write_array, write_v2
 
 import numcodecs_bytes
-from numcodecs_bytes import _bounded_compressors, _check_chunks, _hierarchy
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools import bounded_compressors, check_chunks, hierarchy
+from numcodecs_bytes._tools.locations import open_store
 
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 BIG = bytes_codec("big")
@@ -38,7 +39,7 @@ STRUCT = {
 
 
 def check(location):
-    return {found.path: found for found in checks.check(_hierarchy.open_store(str(location)))}
+    return {found.path: found for found in checks.check(open_store(str(location)))}
 
 
 def problems_of(path):
@@ -136,7 +137,7 @@ class TestWhatIsWell:
                 self.num_done += num_chunks
 
         bar = Bar()
-        list(checks.check(_hierarchy.open_store(str(healthy)), bar=bar))
+        list(checks.check(open_store(str(healthy)), bar=bar))
         assert bar.num_done == bar.total == 31
 
     def test_other_stores(self, healthy, tmp_path):
@@ -430,7 +431,7 @@ class TestChunks:
         write_array(path, None, "int16", [SHARDS])
         zarr.open_array(path)[:] = [1, 2, 3, 4]
         whole = check(path)[""]
-        monkeypatch.setattr(_check_chunks, "READ_BYTES", 4)
+        monkeypatch.setattr(check_chunks, "READ_BYTES", 4)
         assert check(path)[""] == whole
         shard = path / "c/0"
         shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
@@ -560,7 +561,7 @@ class TestLimits:
         tmp_path.joinpath("c/0").write_bytes(raw + large)
         (problem,) = problems_of(tmp_path)
         assert "can't be read" in problem
-        monkeypatch.setattr(_bounded_compressors, "UNDECLARED_BYTES", 1 << 20)
+        monkeypatch.setattr(bounded_compressors, "UNDECLARED_BYTES", 1 << 20)
         (report,) = check(tmp_path).values()
         assert not report.problems
         assert f"may decode to {3 + 2**21 - 1} bytes" in report.notes[0]
@@ -613,7 +614,7 @@ class TestLimits:
         (tmp_path / array.metadata.encode_chunk_key((0,))).write_bytes(stored)
         tracemalloc.start()
         limits = checks.Limits(max_chunk_bytes=1_000_000)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 1_000_000
@@ -631,7 +632,7 @@ class TestLimits:
         raw = (tmp_path / "0").read_bytes()
         (tmp_path / "0").write_bytes((256 * len(raw)).to_bytes(4, "little") + raw[4:])
         limits = checks.Limits(max_chunk_bytes=16)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         (problem,) = report.problems
         assert f"more than 255 times its encoded {len(raw)} bytes" in problem
 
@@ -644,7 +645,7 @@ class TestLimits:
         (report,) = check(tmp_path).values()
         assert (report.problems, report.notes) == ([], [])
         limits = checks.Limits(max_chunk_bytes=100_000)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         assert not report.problems
         assert report.notes[0].startswith(
             f"chunks that were not decoded: {1 if shards else 16}; chunk "
@@ -662,7 +663,7 @@ class TestLimits:
         )  # fmt: skip
         array[:] = 1
         limits = checks.Limits(max_chunk_bytes=4000)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         assert not report.problems
         assert "chunks that were not decoded: 1; chunk 0" in report.notes[0]
 
@@ -680,14 +681,14 @@ class TestLimits:
     def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path):
         write_array(tmp_path, b"x", "int16", [BIG, ZSTD], (8,), chunks=(8,))
         limits = checks.Limits(max_chunk_bytes=15)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         assert not report.problems
         assert report.notes == [
             "its chunks were not decoded: they have 16 bytes each, the limit is 15"
         ]
         (tmp_path / "c/0").write_bytes(bytes(70_000))
         limits = checks.Limits(max_chunk_bytes=16)
-        (report,) = checks.check(_hierarchy.open_store(str(tmp_path)), limits)
+        (report,) = checks.check(open_store(str(tmp_path)), limits)
         assert report.problems == ["chunk c/0 was not read: it has 70000 bytes, the limit is 16"]
 
     def test_some_chunks(self, healthy, capsys):
@@ -769,14 +770,14 @@ class TestKindsOfStores:
             list(checks.check(Failing()))
 
     def test_a_folder_that_can_not_be_listed(self, healthy, monkeypatch):
-        listed = _hierarchy.names_in
+        listed = hierarchy.names_in
 
         def names_in(store, path):
             if path == "deep":
                 raise PermissionError("denied")
             return listed(store, path)
 
-        monkeypatch.setattr(_hierarchy, "names_in", names_in)
+        monkeypatch.setattr(hierarchy, "names_in", names_in)
         found = check(healthy)
         assert found.keys() == {"deep", *PARTIAL_READS} - {"deep/in/shards"}
         assert found["deep"].problems == ["its metadata can't be read: PermissionError: denied"]
@@ -803,8 +804,8 @@ class TestKindsOfStores:
         assert "holds 3 bytes, expected 4" in problem
 
     def test_a_store_that_can_not_list_is_not_asked_for_ever(self, monkeypatch):
-        monkeypatch.setattr(_hierarchy, "MAX_UNLISTED", 1000)
-        monkeypatch.setattr(_check_chunks, "MAX_UNLISTED", 1000)
+        monkeypatch.setattr(hierarchy, "MAX_UNLISTED", 1000)
+        monkeypatch.setattr(check_chunks, "MAX_UNLISTED", 1000)
 
         class Unlisted(zarr.storage.MemoryStore):
             supports_listing = False
@@ -833,7 +834,7 @@ class TestKindsOfStores:
     def test_a_missing_package_is_named(self, monkeypatch):
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
         with pytest.raises(ImportError, match=r"needs fsspec: pip install .*\[stores\]"):
-            _hierarchy.open_store("http://127.0.0.1/a")
+            open_store("http://127.0.0.1/a")
 
 
 class WithRanges(http.server.SimpleHTTPRequestHandler):

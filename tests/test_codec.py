@@ -32,7 +32,7 @@ from helpers import BY_ENDIAN, BY_LAYOUT
 from numcodecs.compat import ensure_bytes, ensure_ndarray
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._dtypes import NATIVE_ENDIAN, has_byte_order
+from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, has_byte_order
 
 FOREIGN_ENDIAN = "big" if NATIVE_ENDIAN == "little" else "little"
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._copy import _plan_tiles, decode_into, encode_array
-from numcodecs_bytes._dtypes import stored_dtype, swap_unit
+from numcodecs_bytes._core.copy import _plan_tiles, decode_into, encode_array
+from numcodecs_bytes._core.dtypes import stored_dtype, swap_unit
 
 SHAPES = [
     (300, 260),

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from numcodecs_bytes._partial_read import open_file
-from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, OpenFile, open_local
-from numcodecs_bytes._partial_read.plan import Merging
+from numcodecs_bytes._parts import open_file
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, open_local
+from numcodecs_bytes._parts.plan import Coalescing
 
 RAW = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 OFFSET = 1000
@@ -43,7 +43,7 @@ def way(request, monkeypatch):
 def test_pieces_are_those_of_the_file(path, gap):
     for seed in range(40):
         starts, ends = random_pieces(seed)
-        ranges = Merging(gap, BLOCK_BYTES).merge(starts, ends)
+        ranges = Coalescing(gap, BLOCK_BYTES).coalesce(starts, ends)
         expected = np.concatenate([RAW[i:k] for i, k in zip(starts, ends, strict=True)])
         file = open_local(path, OFFSET, RAW.size)
         try:
@@ -63,7 +63,7 @@ def test_a_file_that_is_too_short_is_noticed(path, size):
         file = open_local(path, OFFSET)
         os.truncate(path, OFFSET + starts[-1] + size - 1)
         try:
-            ranges = Merging(gap, BLOCK_BYTES).merge(starts, starts + size)
+            ranges = Coalescing(gap, BLOCK_BYTES).coalesce(starts, starts + size)
             assert file.read(ranges, lambda: True, adapts=True) is None
         finally:
             file.close()
@@ -71,7 +71,7 @@ def test_a_file_that_is_too_short_is_noticed(path, size):
 
 def test_reading_stops_when_nothing_is_wanted_any_more(path):
     starts = np.arange(0, RAW.size, 100)
-    ranges = Merging(0, BLOCK_BYTES).merge(starts, starts + 8)
+    ranges = Coalescing(0, BLOCK_BYTES).coalesce(starts, starts + 8)
     asked = []
     file = open_local(path, OFFSET)
     try:
@@ -107,7 +107,7 @@ class TimedFile:
     def read_column(self, *, adapts=True):
         """Read 8 bytes of every 32 KiB of a chunk, as of one of 4096 columns of float64."""
         starts = np.arange(7, RAW.size - 8, 1 << 15)
-        ranges = Merging(1 << 13, BLOCK_BYTES).merge(starts, starts + 8)
+        ranges = Coalescing(1 << 13, BLOCK_BYTES).coalesce(starts, starts + 8)
         file = OpenFile(self.read_at, lambda: None, RAW.size)
         fetched = file.read(ranges, lambda: True, adapts=adapts)
         np.testing.assert_array_equal(fetched.reshape(-1, 8), RAW[starts[:, None] + np.arange(8)])

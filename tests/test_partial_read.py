@@ -38,8 +38,8 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._partial_read import stores
-from numcodecs_bytes._partial_read.stores import answering
+from numcodecs_bytes._parts import refusals, stores
+from numcodecs_bytes._parts.refusals import answering
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = ignore_unstable_data_types
@@ -324,7 +324,7 @@ class TestBadAnswers:
 
     @pytest.fixture(autouse=True)
     def _every_store_is_the_first_of_its_class(self):
-        stores._warned_of.clear()
+        refusals._warned_of.clear()
 
     @pytest.fixture(autouse=True)
     def _every_range_is_a_request(self):

@@ -6,8 +6,9 @@ from helpers import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numcodecs_bytes._copy import copy_pieces, select_fetched
-from numcodecs_bytes._partial_read.plan import DENSE_FRACTION, NEARLY_WHOLE, Merging, plan_read
+from numcodecs_bytes._parts.assemble import copy_pieces, select_fetched
+from numcodecs_bytes._parts.plan import DENSE_FRACTION, NEARLY_WHOLE, plan_read
+from numcodecs_bytes._parts.ranges import Coalescing
 
 
 @st.composite
@@ -46,7 +47,7 @@ def cases(draw):
         draw(selections(shape)),
         shape,
         draw(st.sampled_from([1, 2, 8, 12])),
-        Merging(draw(st.sampled_from([0, 1, 8, 40, 100, 10**9]))),
+        Coalescing(draw(st.sampled_from([0, 1, 8, 40, 100, 10**9]))),
         draw(st.one_of(st.none(), st.permutations(range(len(shape))).map(tuple))),
     )
 
@@ -71,13 +72,13 @@ def as_stored(array, axis_order):
     return array if axis_order is None else array.transpose(axis_order)
 
 
-def fewest(selection, shape, item_size, merging, axis_order):
+def fewest(selection, shape, item_size, coalescing, axis_order):
     """Return requests and bytes of the best plan: every gap for itself, over all elements."""
     needed = np.zeros(shape, bool)
     needed[selection] = True
     items = np.flatnonzero(as_stored(needed, axis_order))
     gaps = (np.diff(items) - 1) * item_size
-    read = gaps <= merging.max_gap_bytes
+    read = gaps <= coalescing.max_gap_bytes
     return int(items.size > 0) + int((~read).sum()), items.size * item_size + int(gaps[read].sum())
 
 
@@ -108,8 +109,8 @@ def test_plan_fetch_and_place_give_what_numpy_selects(case):
 @bounded(1000)
 @given(cases())
 def test_no_other_plan_is_cheaper_unless_the_selection_is_dense(case):
-    selection, shape, item_size, merging, _ = case
-    max_gap_bytes = merging.max_gap_bytes
+    selection, shape, item_size, coalescing, _ = case
+    max_gap_bytes = coalescing.max_gap_bytes
     plan = plan_read(*case)
     num_requests, num_bytes = fewest(*case)
     best = num_requests * max_gap_bytes + num_bytes
@@ -138,7 +139,7 @@ def test_no_other_plan_is_cheaper_unless_the_selection_is_dense(case):
 )
 def test_ranges_of_an_8_by_8_chunk(selection, expected):
     """One byte an item, and a request as dear as 8 bytes: gaps of up to 8 are read over."""
-    plan = plan_read(selection, (8, 8), 1, Merging(8))
+    plan = plan_read(selection, (8, 8), 1, Coalescing(8))
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == expected
 
 
@@ -161,29 +162,29 @@ def test_ranges_of_an_8_by_8_chunk(selection, expected):
     ids=str,
 )
 def test_the_whole_chunk_is_read_where_it_is_needed_or_the_selection_is_of_no_known_kind(selection):
-    plan = plan_read(selection, (8, 8), 1, Merging(8))
+    plan = plan_read(selection, (8, 8), 1, Coalescing(8))
     assert plan.is_whole
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == [(0, 64)]
 
 
 @pytest.mark.parametrize(
-    ("selection", "merging", "expected"),
+    ("selection", "coalescing", "expected"),
     [
-        ((np.array([3, 2]), np.array([0, 7])), Merging(0, dense_bytes=8), (16, 32)),
-        ((np.array([3, 3]), np.array([2, 6])), Merging(0, dense_bytes=8), (26, 31)),
-        ((np.array([5, 2]), np.array([1, 3])), Merging(0, dense_bytes=16), (16, 48)),
-        (np.ix_([6, 6, 1], range(8)), Merging(0), (8, 56)),
-        ((np.array([4, 5, 4, 6] * 2), slice(2, 8, 2)), Merging(0), (32, 56)),
-        ((np.array([7] * 8), slice(1, 4)), Merging(0), (57, 60)),
-        ((slice(2, 7, 2), np.array([1, 5, 3, 6, 0])), Merging(0), (16, 56)),
-        ((np.array([1]), 1), Merging(0), (9, 10)),
+        ((np.array([3, 2]), np.array([0, 7])), Coalescing(0, dense_bytes=8), (16, 32)),
+        ((np.array([3, 3]), np.array([2, 6])), Coalescing(0, dense_bytes=8), (26, 31)),
+        ((np.array([5, 2]), np.array([1, 3])), Coalescing(0, dense_bytes=16), (16, 48)),
+        (np.ix_([6, 6, 1], range(8)), Coalescing(0), (8, 56)),
+        ((np.array([4, 5, 4, 6] * 2), slice(2, 8, 2)), Coalescing(0), (32, 56)),
+        ((np.array([7] * 8), slice(1, 4)), Coalescing(0), (57, 60)),
+        ((slice(2, 7, 2), np.array([1, 5, 3, 6, 0])), Coalescing(0), (16, 56)),
+        ((np.array([1]), 1), Coalescing(0), (9, 10)),
     ],
     ids=str,
 )
-def test_a_dense_selection_by_arrays_is_one_range(selection, merging, expected):
+def test_a_dense_selection_by_arrays_is_one_range(selection, coalescing, expected):
     """A mask of half of 64 MiB was planned element by element: 6.6 s, zarr alone 1.3 s."""
     chunk = np.arange(64, dtype=np.uint8)
-    plan = plan_read(selection, (8, 8), 1, merging)
+    plan = plan_read(selection, (8, 8), 1, coalescing)
     assert not plan.is_whole
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == [expected]
     selected = select_fetched(chunk[slice(*expected)], np.dtype("u1"), plan, selection)
@@ -191,21 +192,21 @@ def test_a_dense_selection_by_arrays_is_one_range(selection, merging, expected):
 
 
 @pytest.mark.parametrize(
-    ("selection", "merging"),
+    ("selection", "coalescing"),
     [
-        ((np.array([0, 7]), np.array([0, 7])), Merging(0, dense_bytes=31)),
-        ((np.array([0, 7]), slice(None)), Merging(0)),  # two pieces, however long they are
-        (np.ix_([0, 7], [0, 1, 7]), Merging(0)),
+        ((np.array([0, 7]), np.array([0, 7])), Coalescing(0, dense_bytes=31)),
+        ((np.array([0, 7]), slice(None)), Coalescing(0)),  # two pieces, however long they are
+        (np.ix_([0, 7], [0, 1, 7]), Coalescing(0)),
     ],
     ids=str,
 )
-def test_a_sparse_selection_by_arrays_is_planned(selection, merging):
-    plan = plan_read(selection, (8, 8), 1, merging)
+def test_a_sparse_selection_by_arrays_is_planned(selection, coalescing):
+    plan = plan_read(selection, (8, 8), 1, coalescing)
     assert plan.num_requests > 1
 
 
 def test_a_chunk_without_axes_is_read_whole():
-    assert plan_read((), (), 8, Merging(0)).is_whole
+    assert plan_read((), (), 8, Coalescing(0)).is_whole
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_a_chunk_without_axes_is_read_whole():
 )
 def test_an_index_out_of_the_chunk_is_left_to_numpy(selection):
     """If the chunk is missing, zarr gives the fill value without looking at the selection."""
-    assert plan_read(selection, (8, 8), 1, Merging(8)).is_whole
+    assert plan_read(selection, (8, 8), 1, Coalescing(8)).is_whole
 
 
 @pytest.mark.parametrize("shape", [(2**61, 8), (2**63,), (2**31, 2**31, 2**31)], ids=str)
@@ -223,15 +224,15 @@ def test_a_chunk_that_no_integer_reaches_is_read_whole(shape):
     """Offsets beyond 2**63 wrapped: the last element was read where the first one is."""
     last = tuple(n - 1 for n in shape)
     for selection in (last, np.ix_(*([k] for k in last)), tuple(np.array([k]) for k in last)):
-        assert plan_read(selection, shape, 8, Merging(0)).is_whole
+        assert plan_read(selection, shape, 8, Coalescing(0)).is_whole
 
 
 def test_a_range_with_gaps_is_no_longer_than_two_blocks():
     """What is read over must not need as much memory as the chunk."""
-    plan = plan_read((slice(None), 3), (1000, 100), 8, Merging(10**9, 4096))
+    plan = plan_read((slice(None), 3), (1000, 100), 8, Coalescing(10**9, 4096))
     assert (plan.ranges.ends - plan.ranges.starts).max() <= 2 * 4096
     assert plan.num_requests == pytest.approx(1000 * 800 / 4096, abs=1)
-    whole_rows = plan_read((slice(None, None, 5), slice(None)), (100, 1000), 8, Merging(0, 4096))
+    whole_rows = plan_read((slice(None, None, 5), slice(None)), (100, 1000), 8, Coalescing(0, 4096))
     assert whole_rows.num_requests == 20  # a piece is never cut
 
 
@@ -257,7 +258,7 @@ def test_ranges_without_their_first_pieces_are_those_of_the_others(case, num):
     ranges = plan_read(*case).ranges
     left = ranges.without(min(num, len(ranges.piece_starts)))
     starts, ends = ranges.piece_starts[num:], ranges.piece_ends[num:]
-    for got, expected in zip(left[:4], case[3].merge(starts, ends)[:4], strict=True):
+    for got, expected in zip(left[:4], case[3].coalesce(starts, ends)[:4], strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -265,8 +266,8 @@ def test_ranges_without_their_first_pieces_are_those_of_the_others(case, num):
 @given(cases(), st.sampled_from([1, 20, 10**9]))
 def test_contiguous_ranges_have_the_same_pieces(case, block_bytes):
     ranges = plan_read(*case).ranges
-    merging = Merging(30, block_bytes, is_contiguous=True)
-    contiguous = merging.merge(ranges.piece_starts, ranges.piece_ends)
+    coalescing = Coalescing(30, block_bytes, is_contiguous=True)
+    contiguous = coalescing.coalesce(ranges.piece_starts, ranges.piece_ends)
     distances = contiguous.starts[1:] - contiguous.ends[:-1]
     assert ((distances == 0) | (distances > 30)).all()
     raw = np.arange(np.prod(case[1]) * case[2]).astype(np.uint8)
@@ -277,7 +278,7 @@ def test_contiguous_ranges_have_the_same_pieces(case, block_bytes):
 def test_planning_does_not_depend_on_the_number_of_elements():
     """A slice of a terabyte is a few integers, not an index for every element."""
     shape = (10**6, 10**6)
-    plan = plan_read((slice(5, 10**6 - 5), slice(0, 10**6, 2)), shape, 1, Merging(1))
+    plan = plan_read((slice(5, 10**6 - 5), slice(0, 10**6, 2)), shape, 1, Coalescing(1))
     assert (plan.num_requests, plan.ranges.num_bytes) == (1, (10**6 - 11) * 10**6 + 10**6 - 1)
 
 
@@ -293,5 +294,5 @@ def test_the_number_of_requests_is_bounded_by_their_cost(cost):
         (rng.integers(0, 10_000, 100_000), rng.integers(0, 1_000, 100_000)),
         np.ix_(rng.integers(0, 10_000, 2_000), rng.integers(0, 1_000, 500)),
     ):
-        plan = plan_read(selection, shape, item_size, Merging(cost))
+        plan = plan_read(selection, shape, item_size, Coalescing(cost))
         assert plan.is_whole or plan.num_requests <= num_bytes // cost + 1

@@ -37,7 +37,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._dtypes import leaf_dtypes, ml_dtype_name
+from numcodecs_bytes._core.dtypes import leaf_dtypes, name_of_ml_dtype
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = ignore_unstable_data_types
@@ -88,7 +88,7 @@ data_types = st.one_of(
 
 def byte_orders(dtype):
     """Return the dtype and, where ml_dtypes lets it, the same in the other byte order."""
-    is_native_only = any(map(ml_dtype_name, leaf_dtypes(dtype)))
+    is_native_only = any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
     return st.sampled_from([dtype] if is_native_only else [dtype, dtype.newbyteorder("S")])
 
 

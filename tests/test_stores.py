@@ -34,8 +34,8 @@ import zarr.storage
 from helpers import EVERYTHING, create, random_selections, ranges_from, select
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._partial_read import getters, stores
-from numcodecs_bytes._partial_read.open_file import OpenFile
+from numcodecs_bytes._parts import getters, refusals, stores
+from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
@@ -733,7 +733,7 @@ class TestWhatIsNoLongerZarrsOwn:
 
 @pytest.fixture(autouse=True)
 def _every_store_is_the_first_of_its_class():
-    stores._warned_of.clear()
+    refusals._warned_of.clear()
 
 
 @pytest.mark.parametrize("kind", ["fsspec", "obstore"])
@@ -770,10 +770,10 @@ def test_a_store_that_refused_is_forgotten_with_it(folder):
     with ranges_from(Refusing):
         assert np.array_equal(zarr.open_array(store)[7], DATA[7])
     key = id(store)
-    assert store in stores._refusing
+    assert store in refusals.refusing
     del store
     gc.collect()
-    assert key not in stores._refusing._references
+    assert key not in refusals.refusing._references
 
 
 class Inverting:

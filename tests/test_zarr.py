@@ -35,7 +35,7 @@ from helpers import (
 )
 from zarr.core.buffer import BufferPrototype, cpu
 
-from numcodecs_bytes._dtypes import NATIVE_ENDIAN, has_byte_order
+from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, has_byte_order
 from numcodecs_bytes.zarr import BytesCodec
 
 ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))

@@ -16,9 +16,9 @@ import zarr.storage
 from helpers import write_v2
 from zarr.core.sync import sync
 
-from numcodecs_bytes import _zip_archives
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._zip_archives import Archive
+from numcodecs_bytes._tools import zip_archives
+from numcodecs_bytes._tools.zip_archives import Archive
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 
@@ -119,7 +119,7 @@ class TestMembers:
             file.seek(hole)
             file.write(old)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_zip_archives, "_copy", _copy_holes)
+            patch.setattr(zip_archives, "_copy", _copy_holes)
             Archive(archive).replace({"new": b"1"})
         with zipfile.ZipFile(archive) as file:
             assert file.testzip() is None
@@ -254,13 +254,13 @@ class TestTheFile:
         assert files_beside(archive) == ["a.zip"]
 
     def test_a_change_meanwhile(self, archive, monkeypatch):
-        verify = _zip_archives._verify
+        verify = zip_archives._verify
 
         def change(*args):
             verify(*args)
             archive.write_bytes(b"changed")
 
-        monkeypatch.setattr(_zip_archives, "_verify", change)
+        monkeypatch.setattr(zip_archives, "_verify", change)
         with pytest.raises(OSError, match="changed by another program meanwhile"):
             migrate(archive)
         assert archive.read_bytes() == b"changed"
@@ -292,7 +292,7 @@ class TestTheFile:
         def refuse(*_):
             raise OSError(errno.ENOLCK, "no locks")
 
-        monkeypatch.setattr(_zip_archives.fcntl, "flock", refuse)
+        monkeypatch.setattr(zip_archives.fcntl, "flock", refuse)
         archive.with_name(".a.zip.migrate-x").write_bytes(b"of another process")
         migrate(archive)
         assert_migrated(archive)

@@ -18,9 +18,10 @@ from measure import MIB, Settings, cases, measure, medians, table
 from whole import OUR_PIPELINES, PIPELINES, ZARRS, create, opened, opened_by_tensorstore
 from zarr.core.sync import sync
 
-from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, open_local
-from numcodecs_bytes._partial_read.plan import Merging, plan_read
-from numcodecs_bytes._partial_read.stores import LOCAL_MAX_GAP_BYTES, REMOTE_MAX_GAP_BYTES
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES, open_local
+from numcodecs_bytes._parts.plan import plan_read
+from numcodecs_bytes._parts.ranges import Coalescing
+from numcodecs_bytes._parts.stores import LOCAL_MAX_GAP_BYTES, REMOTE_MAX_GAP_BYTES
 
 LATENCY, BANDWIDTH = 0.03, 100e6
 # Edge of the chunk in float64, 128 MiB and 1 GiB. zarr's own codec reads the smaller one only.
@@ -62,7 +63,7 @@ def bare(path: Path, selection: Any, shape: tuple[int, int]) -> Callable[[], Any
     """Return what reads the same ranges from the file itself, in one thread."""
 
     def read() -> None:
-        plan = plan_read(selection, shape, 8, Merging(LOCAL_MAX_GAP_BYTES, BLOCK_BYTES))
+        plan = plan_read(selection, shape, 8, Coalescing(LOCAL_MAX_GAP_BYTES, BLOCK_BYTES))
         file = open_local(str(path / "c/0/0"))
         try:
             file.read(plan.ranges, lambda: True, adapts=True)

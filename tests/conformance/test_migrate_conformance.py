@@ -18,8 +18,8 @@ from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
 from helpers import EVERYTHING, HAS_STRUCT, metadata_v2
 
-from numcodecs_bytes._configuration import dtype_to_json
-from numcodecs_bytes._dtypes import leaf_dtypes, pack_dtype
+from numcodecs_bytes._core.configuration import dtype_to_json
+from numcodecs_bytes._core.dtypes import leaf_dtypes, pack_dtype
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._dtypes import AnyDType, ml_dtype_name
+from numcodecs_bytes._core.dtypes import AnyDType, name_of_ml_dtype
 
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
@@ -71,7 +71,7 @@ def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
 def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
     # CuPy has no dtypes of non-native byte order, so the bytes of each element are reversed.
     for dtype in (source, out):
-        if dtype.kind not in "iufc" or ml_dtype_name(dtype):
+        if dtype.kind not in "iufc" or name_of_ml_dtype(dtype):
             raise TypeError(
                 f"expected a numeric data type of CuPy for an array on a GPU, got {dtype}; "
                 "use the CPU"

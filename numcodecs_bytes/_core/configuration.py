@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.dtypes import (
     AnyDType,
     Endian,
     check_storable,
     fields_of,
     leaf_dtypes,
-    ml_dtype,
-    ml_dtype_name,
+    ml_dtype_from_name,
+    name_of_ml_dtype,
     pack_dtype,
 )
 
@@ -58,7 +58,7 @@ def parse_dtype(data: object) -> AnyDType:
             f"'r16', got {reprlib.repr(data)} ({error})"
         ) from error
     check_storable(dtype)
-    if any(ml_dtype_name(leaf) and not leaf.isnative for leaf in leaf_dtypes(dtype)):
+    if any(name_of_ml_dtype(leaf) and not leaf.isnative for leaf in leaf_dtypes(dtype)):
         raise TypeError(
             "the types of ml_dtypes have no byte order in a configuration: got one in non-native "
             "byte order, expected native"
@@ -72,7 +72,7 @@ def parse_dtype(data: object) -> AnyDType:
     return dtype
 
 
-def dtype_of_name(name: str) -> AnyDType | None:
+def dtype_from_name(name: str) -> AnyDType | None:
     """Return the dtype for a registered name that NumPy does not know; None for other names.
 
     Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for `r*`
@@ -89,7 +89,7 @@ def dtype_of_name(name: str) -> AnyDType | None:
         return np.dtype(f"V{num_bytes}")
     if name in ("complex_float32", "complex_float64"):
         return np.dtype("c8" if name == "complex_float32" else "c16")
-    return ml_dtype(name)
+    return ml_dtype_from_name(name)
 
 
 def _from_descr(data: object) -> object:
@@ -101,7 +101,7 @@ def _from_descr(data: object) -> object:
         # NumPy divides by the number after the slash, and crashes the process if that is 0.
         raise ValueError("fractional time units are not supported")
     if isinstance(data, str):
-        return data if (dtype := dtype_of_name(data)) is None else dtype
+        return data if (dtype := dtype_from_name(data)) is None else dtype
     if not isinstance(data, list):
         return data
     return [_field_from_descr(field) for field in data]
@@ -124,7 +124,7 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
 def dtype_to_json(dtype: AnyDType) -> str | list[Any]:
     """Return a dtype in Zarr v2 notation: a string, or nested lists for structured types."""
     if dtype.names is None:
-        return ml_dtype_name(dtype) or dtype.str
+        return name_of_ml_dtype(dtype) or dtype.str
     fields = []
     for name, field in fields_of(dtype):
         if field.subdtype is None:

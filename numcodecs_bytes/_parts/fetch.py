@@ -14,24 +14,29 @@ from typing import Any, NamedTuple
 import numpy as np
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._copy import as_numpy, copy_pieces, ready_to_copy, select_fetched
-from numcodecs_bytes._copy_gpu import decode_on_device
-from numcodecs_bytes._dtypes import AnyDType
-from numcodecs_bytes._partial_read.getters import Blocking, Getter, IsWanted, OnLoop
-from numcodecs_bytes._partial_read.open_file import BLOCK_BYTES, Bytes
-from numcodecs_bytes._partial_read.plan import Merging, Plan, Request, plan_read, plan_whole
-from numcodecs_bytes._partial_read.stores import (
+from numcodecs_bytes._core.copy import as_numpy
+from numcodecs_bytes._core.copy_gpu import decode_on_device
+from numcodecs_bytes._core.dtypes import AnyDType, UInt8Array
+from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._parts.assemble import copy_pieces, ready_to_copy, select_fetched
+from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop
+from numcodecs_bytes._parts.names import name_of_chunk
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES
+from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
+from numcodecs_bytes._parts.ranges import Coalescing, Request
+from numcodecs_bytes._parts.refusals import (
+    ReadWhole,
+    answering,
+    explain_failure,
+    remember_refusal,
+)
+from numcodecs_bytes._parts.stores import (
     Answer,
     File,
-    ReadWhole,
     Remote,
     Whole,
-    answering,
     configured_gap_bytes,
-    describe,
-    explain_failure,
     find_source,
-    remember_refusal,
 )
 
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
@@ -114,7 +119,7 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     try:
         fetched, plan, refusal = await _fetch_parts(getter, chunk)
     except Exception as error:
-        note = f"while reading {describe(getter.byte_getter)}"
+        note = f"while reading {name_of_chunk(getter.byte_getter)}"
         with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
             if note not in getattr(error, "__notes__", ()):
                 error.add_note(note)
@@ -122,7 +127,7 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     if fetched is None:
         return None
     if plan.is_whole:
-        name = describe(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
+        name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
         check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
         if refusal is not None:
             remember_refusal(getattr(getter.byte_getter, "store", None), refusal, chunk.num_bytes)
@@ -131,19 +136,6 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
             return array.reshape(chunk.shape)[chunk.selection]
     selected = select_fetched(fetched, chunk.stored, plan, chunk.selection)
     return ready_to_copy(selected, chunk.dtype)
-
-
-def check_length(
-    num_bytes: int, shape: tuple[int, ...], dtype: AnyDType, stored: AnyDType, name: str
-) -> None:
-    """Raise ValueError unless `num_bytes` is the length of a chunk of this shape and dtype."""
-    expected = math.prod(shape) * stored.itemsize
-    if num_bytes != expected:
-        why = "truncated" if num_bytes < expected else "compressed or have another shape"
-        raise ValueError(
-            f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"it may be {why}"
-        )
 
 
 async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
@@ -156,12 +148,12 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
         max_gap_bytes = source.max_gap_bytes if gap is None else gap
         if isinstance(source, Remote) and source.in_one_request:
             max_gap_bytes = sys.maxsize
-        merging = Merging(
+        coalescing = Coalescing(
             max_gap_bytes,
             BLOCK_BYTES if isinstance(source, File) else None,
             dense_bytes=max_gap_bytes if gap is None else 0,
         )
-        plan = plan_read(chunk.selection, chunk.shape, item_size, merging, chunk.axis_order)
+        plan = plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
         try:
             if isinstance(source, File):
                 read = partial(_read_file, source, chunk, plan, adapts=gap is None)
@@ -178,7 +170,7 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
 
 def _read_file(
     source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted, *, adapts: bool
-) -> Bytes | None:
+) -> UInt8Array | None:
     """Return the pieces of a plan, or None if the chunk does not exist."""
     try:
         file = source.open()
@@ -196,7 +188,7 @@ def _read_file(
     raise ReadWhole
 
 
-async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> Bytes | None:
+async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> UInt8Array | None:
     """Return the pieces of a plan, or None if the chunk does not exist."""
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole

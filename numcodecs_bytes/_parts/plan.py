@@ -21,153 +21,13 @@ combination and the first of the next is small, one range fetches both.
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-Indices = np.ndarray[Any, np.dtype[np.intp]]
-
-
-class Request(NamedTuple):
-    """A range to fetch, and its pieces.
-
-    Attributes
-    ----------
-    start, end : int
-        First byte and end (exclusive) of the range, in bytes of the chunk.
-    place : int
-        Where its pieces begin among all pieces laid end to end, in bytes.
-    piece_starts, piece_lengths : numpy.ndarray
-        Position in the range and length of each piece in bytes, shape ``(num_pieces,)``.
-    """
-
-    start: int
-    end: int
-    place: int
-    piece_starts: Indices
-    piece_lengths: Indices
-
-
-class Ranges(NamedTuple):
-    """Byte ranges to fetch, in ascending order, and the pieces of them to keep.
-
-    Attributes
-    ----------
-    starts, ends : numpy.ndarray
-        First byte and end (exclusive) of each range, shape ``(num_ranges,)``.
-    piece_starts, piece_ends : numpy.ndarray
-        First byte and end (exclusive) of each piece, shape ``(num_pieces,)``. Every piece lies
-        within one range, and every range begins with a piece.
-    have_gaps : bool
-        Whether the ranges may contain bytes outside of the pieces.
-    """
-
-    starts: Indices
-    ends: Indices
-    piece_starts: Indices
-    piece_ends: Indices
-    have_gaps: bool
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes in all ranges."""
-        if len(self.starts) == 1:  # common, and many times faster than the sum
-            return int(self.ends[0]) - int(self.starts[0])
-        return int((self.ends - self.starts).sum())
-
-    @property
-    def num_kept_bytes(self) -> int:
-        """Number of bytes in all pieces."""
-        if len(self.piece_starts) == 1:  # common, and many times faster than the sum
-            return int(self.piece_ends[0]) - int(self.piece_starts[0])
-        return int((self.piece_ends - self.piece_starts).sum())
-
-    def requests(self) -> Iterator[Request]:
-        """Yield the ranges, in ascending order."""
-        lengths = self.piece_ends - self.piece_starts
-        first = np.searchsorted(self.piece_starts, self.starts)
-        last = np.append(first[1:], len(lengths))
-        places = (np.cumsum(lengths) - lengths)[first]
-        # In batches, because Python's integers take four times the memory of NumPy's.
-        for batch in range(0, len(first), 1024):
-            some = slice(batch, batch + 1024)
-            columns = (self.starts, self.ends, places, first, last)
-            for start, end, place, i, k in zip(*(c[some].tolist() for c in columns), strict=True):
-                yield Request(start, end, place, self.piece_starts[i:k] - start, lengths[i:k])
-
-    def split(self, max_num: int, max_bytes: int) -> "tuple[Ranges, Ranges]":
-        """Return the first ranges, within both limits but at least one, and the remaining ones."""
-        num = min(max_num, len(self.starts))
-        if num > 1:
-            sizes = np.cumsum(self.ends[:num] - self.starts[:num])
-            num = max(int(np.searchsorted(sizes, max_bytes, side="right")), 1)
-        if num >= len(self.starts):
-            return self, self._of(slice(0), slice(0))
-        piece = int(np.searchsorted(self.piece_starts, self.starts[num])) if self.have_gaps else num
-        return (
-            self._of(slice(num), slice(piece)),
-            self._of(slice(num, None), slice(piece, None)),
-        )
-
-    def without(self, num_pieces: int) -> "Ranges":
-        """Return the ranges without the first `num_pieces` pieces."""
-        if num_pieces == len(self.piece_starts):
-            return self._of(slice(0), slice(0))
-        start = self.piece_starts[num_pieces]
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        left = self._of(slice(first, None), slice(num_pieces, None))
-        return left._replace(starts=np.maximum(left.starts, start))
-
-    def _of(self, ranges: slice, pieces: slice) -> "Ranges":
-        return Ranges(
-            self.starts[ranges],
-            self.ends[ranges],
-            self.piece_starts[pieces],
-            self.piece_ends[pieces],
-            self.have_gaps,
-        )
-
-
-class Merging(NamedTuple):
-    """How pieces are coalesced into ranges.
-
-    Attributes
-    ----------
-    max_gap_bytes : int
-        Largest gap between two pieces of one range, at least 0.
-    block_bytes : int or None
-        No range of several pieces is longer than twice this; None means no limit.
-    is_contiguous : bool
-        Whether gaps of at most `max_gap_bytes` are also fetched between two ranges that
-        `block_bytes` separates.
-    dense_bytes : int
-        Indices that are at most this far apart on average are not planned one by one: all between
-        the first and the last is a single range.
-    """
-
-    max_gap_bytes: int
-    block_bytes: int | None = None
-    is_contiguous: bool = False
-    dense_bytes: int = 0
-
-    def merge(self, starts: Indices, ends: Indices) -> Ranges:
-        """Return the ranges for pieces in ascending order, shape ``(num_pieces,)``."""
-        if len(starts) <= 1:
-            return Ranges(starts, ends, starts, ends, have_gaps=False)
-        is_apart = starts[1:] - ends[:-1] > self.max_gap_bytes
-        if self.block_bytes:
-            blocks = ends // self.block_bytes
-            is_apart |= blocks[1:] != blocks[:-1]
-        is_edge = np.ones(len(starts) + 1, bool)
-        is_edge[1:-1] = is_apart
-        firsts, lasts = starts[is_edge[:-1]], ends[is_edge[1:]]
-        if self.is_contiguous:
-            is_near = firsts[1:] - lasts[:-1] <= self.max_gap_bytes
-            lasts[:-1][is_near] = firsts[1:][is_near]
-        have_gaps = self.is_contiguous or len(firsts) < len(starts)
-        return Ranges(firsts, lasts, starts, ends, have_gaps)
+from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +100,7 @@ def plan_read(
     selection: Any,
     chunk_shape: tuple[int, ...],
     item_size: int,
-    merging: Merging,
+    coalescing: Coalescing,
     axis_order: tuple[int, ...] | None = None,
 ) -> Plan:
     """Return the cheapest byte ranges for a selection of a chunk.
@@ -255,7 +115,7 @@ def plan_read(
         Shape of the chunk in elements.
     item_size : int
         Stored size of an element in bytes, at least 1.
-    merging : Merging
+    coalescing : Coalescing
         How pieces are coalesced into ranges.
     axis_order : tuple of int, optional
         The axes of the chunk in the order in which they are stored: elements along the last one are
@@ -275,14 +135,14 @@ def plan_read(
     if num_bytes <= sys.maxsize and not _is_whole(selectors, chunk_shape):
         strides = _strides(chunk_shape, axis_order)
         if any(isinstance(s, np.ndarray) for s in selectors):
-            plan = _plan_dense(selectors, chunk_shape, item_size, merging, axis_order)
+            plan = _plan_dense(selectors, chunk_shape, item_size, coalescing, axis_order)
         if plan is not None:
             pass
         elif _are_points(selectors):
-            plan = _plan_points(selectors, chunk_shape, strides, item_size, merging)
+            plan = _plan_points(selectors, chunk_shape, strides, item_size, coalescing)
         elif (axes := _parse_axes(selectors, chunk_shape)) is not None:
             by_stride = range(len(axes))[::-1] if axis_order is None else axis_order[::-1]
-            plan = _plan_product(axes, by_stride, strides, item_size, merging)
+            plan = _plan_product(axes, by_stride, strides, item_size, coalescing)
     if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == num_bytes):
         return plan_whole(chunk_shape, item_size, axis_order)
     return plan
@@ -297,7 +157,7 @@ def plan_whole(
     num_bytes = min(math.prod(chunk_shape) * item_size, sys.maxsize)
     all_positions = (None,) * len(chunk_shape)
     return Plan(
-        ranges=Merging(0).merge(np.array([0]), np.array([num_bytes])),
+        ranges=Coalescing(0).coalesce(np.array([0]), np.array([num_bytes])),
         window_shape=chunk_shape,
         window_strides=_strides(chunk_shape, axis_order),
         index=all_positions,
@@ -341,7 +201,7 @@ def _plan_dense(
     selectors: tuple[Any, ...],
     chunk_shape: tuple[int, ...],
     item_size: int,
-    merging: Merging,
+    coalescing: Coalescing,
     axis_order: tuple[int, ...] | None,
 ) -> Plan | None:
     """Return the plan for a dense selection with index arrays: a single range; None if it is not.
@@ -381,7 +241,7 @@ def _plan_dense(
         num_runs = _num_runs(selectors, spans, chunk_shape, as_stored)
     if (
         num_runs * item_size * DENSE_FRACTION < num_bytes
-        and num_indices * merging.dense_bytes < num_bytes
+        and num_indices * coalescing.dense_bytes < num_bytes
     ):
         return None
     if num_bytes > NEARLY_WHOLE * math.prod(chunk_shape) * item_size:
@@ -389,7 +249,7 @@ def _plan_dense(
     start = np.array([first * item_size])
     nothing = (None,) * len(chunk_shape)
     return Plan(
-        merging.merge(start, start + num_bytes),
+        coalescing.coalesce(start, start + num_bytes),
         window_shape=tuple(window_shape),
         window_strides=strides,
         index=nothing,
@@ -529,7 +389,7 @@ def _plan_product(
     by_stride: Sequence[int],
     strides: tuple[int, ...],
     item_size: int,
-    merging: Merging,
+    coalescing: Coalescing,
 ) -> Plan:
     """Return the plan for the product of one set of indices per axis.
 
@@ -543,7 +403,7 @@ def _plan_product(
         Strides of the chunk in items.
     item_size : int
         Stored size of an element in bytes, at least 1.
-    merging : Merging
+    coalescing : Coalescing
         How pieces are coalesced into ranges.
 
     Returns
@@ -574,7 +434,7 @@ def _plan_product(
             window[k] = (num, num_items, None)
             num_items *= num
             continue
-        kept_gap_bytes = merging.max_gap_bytes
+        kept_gap_bytes = coalescing.max_gap_bytes
         if (extent * stride + length) * item_size > KEPT_BYTES:
             kept_gap_bytes = min(kept_gap_bytes, max(length * item_size, KEPT_GAP_BYTES))
         if (splits := _split(indices, stride, length, item_size, kept_gap_bytes)) is None:
@@ -604,7 +464,7 @@ def _plan_product(
         starts, lengths = np.array([first]), np.array([length])
     starts = starts * item_size
     return Plan(
-        ranges=merging.merge(starts, starts + lengths * item_size),
+        ranges=coalescing.coalesce(starts, starts + lengths * item_size),
         window_shape=tuple(window[k][0] for k in kept),
         window_strides=tuple(window[k][1] for k in kept),
         index=tuple(window[k][2] for k in kept),
@@ -652,7 +512,7 @@ def _plan_points(
     chunk_shape: tuple[int, ...],
     strides: tuple[int, ...],
     item_size: int,
-    merging: Merging,
+    coalescing: Coalescing,
 ) -> Plan | None:
     """Return the plan for points.
 
@@ -667,7 +527,7 @@ def _plan_points(
         Strides of the chunk in items.
     item_size : int
         Stored size of an element in bytes, at least 1.
-    merging : Merging
+    coalescing : Coalescing
         How pieces are coalesced into ranges.
 
     Returns
@@ -695,7 +555,7 @@ def _plan_points(
     if not (np.diff(items) > 0).all():
         items, positions = np.unique(items, return_inverse=True)
     return Plan(
-        ranges=merging.merge(items * item_size, (items + 1) * item_size),
+        ranges=coalescing.coalesce(items * item_size, (items + 1) * item_size),
         window_shape=(len(items),),
         window_strides=(1,),
         index=(None,),

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._copy import copy_pieces
-from numcodecs_bytes._partial_read.plan import Merging, Ranges
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._parts.assemble import copy_pieces
+from numcodecs_bytes._parts.ranges import Coalescing, Ranges
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ReadAt = Callable[[int, int], bytes]
 
 # Ranges shorter than this are read as Python bytes, which takes 0.25 us, and copied. Longer ones
@@ -77,7 +77,9 @@ class OpenFile:
         self._offset = offset
         self._block = np.empty(0, np.uint8)  # reused by all reads
 
-    def read(self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool) -> Bytes | None:
+    def read(
+        self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool
+    ) -> UInt8Array | None:
         """Return the pieces of some ranges, end to end.
 
         Parameters
@@ -115,8 +117,8 @@ class OpenFile:
         return fetched
 
     def _choose(
-        self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
-    ) -> tuple[Ranges, Bytes]:
+        self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
+    ) -> tuple[Ranges, UInt8Array]:
         """Read some ranges with and without larger gaps; return the remaining ones of the faster.
 
         Returns
@@ -130,16 +132,16 @@ class OpenFile:
         if seconds < SLOW_SECONDS:
             return ranges, out
         # Contiguous, so that the kernel reads ahead.
-        merging = Merging(BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True)
-        larger = merging.merge(ranges.piece_starts, ranges.piece_ends)
+        coalescing = Coalescing(BLOCK_BYTES, BLOCK_BYTES, is_contiguous=True)
+        larger = coalescing.coalesce(ranges.piece_starts, ranges.piece_ends)
         larger, out, seconds_larger = self._time(larger, out, is_wanted)
         if seconds_larger < LONGER_AT_FIRST * seconds:
             return larger, out
         return ranges.without(len(ranges.piece_starts) - len(larger.piece_starts)), out
 
     def _time(
-        self, ranges: Ranges, out: Bytes, is_wanted: Callable[[], bool]
-    ) -> tuple[Ranges, Bytes, float]:
+        self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
+    ) -> tuple[Ranges, UInt8Array, float]:
         """Read some ranges; return the rest, and the seconds per piece of the fastest batch."""
         fastest = float("inf")
         for _ in range(NUM_TIMED):
@@ -151,7 +153,9 @@ class OpenFile:
             fastest = min(fastest, (time.perf_counter() - start) / len(batch.piece_starts))
         return ranges, out, fastest
 
-    def _read_batch(self, batch: Ranges, out: Bytes, is_wanted: Callable[[], bool]) -> Bytes:
+    def _read_batch(
+        self, batch: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
+    ) -> UInt8Array:
         """Fill the beginning of `out` with the pieces of some ranges; return the rest of `out`."""
         if not is_wanted():
             raise _Stopped

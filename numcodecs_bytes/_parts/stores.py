@@ -50,7 +50,6 @@ To add a store:
 """
 
 import contextlib
-import io
 import logging
 import numbers
 import re
@@ -76,14 +75,12 @@ from zarr.storage import (
     ZipStore,
 )
 
-from numcodecs_bytes._partial_read.open_file import (
-    Bytes,
-    OpenFile,
-    open_local,
-    read_from_file,
-)
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._parts.open_file import OpenFile, open_local, read_from_file
+from numcodecs_bytes._parts.refusals import ReadWhole, refusing
 
 logger = logging.getLogger("numcodecs_bytes")
+_told_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 # Largest gaps over which ranges are coalesced, in bytes; `numcodecs_bytes.max_gap_bytes` in zarr's
 # config overrides them. For a file in the page cache, reading ranges of 8 bytes took 1.7 times as
@@ -142,7 +139,7 @@ class Answer(NamedTuple):
         Identifies the version of the chunk, if the store provides it.
     """
 
-    raw: Bytes
+    raw: UInt8Array
     num_bytes: int | None = None
     version: object = None
 
@@ -209,30 +206,12 @@ class Whole(NamedTuple):
 Source = File | Remote | Whole
 
 
-class ReadWhole(Exception):  # noqa: N818 # not an error
-    """Ranges of this chunk are not reliable: it must be read whole.
-
-    Parameters
-    ----------
-    refusal : str or None
-        How the store showed that it does not support ranges; None if that may be specific to this
-        chunk.
-    raw : numpy.ndarray or None
-        The whole chunk, if it was received already.
-    """
-
-    def __init__(self, refusal: str | None = None, raw: Bytes | None = None) -> None:
-        super().__init__(refusal)
-        self.refusal = refusal
-        self.raw = raw
-
-
 def find_source(byte_getter: Any) -> Source:
     """Return how to read parts of a chunk."""
     if not _has_own_methods(byte_getter, StorePath):
         is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
         return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
-    if byte_getter.store in _refusing:
+    if byte_getter.store in refusing:
         return Whole("the store refused byte ranges before")
     return _source_in(byte_getter.store, byte_getter.path)
 
@@ -447,7 +426,7 @@ _SOURCES: dict[Any, Callable[[Any, str], Source]] = {
 }
 _SOURCES_BY_NAME: dict[str, Callable[[Any, str], Source]] = {
     "icechunk.store.IcechunkStore": lambda *_: Remote(),
-    "numcodecs_bytes._hierarchy._ParquetReferences": _of_fsspec_store,
+    "numcodecs_bytes._tools.locations._ParquetReferences": _of_fsspec_store,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }
 
@@ -469,98 +448,3 @@ def configured_gap_bytes() -> int | None:
             f"got {gap!r}"
         )
     return int(gap)
-
-
-def describe(byte_getter: Any) -> str:
-    """Return the name of a chunk, and of its store if the byte getter has one."""
-    coordinates = getattr(byte_getter, "chunk_coords", None)
-    if coordinates is not None:
-        return f"inner chunk {coordinates} of a shard"
-    path = getattr(byte_getter, "path", None)
-    if path is None:
-        return "a chunk"
-    return f"chunk {path!r} of {describe_store(getattr(byte_getter, 'store', None))}"
-
-
-def describe_store(store: object) -> str:
-    """Return the `repr` of a store, or the name of its class if that fails or is too long."""
-    try:
-        name = " ".join(repr(store).split())
-    except Exception:  # noqa: BLE001 # a name is not worth an error
-        name = ""
-    return name if 0 < len(name) <= MAX_NAME_LENGTH else type(store).__name__
-
-
-MAX_NAME_LENGTH = 200
-
-# How stores and servers show that they do not support ranges at all. Subclasses of ValueError, such
-# as JSONDecodeError, have other causes.
-_REFUSING_ERRORS = (TypeError, ValueError)
-_REFUSING_STATUS = (405, 501)  # HTTP status codes
-_REFUSALS = re.compile("content.?range|unexpected.?range|range.?not.?supported", re.IGNORECASE)
-
-
-def explain_failure(error: BaseException, num_requests: int) -> ReadWhole | None:
-    """Return why to read a chunk whole after a range request failed; None to raise its error.
-
-    If the chunk can't be read at all, reading it whole raises zarr's own error. But after a timeout
-    or a lost connection the caller should not wait for another one, unless this was one of several
-    requests: one of many fails more often than the single request for the whole chunk.
-    """
-    causes = [error]
-    while (cause := causes[-1].__cause__) is not None and cause not in causes:
-        causes.append(cause)
-    for cause in causes:
-        if (
-            isinstance(cause, (NotImplementedError, io.UnsupportedOperation))
-            or type(cause) in _REFUSING_ERRORS
-            or type(cause).__name__ == "NotSupportedError"  # obstore's
-            or getattr(cause, "status", None) in _REFUSING_STATUS
-            or (not isinstance(cause, OSError) and _REFUSALS.search(str(cause)))
-        ):
-            return ReadWhole(f"raises {type(cause).__name__}")
-    return (
-        None
-        if isinstance(error, (TimeoutError, ConnectionError)) and num_requests == 1
-        else ReadWhole()
-    )
-
-
-class _Stores:
-    """A set of weakly referenced stores, compared by identity because they are not hashable."""
-
-    def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[Any]] = {}
-
-    def __contains__(self, store: object) -> bool:
-        reference = self._references.get(id(store))
-        return reference is not None and reference() is store
-
-    def add(self, store: object) -> None:
-        """Remember a store, if its class supports weak references."""
-        key = id(store)
-        with contextlib.suppress(TypeError):
-            self._references[key] = weakref.ref(store, lambda _: self._references.pop(key, None))
-
-
-answering = _Stores()  # those that answered a range request correctly
-_refusing = _Stores()
-_warned_of: weakref.WeakSet[type] = weakref.WeakSet()
-_told_of: weakref.WeakSet[type] = weakref.WeakSet()
-
-
-def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
-    """Read whole chunks from a store from now on, and log it: a warning, then INFO, per class."""
-    if store is None or store in _refusing:
-        return
-    _refusing.add(store)
-    kind = type(store)
-    if store in _refusing or kind not in _warned_of:
-        logger.log(
-            logging.INFO if kind in _warned_of else logging.WARNING,
-            "%s does not support byte ranges (it %s): whole chunks of %d bytes are read instead",
-            describe_store(store),
-            refusal,
-            num_bytes,
-        )
-    _warned_of.add(kind)

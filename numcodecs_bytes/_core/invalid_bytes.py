@@ -9,19 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from numcodecs_bytes._dtypes import AnyDType, Array, fields_of, leaf_dtypes, ml_dtype_name
-
-# The largest valid byte; registered names of the data types of ml_dtypes with fewer than 8 bits.
-_MAX_BYTES = {
-    **dict.fromkeys(["int2", "uint2"], 0x03),
-    **dict.fromkeys(["int4", "uint4", "float4_e2m1fn"], 0x0F),
-    **dict.fromkeys(["float6_e2m3fn", "float6_e3m2fn"], 0x3F),
-}
+from numcodecs_bytes._core.dtypes import AnyDType, Array, fields_of, find_ml_dtype, leaf_dtypes
 
 
 def max_byte(dtype: AnyDType) -> int:
     """Return the largest valid byte of a bool or small number; 0xFF for other data types."""
-    return 1 if dtype.kind == "b" else _MAX_BYTES.get(ml_dtype_name(dtype) or "", 0xFF)
+    row = find_ml_dtype(dtype)
+    return 1 if dtype.kind == "b" else 0xFF if row is None else row.max_byte
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,116 +2,29 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import json
 import math
 import operator
 import re
 import reprlib
-import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zarr.abc.store
 import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+T = TypeVar("T")
+
 _BATCH_LENGTH = 64
 # How many chunks of an array are probed in a store that can't list them.
 MAX_UNLISTED = 100_000
 
 
-def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.store.Store:
-    """Open the store at a location; its kind is detected.
-
-    Parameters
-    ----------
-    location : str or Path
-        A folder, a zip file, kerchunk references (JSON, or a folder of Parquet files), an Icechunk
-        repository in a folder (its branch `main`), or a URL of one of the first three that fsspec
-        supports.
-    read_only : bool
-        Whether to open the store read-only, as a zip file always is.
-
-    Returns
-    -------
-    zarr.abc.store.Store
-        The open store.
-
-    Raises
-    ------
-    OSError, ValueError
-        If there is no such store.
-    ImportError
-        If a package is missing; the message says how to install it.
-    """
-    location, path = str(location), Path(location)
-    is_url = "://" in location
-    if not is_url and not path.exists():
-        raise FileNotFoundError(
-            f"no Zarr hierarchy at {location}: expected a folder, a file or a URL"
-        )
-    if location.endswith((".json", ".parq", ".parquet")):
-        if not read_only:
-            raise ValueError("kerchunk references are read-only")
-        return _open_references(location)
-    if is_url:
-        _need("fsspec")
-        is_archive = location.endswith(".zip") and not location.startswith("zip:")
-        if is_archive and not read_only:
-            raise ValueError("a zip file at a URL can't be changed: download it, give its path")
-        chain = f"zip://::{location}" if is_archive else location
-        return zarr.storage.FsspecStore.from_url(chain, read_only=read_only)
-    if path.is_file():
-        try:
-            archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
-        except zipfile.BadZipFile as error:
-            raise ValueError(
-                f"it is a file, but not a zip file, or a damaged one ({error}); the name of "
-                "kerchunk references must end in .json"
-            ) from error
-        return archive
-    if read_only and (path / "snapshots").is_dir() and (path / "manifests").is_dir():
-        _need("icechunk")
-        import icechunk  # noqa: PLC0415 # only needed here
-
-        repository = icechunk.Repository.open(icechunk.local_filesystem_storage(location))
-        store: zarr.abc.store.Store = repository.readonly_session("main").store
-        return store
-    return zarr.storage.LocalStore(location, read_only=read_only)
-
-
-class _ParquetReferences(zarr.storage.FsspecStore):
-    """kerchunk's references in Parquet, which would take `zarr.json` for a chunk and raise."""
-
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
-
-
-def _open_references(location: str) -> zarr.abc.store.Store:
-    _need("fsspec")
-    is_json = location.endswith(".json")
-    if not is_json and importlib.util.find_spec("pyarrow") is None:
-        _need("fastparquet")
-    import fsspec  # noqa: PLC0415 # only needed here
-
-    file_system = fsspec.filesystem(
-        "reference", fo=location, remote_options={"asynchronous": True}, asynchronous=True
-    )
-    kind = zarr.storage.FsspecStore if is_json else _ParquetReferences
-    return kind(file_system, read_only=True)
-
-
-def _need(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        extra = "stores" if package == "fsspec" else "ecosystem"
-        raise ImportError(f'this needs {package}: pip install "numcodecs_bytes[{extra}]"')
-
-
-def describe(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return the class and message of an error."""
     return f"{type(error).__name__}: {error}"
 
@@ -121,14 +34,36 @@ def ensure_open(store: zarr.abc.store.Store) -> None:
     sync(store._ensure_open())  # noqa: SLF001 # zarr has no public way to do so
 
 
-def was_visited(store: zarr.abc.store.Store, path: str, seen: set[Path]) -> bool:
-    """Whether a local folder was seen before, which symbolic links can cause; adds it to `seen`."""
-    if not isinstance(store, zarr.storage.LocalStore):
-        return False
-    folder = (store.root / path).resolve()
-    is_known = folder in seen
-    seen.add(folder)
-    return is_known
+def walk(
+    store: zarr.abc.store.Store, look: Callable[[str], tuple[list[T], list[str]]]
+) -> Iterator[T]:
+    """Go through the folders of a store, parents before what is below them, each of them once.
+
+    Parameters
+    ----------
+    store : zarr.abc.store.Store
+        The store.
+    look : callable
+        Takes the path of a folder; returns what was found there, and the names below it to go on
+        with.
+
+    Yields
+    ------
+    object
+        What was found.
+    """
+    ensure_open(store)
+    paths, seen = [""], set[Path]()
+    while paths:
+        path = paths.pop()
+        if isinstance(store, zarr.storage.LocalStore):  # symbolic links may lead back
+            folder = (store.root / path).resolve()
+            if folder in seen:
+                continue
+            seen.add(folder)
+        found, names = look(path)
+        yield from found
+        paths += [join(path, name) for name in reversed(names)]
 
 
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
@@ -146,39 +81,29 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
     Exception
         Whatever the store raises if it can't list its root.
     """
-    ensure_open(store)
-    paths, seen = [""], set[Path]()
-    while paths:
-        path = paths.pop()
-        if was_visited(store, path, seen):
-            continue
+
+    def look(path: str) -> tuple[list[tuple[str, Any]], list[str]]:
         document = document_at(store, join(path, "zarr.json"))
         is_group = isinstance(document, dict) and document.get("node_type") == "group"
         is_array = isinstance(document, dict) and document.get("node_type") == "array"
         if document is None:
             document = document_at(store, join(path, ".zarray"))
             is_array = isinstance(document, dict)
-        is_broken = document is not None and not (is_group or is_array)
         if is_array:
-            yield path, document
-            continue
+            return [(path, document)], []
         try:
             names = names_in(store, path)
         except Exception as error:
             if not path:
                 raise
-            yield path, error
-            continue
-        if is_broken:
-            yield path, document
-        # A broken node may be an array: do not search its chunks for arrays.
-        paths += [
-            join(path, name)
-            for name in reversed(names)
-            if not (is_broken and (name == "c" or name[0].isdigit()))
-        ]
-        if not names and not is_broken:
-            yield from _consolidated(store, path, document)
+            return [(path, error)], []
+        if document is not None and not is_group:
+            # It may be an array: do not search its chunks for arrays.
+            names = [name for name in names if name != "c" and not name[0].isdigit()]
+            return [(path, document)], names
+        return [] if names else list(_consolidated(store, path, document)), names
+
+    return walk(store, look)
 
 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:

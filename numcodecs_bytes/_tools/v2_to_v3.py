@@ -23,7 +23,7 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 from zarr.registry import get_codec_class
 
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Endian,
@@ -32,7 +32,7 @@ from numcodecs_bytes._dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._hierarchy import document_at, first_chunk
+from numcodecs_bytes._tools.hierarchy import document_at, first_chunk
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 

@@ -10,26 +10,61 @@ To add a data type, follow the recipe at the head of `zarr_data_types`.
 import functools
 import sys
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 Endian = Literal["little", "big"]
 AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
+UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 NATIVE_ENDIAN: Endian = sys.byteorder
 
-# The data types of the package ml_dtypes, by their names in the Zarr extensions registry.
-_ML_DTYPES = {
-    *("bfloat16", "complex_bfloat16", "complex_float16"),
-    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"),
-    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    *("int2", "int4", "uint2", "uint4"),
-}
-_OTHER_NAMES = {"complex_bfloat16": "bcomplex32", "complex_float16": "complex32"}
-_REGISTERED_NAMES = {_OTHER_NAMES.get(name, name): name for name in _ML_DTYPES}
+
+class MLDType(NamedTuple):
+    """A data type of the package ml_dtypes.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the Zarr extensions registry.
+    name_in_ml_dtypes : str
+        Its name in ml_dtypes, by default the same.
+    max_byte : int
+        The largest valid byte; less than 0xFF if it has fewer than 8 bits.
+    part : str
+        The registered or NumPy name of its real and imaginary part, if it is complex.
+    """
+
+    name: str
+    name_in_ml_dtypes: str = ""
+    max_byte: int = 0xFF
+    part: str = ""
+
+
+_ML_DTYPES = (
+    MLDType("bfloat16"),
+    MLDType("complex_bfloat16", "bcomplex32", part="bfloat16"),
+    MLDType("complex_float16", "complex32", part="float16"),
+    MLDType("float4_e2m1fn", max_byte=0x0F),
+    MLDType("float6_e2m3fn", max_byte=0x3F),
+    MLDType("float6_e3m2fn", max_byte=0x3F),
+    MLDType("float8_e3m4"),
+    MLDType("float8_e4m3"),
+    MLDType("float8_e4m3b11fnuz"),
+    MLDType("float8_e4m3fn"),
+    MLDType("float8_e4m3fnuz"),
+    MLDType("float8_e5m2"),
+    MLDType("float8_e5m2fnuz"),
+    MLDType("float8_e8m0fnu"),
+    MLDType("int2", max_byte=0x03),
+    MLDType("int4", max_byte=0x0F),
+    MLDType("uint2", max_byte=0x03),
+    MLDType("uint4", max_byte=0x0F),
+)
+_BY_NAME = {row.name: row for row in _ML_DTYPES}
+_BY_NAME_IN_ML_DTYPES = {row.name_in_ml_dtypes or row.name: row for row in _ML_DTYPES}
 
 
 def pack_dtype(dtype: AnyDType) -> AnyDType:
@@ -64,13 +99,19 @@ def has_variable_length(dtype: AnyDType) -> bool:
     return dtype.hasobject or dtype.kind == "T"
 
 
-def ml_dtype_name(dtype: AnyDType) -> str | None:
-    """Return the registered name of a data type of ml_dtypes; None for other data types."""
+def find_ml_dtype(dtype: AnyDType) -> MLDType | None:
+    """Return the row of a data type of ml_dtypes; None for other data types."""
     scalar = dtype.type
-    return _REGISTERED_NAMES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
+    return _BY_NAME_IN_ML_DTYPES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
 
 
-def ml_dtype(name: str) -> AnyDType | None:
+def name_of_ml_dtype(dtype: AnyDType) -> str | None:
+    """Return the registered name of a data type of ml_dtypes; None for other data types."""
+    row = find_ml_dtype(dtype)
+    return None if row is None else row.name
+
+
+def ml_dtype_from_name(name: str) -> AnyDType | None:
     """Return the data type of ml_dtypes with a registered name; None for other names.
 
     Raises
@@ -78,7 +119,8 @@ def ml_dtype(name: str) -> AnyDType | None:
     ImportError
         If ml_dtypes is missing or too old.
     """
-    if name not in _ML_DTYPES:
+    row = _BY_NAME.get(name)
+    if row is None:
         return None
     try:
         import ml_dtypes  # noqa: PLC0415 # optional, and rarely needed
@@ -87,7 +129,7 @@ def ml_dtype(name: str) -> AnyDType | None:
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "
             "pip install 'numcodecs-bytes[ml-dtypes]'"
         ) from error
-    scalar = getattr(ml_dtypes, _OTHER_NAMES.get(name, name), None)
+    scalar = getattr(ml_dtypes, row.name_in_ml_dtypes or name, None)
     if scalar is None:
         raise ImportError(
             f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
@@ -122,10 +164,11 @@ def copied_as(dtype: AnyDType) -> AnyDType:
         )
     if dtype.kind in "mM":
         return np.dtype("i8").newbyteorder(dtype.byteorder)
-    name = ml_dtype_name(dtype)
-    if name is None:
+    row = find_ml_dtype(dtype)
+    if row is None:
         return dtype
-    integers = np.dtype("u2,u2" if name.startswith("complex") else f"u{dtype.itemsize}")
+    part = f"u{dtype.itemsize // 2}"
+    integers = np.dtype(f"{part},{part}" if row.part else f"u{dtype.itemsize}")
     return integers.newbyteorder(dtype.byteorder)
 
 
@@ -209,7 +252,7 @@ def check_storable(dtype: AnyDType) -> None:
     for leaf in leaf_dtypes(dtype):
         # `isbuiltin` is 2 for types defined by other packages, whose byte layout is unknown.
         # Some bytes of a longdouble are padding.
-        if ml_dtype_name(leaf) is None and (
+        if name_of_ml_dtype(leaf) is None and (
             leaf.hasobject
             or leaf.kind not in "biufcmMSUV"
             or leaf.isbuiltin == 2

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import zarr
 from zarr.abc.store import RangeByteRequest
 
-from numcodecs_bytes._partial_read.plan import Ranges, Request
+from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")

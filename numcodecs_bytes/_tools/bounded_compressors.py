@@ -20,7 +20,7 @@ import numcodecs.abc
 import numpy as np
 from zarr.abc.codec import BytesBytesCodec
 
-from numcodecs_bytes._dtypes import has_variable_length
+from numcodecs_bytes._core.dtypes import has_variable_length
 
 _PIECE = 1 << 20
 # Text takes several times its encoded size as Python's strings.

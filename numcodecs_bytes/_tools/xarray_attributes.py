@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._dtypes import AnyDType
+from numcodecs_bytes._core.dtypes import AnyDType
 
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in Zarr v2
 

@@ -9,15 +9,8 @@ import numpy as np
 import zarr
 from zarr.core.sync import sync
 
-from numcodecs_bytes._bounded_compressors import (
-    COMPRESSORS,
-    LimitExceededError,
-    bounded,
-    max_encoded,
-)
-from numcodecs_bytes._check_report import ArrayReport, Limits
-from numcodecs_bytes._configuration import dtype_to_json
-from numcodecs_bytes._dtypes import (
+from numcodecs_bytes._core.configuration import dtype_to_json
+from numcodecs_bytes._core.dtypes import (
     AnyDType,
     fields_of,
     has_variable_length,
@@ -25,11 +18,18 @@ from numcodecs_bytes._dtypes import (
     pack_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._hierarchy import (
+from numcodecs_bytes._tools.bounded_compressors import (
+    COMPRESSORS,
+    LimitExceededError,
+    bounded,
+    max_encoded,
+)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits
+from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     can_list,
     chunks_of,
-    describe,
+    describe_error,
     join,
     sizes_of,
 )
@@ -157,7 +157,7 @@ def _problems_in(
         except LimitExceededError:
             raise
         except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
-            yield f"can't be read: {describe(error)}"
+            yield f"can't be read: {describe_error(error)}"
             break
         num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
     if num_invalid:

@@ -1,0 +1,26 @@
+"""Names of chunks and stores in messages."""
+
+from typing import Any
+
+
+def name_of_chunk(byte_getter: Any) -> str:
+    """Return the name of a chunk, and of its store if the byte getter has one."""
+    coordinates = getattr(byte_getter, "chunk_coords", None)
+    if coordinates is not None:
+        return f"inner chunk {coordinates} of a shard"
+    path = getattr(byte_getter, "path", None)
+    if path is None:
+        return "a chunk"
+    return f"chunk {path!r} of {name_of_store(getattr(byte_getter, 'store', None))}"
+
+
+def name_of_store(store: object) -> str:
+    """Return the `repr` of a store, or the name of its class if that fails or is too long."""
+    try:
+        name = " ".join(repr(store).split())
+    except Exception:  # noqa: BLE001 # a name is not worth an error
+        name = ""
+    return name if 0 < len(name) <= MAX_NAME_LENGTH else type(store).__name__
+
+
+MAX_NAME_LENGTH = 200
