@@ -19,7 +19,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import zarr
@@ -66,6 +66,27 @@ if TYPE_CHECKING:
 IN_A_THREAD_BYTES = 1 << 21
 
 
+class _State(NamedTuple):
+    """What a codec knows besides its `endian`.
+
+    Attributes
+    ----------
+    declared_endian : {'little', 'big'} or None
+        The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
+        3.1.6 evolves the codec for the array's data type, even if a filter passes it another one.
+    endian_if_missing : {'little', 'big'} or None
+        What a missing `endian` means.
+    data_type, dtype, stored
+        What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
+    """
+
+    declared_endian: Endian | None = None
+    endian_if_missing: Endian | None = None
+    data_type: Any = None
+    dtype: AnyDType | None = None
+    stored: AnyDType | None = None
+
+
 class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
@@ -96,18 +117,25 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # The `endian` that was given, as a string (on zarr 3.1.6 `endian` is an Enum). It survives when
-    # `evolve_from_array_spec` drops `endian`: zarr 3.1.6 evolves the codec for the array's data
-    # type, even if a filter passes it another one.
-    _declared_endian: Endian | None
-    _endian_if_missing: Endian | None = None
-    # What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
-    _evolved_for: tuple[Any, Any, Any] = (None, None, None)
+    _state: _State
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
-        object.__setattr__(self, "_declared_endian", declared)
         super().__init__(endian=endian)
+        self._set(_State(declared))
+
+    def _set(self, state: _State) -> None:
+        """Set what is not a field of zarr's frozen dataclass."""
+        object.__setattr__(self, "_state", state)
+
+    @property
+    def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
+        """Whether zarr's sharding may decode dense shards without calling the codec.
+
+        That would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+        """
+        dtype = self._state.dtype
+        return dtype is None or not _needs_more_than_a_swap(dtype)
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
@@ -121,14 +149,14 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         if not MISSING_ENDIAN_IS_NATIVE or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
-        object.__setattr__(codec, "_declared_endian", None)
-        object.__setattr__(codec, "_endian_if_missing", NATIVE_ENDIAN)
+        codec._set(_State(endian_if_missing=NATIVE_ENDIAN))
         return codec
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
-        if self.endian is None and self._declared_endian and DROPS_ENDIAN_BEFORE_FILTERS:
-            return {"name": "bytes", "configuration": {"endian": self._declared_endian}}
+        declared = self._state.declared_endian
+        if self.endian is None and declared and DROPS_ENDIAN_BEFORE_FILTERS:
+            return {"name": "bytes", "configuration": {"endian": declared}}
         return super().to_dict()
 
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
@@ -145,13 +173,14 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
-        evolved = self
+        # Zarr's sharding uses an evolved codec only if it differs, so one that need not is changed.
+        evolved, state = self, self._state
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
-            if dtype.kind != "b":  # never written for bools: other libraries would swap them
-                object.__setattr__(evolved, "_declared_endian", self._declared_endian)
-            if DROPS_ENDIAN_BEFORE_FILTERS:
-                object.__setattr__(evolved, "_endian_if_missing", NATIVE_ENDIAN)
+            # Never written for bools: other libraries would swap them.
+            declared = None if dtype.kind == "b" else state.declared_endian
+            native = NATIVE_ENDIAN if DROPS_ENDIAN_BEFORE_FILTERS else None
+            state = _State(declared, native)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
@@ -162,13 +191,10 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                     UserWarning,
                     stacklevel=2,
                 )
-            evolved = type(self)(endian="little")
-        if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
-            # zarr's sharding decodes dense shards of a fixed-size BytesCodec without calling the
-            # codec: that would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
-            object.__setattr__(evolved, "is_fixed_size", False)
-        evolved_for = array_spec.dtype, dtype, evolved._stored_dtype(dtype)  # noqa: SLF001
-        object.__setattr__(evolved, "_evolved_for", evolved_for)
+            evolved, state = type(self)(endian="little"), _State("little")
+        stored = stored_dtype(dtype, state.declared_endian or state.endian_if_missing)
+        state = state._replace(data_type=array_spec.dtype, dtype=dtype, stored=stored)
+        evolved._set(state)  # noqa: SLF001 # another instance of this class
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
@@ -254,14 +280,14 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""
-        data_type, dtype, stored = self._evolved_for
-        if chunk_spec.dtype is data_type:
+        _, _, data_type, dtype, stored = self._state
+        if chunk_spec.dtype is data_type and dtype is not None and stored is not None:
             return dtype, stored
         dtype = chunk_spec.dtype.to_native_dtype()  # not evolved, or a filter changed the data type
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._declared_endian or self._endian_if_missing)
+        return stored_dtype(dtype, self._state.declared_endian or self._state.endian_if_missing)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
@@ -276,6 +302,11 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(endian={self._endian!r})"
+
+
+def _needs_more_than_a_swap(dtype: AnyDType) -> bool:
+    """Whether bytes can be invalid, or NumPy does not swap them correctly."""
+    return has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
