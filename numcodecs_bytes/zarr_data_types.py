@@ -30,7 +30,7 @@ To add a data type of ml_dtypes:
    `_DATA_TYPES`. Derive it from `_Float` (and `_HasByteOrder`, if it has more than one byte),
    `_Integer` (fewer than 8 bits), or `_Complex`.
 3. Add a case with `_ml`, with values that the type holds, to `CASES` in ``tests/data_types.py``.
-   If it has fewer than 8 bits, add its largest valid byte to ``tests/fuzz_oracle.py`` and
+   If it has fewer than 8 bits, add its largest valid byte to ``tests/fuzz/fuzz_oracle.py`` and
    ``tests/test_zarr_data_types.py``, which are independent of this package.
 4. Write the golden arrays with ``python tests/conformance/write_golden.py``; its docstring names
    the arguments. List the bugs of other implementations in ``tests/conformance/peers.py``, in

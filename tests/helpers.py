@@ -5,6 +5,8 @@ Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -49,6 +51,23 @@ def bounded(max_examples, **more):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         **more,
     )
+
+
+def run_python(*arguments, status=0, options=None, **environment):
+    """Run a fresh interpreter, configured by nothing but what is given; return what it printed.
+
+    `status` is the exit status that is expected, None for any, and `options` are those of
+    `subprocess.run`.
+    """
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=outside | {k: str(v) for k, v in environment.items()},
+        check=False,
+        **({"capture_output": True, "text": True} | (options or {})),
+    )
+    assert status in (None, done.returncode), done.stderr
+    return done
 
 
 # Metadata and arrays, written with no code of zarr's or ours.

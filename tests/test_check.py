@@ -7,8 +7,6 @@ import json
 import lzma
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import tracemalloc
 import warnings
@@ -19,7 +17,15 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import HAS_STRUCT, OUR_PIPELINES, bytes_codec, sharded, write_array, write_v2
+from helpers import (
+    HAS_STRUCT,
+    OUR_PIPELINES,
+    bytes_codec,
+    run_python,
+    sharded,
+    write_array,
+    write_v2,
+)
 
 import numcodecs_bytes
 from numcodecs_bytes import check as checks
@@ -859,13 +865,7 @@ class WithRanges(http.server.SimpleHTTPRequestHandler):
 
 class TestCommand:
     def run(self, *arguments, status):
-        done = subprocess.run(
-            [sys.executable, "-m", "numcodecs_bytes", "check", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
+        done = run_python("-m", "numcodecs_bytes", "check", *arguments, status=status)
         return done.stdout + done.stderr
 
     def test_report(self, healthy):

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numcodecs
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import CHUNKS, DTYPES, HAS_STRUCT, SHAPE, random_array, write_v2
+from helpers import CHUNKS, DTYPES, HAS_STRUCT, SHAPE, random_array, run_python, write_v2
 from zarr.core.buffer import default_buffer_prototype
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
@@ -324,9 +323,7 @@ assert "numcodecs_bytes" not in sys.modules
         data = random_array(">i4", (4, 3))
         create(tmp_path, data, chunks=(4, 3), filters=[numcodecs_bytes.Bytes("little", data.dtype)])
         migrated(tmp_path)
-        out = subprocess.check_output(
-            [sys.executable, "-W", "ignore", "-c", program, tmp_path], text=True
-        )
+        out = run_python("-W", "ignore", "-c", program, tmp_path).stdout
         assert out.strip() == str(data[1].tolist())
 
 
@@ -843,14 +840,13 @@ class TestCommand:
             write_v2(tmp_path / f"{i:0200}", None, "<i2")
         reading, writing = os.pipe()
         os.close(reading)
-        done = subprocess.run(
-            [sys.executable, "-m", "numcodecs_bytes", command, tmp_path],
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            check=False,
+        done = run_python(
+            *("-m", "numcodecs_bytes", command, tmp_path),
+            status=0 if command == "migrate" else 2,
+            options={"capture_output": False, "stdout": writing, "stderr": subprocess.PIPE},
         )
         os.close(writing)
-        assert (done.stderr, done.returncode) == (b"", 0 if command == "migrate" else 2)
+        assert done.stderr == ""
         assert len(list(tmp_path.rglob("zarr.json"))) == (301 if command == "migrate" else 0)
 
     def test_nobody_need_look_at_the_reports(self, tmp_path):

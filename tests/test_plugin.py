@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 import textwrap
 from importlib.metadata import entry_points
 
 import pytest
 import zarr
+from helpers import run_python
 
 OURS = "numcodecs_bytes.zarr.BytesCodec"
 ZARRS = "zarr.codecs.bytes.BytesCodec"
@@ -30,15 +29,8 @@ def opened(path):
 
 def run(program, *options, status=0, **environment):
     """Run a program in a fresh interpreter; return what it printed to stdout and stderr."""
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
-    done = subprocess.run(  # what the tests start is their own text
-        [sys.executable, *options, "-c", textwrap.dedent(SETUP + textwrap.dedent(program))],
-        env=outside | {k: str(v) for k, v in environment.items()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
+    program = textwrap.dedent(SETUP + textwrap.dedent(program))
+    done = run_python(*options, "-c", program, status=status, **environment)
     return done.stdout.split(), done.stderr
 
 
@@ -86,8 +78,7 @@ class TestPickedUp:
 
     def test_the_package_does_not_import_zarr(self):
         program = "import sys, numcodecs_bytes; print('zarr' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-        assert done.stdout.strip() == b"False"
+        assert run_python("-c", program).stdout.strip() == "False"
 
     def test_a_reset_of_the_config_keeps_it(self, path):
         for before in (f"opened({str(path)!r})", "0"):
@@ -258,10 +249,7 @@ class TestProcesses:
                     print(sorted(pool.map(read_path, [path] * 4, range(4))))
             """)
         )
-        done = subprocess.run(
-            [sys.executable, program], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python(program)
         expected = [(i, "numcodecs_bytes.zarr") for i in range(1, 5)]
         assert done.stdout.splitlines() == [str(expected)] * 2
 
@@ -270,15 +258,7 @@ class TestReport:
     """python -m numcodecs_bytes"""
 
     def report(self, *arguments, status=0, **environment):
-        outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "numcodecs_bytes", *arguments],
-            env=outside | {k: str(v) for k, v in environment.items()},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr
+        done = run_python("-m", "numcodecs_bytes", *arguments, status=status, **environment)
         return done.stdout
 
     def test_picked_up_in_one_line(self):

@@ -9,8 +9,6 @@ import functools
 import json
 import math
 import shutil
-import subprocess
-import sys
 import tempfile
 
 import hypothesis.extra.numpy as hnp
@@ -23,7 +21,15 @@ from data_types import CASES, ENDIANS, LAYOUTS
 from fuzz_bytes import check_document, check_one, seed_inputs
 from fuzz_mutator import NESTED_V2
 from fuzz_oracle import stored_bytes
-from helpers import HAS_STRUCT, PIPELINES, ZARR_CASES, bounded, ignore_unstable_data_types, metadata
+from helpers import (
+    HAS_STRUCT,
+    PIPELINES,
+    ZARR_CASES,
+    bounded,
+    ignore_unstable_data_types,
+    metadata,
+    run_python,
+)
 from hypothesis import given
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -463,7 +469,7 @@ try:
 except TypeError as error:
     assert 'dtype must be' in str(error)
 """
-        subprocess.run([sys.executable, "-c", program], check=True)
+        run_python("-c", program)
 
     @pytest.mark.parametrize(
         "dtype",

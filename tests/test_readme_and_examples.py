@@ -2,11 +2,10 @@
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers import run_python
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -41,7 +40,7 @@ def test_there_is_code():
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_of_a_page(block, tmp_path):
     """In a fresh process and an empty folder, and without a warning."""
-    subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
+    run_python("-W", "error", "-c", block, options={"cwd": tmp_path})
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -70,8 +69,4 @@ def test_example(example, tmp_path):
     for package in NEEDS.get(example.name, ()):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install '.[examples]'")
-    done = subprocess.run(
-        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "numcodecs_bytes.zarr" in done.stdout
+    assert "numcodecs_bytes.zarr" in run_python(example, options={"cwd": tmp_path}).stdout

@@ -4,7 +4,6 @@ import json
 import math
 import pickle
 import struct
-import subprocess
 import sys
 from importlib.metadata import entry_points
 
@@ -15,7 +14,14 @@ import pytest
 import zarr
 import zarr.codecs
 from data_types import CASES, ENDIANS, flat_bytes
-from helpers import HAS_STRUCT, bytes_codec, ignore_unstable_data_types, write_array, write_v2
+from helpers import (
+    HAS_STRUCT,
+    bytes_codec,
+    ignore_unstable_data_types,
+    run_python,
+    write_array,
+    write_v2,
+)
 
 from numcodecs_bytes import Bytes, zarr_data_types
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
@@ -31,14 +37,7 @@ IMPORT = "" if HAS_STRUCT else "import numcodecs_bytes.zarr_data_types\n"
 
 def run(program, *arguments):
     """Run a program in a fresh interpreter and return what it printed."""
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", IMPORT + program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    return run_python("-W", "error", "-c", IMPORT + program, *arguments).stdout.strip()
 
 
 def data_type_of(data):
@@ -416,10 +415,8 @@ class TestInZarr:
             "print(ours.Struct.__module__)"
         )
         # Before any import of ours, and so without what run() does for zarr 3.1.6.
-        result = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        )
-        assert result.stdout.startswith("zarr.core" if HAS_STRUCT else "numcodecs_bytes.zarr_")
+        out = run_python("-c", program).stdout
+        assert out.startswith("zarr.core" if HAS_STRUCT else "numcodecs_bytes.zarr_")
 
     def test_a_zarr_that_is_not_known_gets_no_data_types_and_one_warning(self):
         """zarr loads all entry points at its first data type: an exception would break them all."""
@@ -432,13 +429,9 @@ class TestInZarr:
             "assert RawBits is zarr.dtype.Bool\n"
             "print(*(w.message for w in caught))"
         )
-        result = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True
-        )
-        assert result.stdout.startswith(
-            "numcodecs_bytes adds no data types: it does not support this"
-        )
-        assert result.stdout.count("numcodecs_bytes adds") == 1
+        out = run_python("-c", program).stdout
+        assert out.startswith("numcodecs_bytes adds no data types: it does not support this")
+        assert out.count("numcodecs_bytes adds") == 1
 
     @pytest.mark.parametrize("name", ["r16", *(c.name for c in ML_CASES), "complex_float32"])
     def test_a_data_type_is_a_value(self, name):

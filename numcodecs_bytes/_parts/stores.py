@@ -46,7 +46,7 @@ To add a store:
    fsspec file system only to `_FILE_SYSTEMS`.
 3. If it has its own way to refuse range requests, add that to `explain_failure`.
 4. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
-   ``tests/test_stores.py``.
+   ``tests/parts/test_stores.py``.
 """
 
 import contextlib

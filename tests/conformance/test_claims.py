@@ -3,13 +3,12 @@
 import functools
 import importlib.util
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from claims import write_arrays
+from helpers import run_python
 
 HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"
@@ -31,13 +30,7 @@ def found_by(tmp_path_factory):
 
     @functools.cache
     def ask(who):
-        done = subprocess.run(
-            [sys.executable, HERE / "claims.py", who, folder],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout)
+        return json.loads(run_python(HERE / "claims.py", who, folder).stdout)
 
     return ask
 

@@ -5,8 +5,6 @@ In this process, and in one in which zarr does not find numcodecs_bytes.
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numcodecs
@@ -16,7 +14,7 @@ import zarr
 import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
-from helpers import EVERYTHING, HAS_STRUCT, metadata_v2
+from helpers import EVERYTHING, HAS_STRUCT, metadata_v2, run_python
 
 from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import leaf_dtypes, pack_dtype
@@ -132,13 +130,8 @@ def test_values_are_the_same_before_and_after(tmp_path):
 def _assert_the_same_alone(folder, elements):
     """zarr alone has no data types of ml_dtypes."""
     ecosystem = Path(__file__).parents[1] / "ecosystem"
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ALONE, ecosystem, folder],
-        input=json.dumps(list(elements)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    names = json.dumps(list(elements))
+    done = run_python("-c", READ_ALONE, ecosystem, folder, options={"input": names})
     found = json.loads(done.stdout)
     unread = {
         path

@@ -5,13 +5,12 @@ The extra `ecosystem` brings them, in the newest versions that this Python gets.
 
 import importlib.util
 import json
-import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from helpers import run_python
 from programs import PROGRAMS
 
 HERE = Path(__file__).parent
@@ -24,13 +23,7 @@ def run(folder, program, *arguments):
     if importlib.util.find_spec("virtualizarr") is None:  # before processes are started
         pytest.skip("virtualizarr is not installed: pip install '.[ecosystem]'")
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, HERE / program, folder, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python(HERE / program, folder, *arguments, status=None, options={"timeout": 120})
     last_line = done.stderr.rstrip().rpartition("\n")[2]
     if last_line.startswith("ModuleNotFoundError"):
         pytest.skip(f"{last_line}: pip install '.[ecosystem]'")

@@ -1,4 +1,4 @@
-"""Stores damaged at random, and what check says of them: python tests/damaged_stores.py NUMBER.
+"""Stores damaged at random, and what check says: python tests/fuzz/damaged_stores.py NUMBER.
 
 Prints what went wrong: an exception, more than a minute, too much memory, or damage that was not
 named although zarr's own reading, a chunk's length or the other metadata reveal it. The process may

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import write_v2
+from helpers import run_python, write_v2
 
 from numcodecs_bytes.migrate import migrate
 
@@ -72,12 +72,7 @@ def written(folder, kind):
 
 def run(*arguments, number=0, kind="SIGKILL", before=""):
     """Run migrate until as many lines of code that writes have run, and other code before."""
-    return subprocess.run(
-        [sys.executable, "-c", before + PROGRAM, str(number), kind, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_python("-c", before + PROGRAM, number, kind, *arguments, status=None)
 
 
 def opened(path):

@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
 import threading
 import time
@@ -31,7 +30,7 @@ import pytest
 import zarr
 import zarr.experimental.cache_store
 import zarr.storage
-from helpers import EVERYTHING, create, random_selections, ranges_from, select
+from helpers import EVERYTHING, create, random_selections, ranges_from, run_python, select
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._parts import getters, refusals, stores
@@ -1029,14 +1028,8 @@ zarr.open_array(Store(sys.argv[1]), mode="r")[7]
             ("__main__.Store", 768),
             ("['__main__.Store']", 768),
         ):
-            done = subprocess.run(
-                [sys.executable, "-c", program, folder],
-                capture_output=True,
-                text=True,
-                check=False,
-                env=os.environ | {"ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES": value},
-            )
-            assert done.stdout.split() == [str(expected)], done.stderr
+            done = run_python("-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value)
+            assert done.stdout.split() == [str(expected)]
 
 
 class TestFileSystems:
@@ -1083,10 +1076,7 @@ assert "numcodecs_bytes.zarr" in sys.modules
 array[7]
 print([key for key in keys if key.startswith("c")])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, folder], capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "['c/0/0']\n", done.stderr
+    assert run_python("-c", program, folder).stdout == "['c/0/0']\n"
 
 
 def test_a_zip_file_that_is_closed_meanwhile(folder, tmp_path):

@@ -1,7 +1,7 @@
 """Fuzz target: metadata and chunks that nobody wrote, read by both codecs.
 
-``python tests/fuzz_bytes.py -max_total_time=60`` runs it with atheris, guided by the coverage of
-`numcodecs_bytes`; the arguments are libFuzzer's. Without atheris, `check_one` is a function that
+``python tests/fuzz/fuzz_bytes.py -max_total_time=60`` runs it with atheris, guided by the coverage
+of `numcodecs_bytes`; the arguments are libFuzzer's. Without atheris, `check_one` is a function that
 test_properties.py calls.
 
 A document is changed by fuzz_mutator.py, a chunk is any bytes. What is read from them is right by
@@ -25,6 +25,9 @@ import numpy as np
 import zarr
 import zarr.errors
 import zarr.storage
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from fuzz_mutator import SEEDS, Choices, chunk_shape_of, is_small, mutate
 from fuzz_oracle import expected_elements, native_elements, stored_bytes
 from helpers import PIPELINES

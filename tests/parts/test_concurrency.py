@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import random
 import re
-import subprocess
 import sys
 import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -453,11 +452,7 @@ else:
 @pytest.mark.parametrize("when", ["thread", "atexit"])
 def test_reads_and_writes_while_the_interpreter_ends(when, codecs):
     """Chunks of 1 MiB and more were lost: no thread is started any more."""
-    done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT, when, codecs],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    from helpers import run_python  # noqa: PLC0415 # the same
+
+    done = run_python("-c", AT_EXIT, when, codecs, status=None, options={"timeout": 100})
     assert done.stdout == "done\n", done.stderr

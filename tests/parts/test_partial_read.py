@@ -9,8 +9,6 @@ import os
 import random
 import re
 import struct
-import subprocess
-import sys
 import threading
 import tracemalloc
 import weakref
@@ -30,6 +28,7 @@ from helpers import (
     ignore_unstable_data_types,
     random_selections,
     ranges_from,
+    run_python,
     select,
     spec_of,
     write_array,
@@ -269,11 +268,8 @@ class TestMaxGap:
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
                 assert self.requests_of_a_column(array, counting) == num_requests
         program = "import zarr; print(zarr.config.get('numcodecs_bytes.max_gap_bytes') + 1)"
-        environment = os.environ | {"ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES": "41"}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, check=True
-        )
-        assert done.stdout.strip() == b"42"
+        done = run_python("-c", program, ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=41)
+        assert done.stdout.strip() == "42"
 
     @pytest.mark.parametrize("max_gap_bytes", [-1, 1.5, "1 MiB", True])
     @pytest.mark.usefixtures("pipeline")

@@ -4,8 +4,6 @@ import itertools
 import os
 import pickle
 import random
-import subprocess
-import sys
 
 import numcodecs
 import numpy as np
@@ -23,6 +21,7 @@ from helpers import (
     random_array,
     random_selections,
     ranges_from,
+    run_python,
     select,
     write_v2,
 )
@@ -404,16 +403,7 @@ class TestWhatItHandsOn:
 
 
 def run(program, *arguments, **environment):
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=outside | environment,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return run_python("-c", program, *arguments, **environment).stdout.strip()
 
 
 class TestChoice:
