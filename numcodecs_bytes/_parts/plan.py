@@ -23,7 +23,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -416,61 +416,96 @@ def _plan_product(
     kept = [k for k, axis in enumerate(axes) if not axis.is_dropped]
     if any(len(axis.indices) == 0 for axis in axes):
         return _plan_nothing(tuple(axes[k].num_selected for k in kept))
-    # Per axis: length, stride in the fetched items, and index.
-    window: list[tuple[int, int, Indices | None]] = [(1, 0, None)] * len(axes)
-    # Until the split axis: start and length, in items, of the single piece that the axes so far
-    # need for index 0 of the current axis.
-    first, length = 0, 1
-    # From the split axis on: the pieces for index 0 of the current axis, and their total length.
-    starts: Indices = np.empty(0, np.intp)
-    lengths: Indices = starts
-    num_items = 0
-    for k in by_stride:
+    window: dict[int, _WindowAxis] = {}
+    run, pieces = _Run(0, 1), None
+    remaining = iter(by_stride)
+    for k in remaining:  # as long as all indices of an axis are within one piece
         indices, stride = axes[k].indices, strides[k]
-        num, low, extent = len(indices), int(indices[0]), int(indices[-1]) - int(indices[0])
-        if num_items:
-            starts = np.add.outer(_as_array(indices) * stride, starts).ravel()
-            lengths = np.tile(lengths, num)
-            window[k] = (num, num_items, None)
-            num_items *= num
-            continue
-        kept_gap_bytes = coalescing.max_gap_bytes
-        if (extent * stride + length) * item_size > KEPT_BYTES:
-            kept_gap_bytes = min(kept_gap_bytes, max(length * item_size, KEPT_GAP_BYTES))
-        if (splits := _split(indices, stride, length, item_size, kept_gap_bytes)) is None:
-            if isinstance(indices, range):
-                window[k] = (num, indices.step * stride, None)
-            else:
-                window[k] = (extent + 1, stride, indices - low)
-            first += low * stride
-            length += extent * stride
-        else:
-            all_indices = _as_array(indices)
-            if isinstance(indices, range):  # every index begins a piece
-                starts, lengths = all_indices * stride + first, np.full(num, length)
-                num_items = num * length
-                window[k] = (num, length, None)
-                continue
-            last = np.append(splits[1:], num) - 1
-            starts = all_indices[splits] * stride + first
-            lengths = (all_indices[last] - all_indices[splits]) * stride + length
-            num_items = int(lengths.sum())
-            # Position of each index in the kept items: start of its piece plus offset in it.
-            piece = np.repeat(np.arange(len(splits)), last - splits + 1)
-            places = (np.cumsum(lengths) - lengths)[piece]
-            places += (all_indices - all_indices[splits][piece]) * stride
-            window[k] = (num_items - length + 1, 1, places)
-    if not num_items:
-        starts, lengths = np.array([first]), np.array([length])
-    starts = starts * item_size
+        longer = run.along(indices, stride)
+        max_gap_bytes = coalescing.max_gap_bytes
+        if longer.length * item_size > KEPT_BYTES:
+            max_gap_bytes = min(max_gap_bytes, max(run.length * item_size, KEPT_GAP_BYTES))
+        splits = _split(indices, stride, run.length, item_size, max_gap_bytes)
+        if splits is not None:
+            pieces, window[k] = _split_run(run, indices, stride, splits)
+            break
+        run, window[k] = longer, _window_of_run(indices, stride)
+    if pieces is None:
+        pieces = _Pieces(np.array([run.start]), np.array([run.length]), run.length)
+    for k in remaining:
+        window[k] = _WindowAxis(len(axes[k].indices), pieces.num_items, None)
+        pieces = pieces.along(axes[k].indices, strides[k])
+    starts = pieces.starts * item_size
     return Plan(
-        ranges=coalescing.coalesce(starts, starts + lengths * item_size),
-        window_shape=tuple(window[k][0] for k in kept),
-        window_strides=tuple(window[k][1] for k in kept),
-        index=tuple(window[k][2] for k in kept),
+        ranges=coalescing.coalesce(starts, starts + pieces.lengths * item_size),
+        window_shape=tuple(window[k].length for k in kept),
+        window_strides=tuple(window[k].stride for k in kept),
+        index=tuple(window[k].index for k in kept),
         order=tuple(axes[k].order for k in kept),
         shape=tuple(axes[k].num_selected for k in kept),
     )
+
+
+class _WindowAxis(NamedTuple):
+    """An axis of a plan's window: length, stride in the fetched items, and index."""
+
+    length: int
+    stride: int
+    index: Indices | None
+
+
+class _Run(NamedTuple):
+    """The single piece, in items, that the axes so far need for index 0 of each other axis."""
+
+    start: int
+    length: int
+
+    def along(self, indices: range | Indices, stride: int) -> "_Run":
+        """Return the piece for all indices of a further axis, with the gaps between them."""
+        low, high = int(indices[0]), int(indices[-1])
+        return _Run(self.start + low * stride, self.length + (high - low) * stride)
+
+
+class _Pieces(NamedTuple):
+    """Pieces, in items, that the axes so far need for index 0 of each other axis."""
+
+    starts: Indices
+    lengths: Indices
+    num_items: int
+
+    def along(self, indices: range | Indices, stride: int) -> "_Pieces":
+        """Return the pieces for all indices of a further axis: the same ones for each."""
+        num = len(indices)
+        starts = np.add.outer(_as_array(indices) * stride, self.starts).ravel()
+        return _Pieces(starts, np.tile(self.lengths, num), self.num_items * num)
+
+
+def _window_of_run(indices: range | Indices, stride: int) -> _WindowAxis:
+    """Return the axis of the window for indices that lie within one piece."""
+    if isinstance(indices, range):
+        return _WindowAxis(len(indices), indices.step * stride, None)
+    low, high = int(indices[0]), int(indices[-1])
+    return _WindowAxis(high - low + 1, stride, indices - low)
+
+
+def _split_run(
+    run: _Run, indices: range | Indices, stride: int, splits: Indices
+) -> tuple[_Pieces, _WindowAxis]:
+    """Return a piece for the indices from each split to the next, and the axis of the window."""
+    selected, num = _as_array(indices), len(indices)
+    if isinstance(indices, range):  # every index begins a piece
+        starts, lengths = selected * stride + run.start, np.full(num, run.length)
+        return _Pieces(starts, lengths, num * run.length), _WindowAxis(num, run.length, None)
+    starts = selected[splits] * stride + run.start
+    last = np.append(splits[1:], num) - 1
+    lengths = (selected[last] - selected[splits]) * stride + run.length
+    num_items = int(lengths.sum())
+    # Position of each index in the kept items: start of its piece plus offset in it.
+    piece = np.repeat(np.arange(len(splits)), last - splits + 1)
+    places = (np.cumsum(lengths) - lengths)[piece]
+    places += (selected - selected[splits][piece]) * stride
+    window = _WindowAxis(num_items - run.length + 1, 1, places)
+    return _Pieces(starts, lengths, num_items), window
 
 
 def _split(
