@@ -77,9 +77,9 @@ def migrate(
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
-    Chunks and Zarr v2 metadata are not changed. An array is migrated only if two chunks read the
-    same with both metadata: a small one that is written as Zarr v2 in memory, and the first one of
-    the array itself. The Zarr v3 metadata of a group hide all nodes below it that are still Zarr
+    Neither chunks nor Zarr v2 metadata is changed. An array is migrated only if two chunks read the
+    same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first one of
+    the array itself. The Zarr v3 metadata of a group hides all nodes below it that are still Zarr
     v2, so a group is migrated after all nodes below it, or not at all.
 
     A zip file is not changed in place: a copy of it with the new metadata is written beside it,
@@ -92,7 +92,7 @@ def migrate(
     dry_run : bool
         Whether to write nothing.
     overwrite : bool
-        Whether to replace existing Zarr v3 metadata that are different, but do not say more.
+        Whether to replace existing Zarr v3 metadata that is different, but does not say more.
     undo : bool
         Whether to remove Zarr v3 metadata instead: those that equal what would be written. A group
         of Zarr v3 shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
@@ -324,7 +324,9 @@ def _refuse_to_remove(path: str, documents: _Documents, new: dict[str, Any]) -> 
         differing = _differing(_without_consolidated(found), document)
         raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
     if _is_consolidated(found) and not _are_equal(found, _consolidated(path, document, new)):
-        raise ValueError("its consolidated metadata differ from the metadata of the nodes below it")
+        raise ValueError(
+            "its consolidated metadata differs from the metadata of the nodes below it"
+        )
 
 
 def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
@@ -356,7 +358,7 @@ def _note(nodes: dict[str, list[str]], path: str) -> None:
 def _only_in_v3(
     found: dict[str, Any], document: dict[str, Any], old_attributes: dict[str, Any]
 ) -> Iterator[str]:
-    """Yield what Zarr v3 metadata say, but those of Zarr v2, which became `document`, do not."""
+    """Yield what Zarr v3 metadata says, but that of Zarr v2, which became `document`, does not."""
     if found.get("node_type") != document["node_type"]:
         yield f"a node of type {found.get('node_type')!r}, not {document['node_type']!r}"
         return

@@ -147,7 +147,7 @@ class _NoMatch:
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
         """Raise DataTypeValidationError."""
-        raise DataTypeValidationError(f"{dtype} is {cls.__name__} only if the metadata say so")
+        raise DataTypeValidationError(f"{dtype} is {cls.__name__} only if the metadata says so")
 
     @classmethod
     def _from_json_v2(cls, data: object) -> Self:

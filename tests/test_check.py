@@ -112,7 +112,7 @@ PARTIAL_READS = {
 }
 
 
-class TestWhatIsWell:
+class TestHealthyStores:
     @pytest.mark.usefixtures("our_pipeline")
     def test_with_our_pipeline_more_is_read_in_part(self, healthy):
         found = {path: report.partial_reads for path, report in check(healthy).items()}
@@ -265,7 +265,7 @@ class TestMetadata:
             ('{"node_type": "array", "zarr_format": 3, "data_type": 7}', "zarr can't open it: "),
         ],
     )
-    def test_what_is_no_metadata(self, tmp_path, text, expected):
+    def test_files_that_are_no_metadata(self, tmp_path, text, expected):
         """One bad document does not hide the others."""
         zarr.create_array(tmp_path / "good", shape=2, dtype="i2")
         tmp_path.joinpath("bad").mkdir()
@@ -326,7 +326,7 @@ class TestMetadata:
         (healthy / "plain" / name).write_text("{")
         assert f"{name} can't be read: JSONDecodeError" in str(check(healthy)["plain"].problems)
 
-    def test_metadata_of_zarr_v2_that_say_nonsense(self, healthy):
+    def test_nonsense_in_metadata_of_zarr_v2(self, healthy):
         (healthy / "plain/.zarray").write_text('{"zarr_format": 2, "shape": "x"}')
         (problem,) = check(healthy)["plain"].problems
         assert problem.startswith(".zarray, next to zarr.json, can't be opened: ")
@@ -338,7 +338,7 @@ class TestMetadata:
         assert found.keys() == {"", *PARTIAL_READS}
         assert found[""].num_problems == 1
 
-    def test_chunks_of_what_is_broken_are_no_arrays(self, healthy):
+    def test_chunks_of_broken_arrays_are_no_arrays(self, healthy):
         healthy.joinpath("plain", "zarr.json").write_text("{")
         assert check(healthy).keys() == PARTIAL_READS.keys()
 
@@ -443,7 +443,7 @@ class TestChunks:
         shard.write_bytes(shard.read_bytes()[:-1] + b"\0")
         assert len(problems_of(path)) == 1
 
-    def test_what_is_not_there_is_not_read(self, tmp_path):
+    def test_missing_chunks_are_not_read(self, tmp_path):
         """Nor is a chunk of fill values made: of 64 GiB here; and the grid is not walked."""
         write_array(tmp_path / "large", None, "int16", [BIG, ZSTD], (2**36,), chunks=(2**35,))
         write_array(tmp_path / "many", None, "int16", [BIG], (2**40, 2**40), chunks=(1, 1))
@@ -454,7 +454,7 @@ class TestChunks:
         assert found["large"].num_problems == found["large"].num_chunks == 0
         assert found["many"].num_problems == found["many"].num_chunks == 1
 
-    def test_what_is_no_chunk(self, tmp_path):
+    def test_files_that_are_no_chunks(self, tmp_path):
         """A file in place of a folder, and keys beside the grid."""
         path = write_array(tmp_path / "file", None, "int16", [BIG])
         path.joinpath("c").write_bytes(b"")
@@ -476,7 +476,7 @@ class TestChunks:
         for path, report in check(tmp_path).items():
             assert report.problems == [f"chunk {path}/c/0 holds 0 bytes: it is truncated"]
 
-    def test_only_the_first_are_listed(self, tmp_path):
+    def test_only_the_first_damaged_chunks_are_listed(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], (100,), chunks=(1,))
         path.joinpath("c").mkdir()
         for i in range(100):
@@ -877,7 +877,7 @@ class TestCommand:
         assert "\n  PROBLEM chunk plain/c/0/0 holds 5 bytes, expected 112: " in out
         assert out.endswith("12 arrays, 11 chunks, 1 problem\n")
 
-    def test_names_are_no_lines(self, tmp_path):
+    def test_names_with_line_breaks_stay_on_one_line(self, tmp_path):
         write_array(tmp_path / "a\nb\x1b[31m", None, "int16", [BIG])
         assert "/a\\nb\\x1b[31m " in self.run(tmp_path, status=0)
 

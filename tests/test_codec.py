@@ -113,7 +113,7 @@ class TestStoredBytes:
         assert bytes(Bytes(endian).encode(native)) == case.stored(endian or "little")
 
     @BY_ENDIAN
-    def test_bits_that_are_no_value_survive(self, endian):
+    def test_unused_bits_survive(self, endian):
         """NaN payloads, signalling NaNs and code points beyond Unicode are bytes like others."""
         for code, dtype, bits in [
             ("I", "f4", [0x7F800001, 0xFFC12345]),
@@ -355,7 +355,7 @@ class TestWithoutDtype:
         assert out.tolist() == [0, 1, 2]
 
     @pytest.mark.parametrize("dtype", ["u1", "?", "i1", "S2", [("a", "u1"), ("b", "S3")]], ids=str)
-    def test_what_has_no_byte_order_is_not_stored_in_a_foreign_one(self, dtype):
+    def test_single_bytes_are_not_stored_in_a_foreign_byte_order(self, dtype):
         """An array of Zarr v2 was written, and could not be read again."""
         elements = np.zeros(3, dtype)
         assert bytes(Bytes(None).encode(elements)) == elements.tobytes()
@@ -486,7 +486,7 @@ class TestConfiguration:
 
 class TestBadInput:
     @pytest.mark.parametrize("num_bytes", [1, 7, 9, 15])
-    def test_bytes_that_are_no_whole_number_of_elements(self, num_bytes):
+    def test_bytes_that_do_not_divide_into_elements(self, num_bytes):
         codec = Bytes("big", dtype="<f8")
         for act in (codec.decode, codec.encode):
             with pytest.raises(
@@ -566,7 +566,7 @@ class TestBadInput:
                 codec.encode(elements)
 
     @pytest.mark.parametrize("buffer", [[1, 2], "text", 3, None])
-    def test_what_has_no_buffer(self, buffer):
+    def test_objects_without_a_buffer(self, buffer):
         for act in (Bytes("big").encode, Bytes("big", dtype="<f8").decode):
             with pytest.raises(
                 TypeError, match="expected an array or an object that supports the buffer protocol"
@@ -579,7 +579,7 @@ class TestEveryWayInAndOut:
     @pytest.mark.parametrize("layout", ["1-d", "C", "F", "3-d F", "empty"])
     @BY_ENDIAN
     @BY_NAME
-    def test_arrays_and_their_memory_are_the_same(self, case, endian, layout):
+    def test_arrays_and_buffers_of_their_memory_are_encoded_alike(self, case, endian, layout):
         """Guards against a column-major array whose bytes and whose buffer are stored apart."""
         elements, _ = laid_out(case, layout)
         codec = Bytes(endian, dtype=elements.dtype)
@@ -625,7 +625,7 @@ class TestAmongOtherCodecs:
     @pytest.mark.matrix
     @pytest.mark.parametrize("layout", ["C", "F", "3-d F", "strided", "broadcast"])
     @BY_NAME
-    def test_what_it_encodes_another_codec_takes(self, case, layout):
+    def test_encoded_chunks_are_taken_by_other_codecs(self, case, layout):
         """Guards against a result without a plain buffer, or with its memory in another order."""
         elements, _ = laid_out(case, layout)
         order = "F" if elements.flags.f_contiguous else "C"
@@ -636,7 +636,7 @@ class TestAmongOtherCodecs:
             codec.decode(stored, out=out)
             assert repr(out.tolist()) == repr(elements.tolist())
 
-    def test_it_is_found_and_is_a_codec(self):
+    def test_numcodecs_finds_a_codec(self):
         codec = numcodecs.get_codec({"id": "bytes", "endian": "big"})
         assert isinstance(codec, numcodecs.abc.Codec)
         assert numcodecs.registry.codec_registry["bytes"] is type(codec) is Bytes
@@ -645,7 +645,7 @@ class TestAmongOtherCodecs:
 @pytest.mark.parametrize(
     "entry", json.loads(OLD_BYTES.read_text()), ids=lambda entry: str(entry["config"])
 )
-def test_what_version_0_1_0_stored(entry):
+def test_chunks_of_version_0_1_0_are_read(entry):
     """Guards against a version that reads it otherwise, or another configuration for the same."""
     codec = numcodecs.get_codec(entry["config"])
     decoded = codec.decode(bytes.fromhex(entry["stored"]))

@@ -387,7 +387,7 @@ class TestHierarchies:
         assert not list(folder.rglob("zarr.json"))
 
     @pytest.mark.parametrize("name", REFUSED)
-    def test_what_is_refused_keeps_the_groups_above_it(self, folder, name):
+    def test_groups_above_a_refused_array_are_not_written(self, folder, name):
         """Their Zarr v3 metadata would hide it."""
         settings, reason = REFUSED[name]
         write_v2(folder / "deep/bad", None, **({"dtype": "<f4"} | settings))
@@ -401,7 +401,7 @@ class TestHierarchies:
         assert found["deep/in"].status == found["x"].status == "migrated"
         assert zarr.open_group(folder, zarr_format=2)["deep/in/y"][0, 0, 0] is not None
 
-    def test_other_metadata_are_not_overwritten_unless_asked_for(self, folder):
+    def test_other_metadata_is_not_overwritten_unless_asked_for(self, folder):
         migrated(folder)
         before = edited(folder / "x/zarr.json", fill_value=7)
         found = migrated(folder)
@@ -419,7 +419,7 @@ class TestHierarchies:
         }
         assert zarr.open_array(folder / "x", zarr_format=3).fill_value == 0
 
-    def test_what_was_appended_since_is_never_overwritten(self, tmp_path):
+    def test_appended_elements_are_never_overwritten(self, tmp_path):
         """The first refusal advised --overwrite, with which the array was as short as before."""
         create(tmp_path / "x", np.arange(6, dtype="<i4"), chunks=(2,))
         zarr.create_group(tmp_path, zarr_format=2)
@@ -447,7 +447,9 @@ class TestHierarchies:
         ],
     )
     @pytest.mark.parametrize("overwrite", [False, True])
-    def test_what_only_zarr_v3_has_is_kept(self, folder, path, changes, what, overwrite):
+    def test_attributes_and_members_of_zarr_v3_alone_are_kept(
+        self, folder, path, changes, what, overwrite
+    ):
         migrated(folder)
         before = edited(folder / path / "zarr.json", **changes)
         (reason,) = migrated(folder, overwrite=overwrite)[path].reasons
@@ -493,7 +495,7 @@ class TestHierarchies:
         ]
         assert {r.status for r in migrated(folder).values()} == {"Zarr v3 already"}
 
-    def test_consolidated_metadata_that_are_there_already(self, tmp_path):
+    def test_consolidated_metadata_that_is_there_already(self, tmp_path):
         """They would hide what is new, and say of what is changed what it was."""
         group = zarr.create_group(tmp_path, zarr_format=3)
         group.create_array("a", shape=2, dtype="i1")
@@ -620,7 +622,7 @@ class TestUndo:
             ("deep", {"attributes": {"units": "K"}}),
         ],
     )
-    def test_what_differs_is_kept_with_what_it_is_shown_with(self, folder, path, changes):
+    def test_a_zarr_json_that_differs_is_kept_and_named(self, folder, path, changes):
         migrated(folder)
         edited(folder / path / "zarr.json", **changes)
         before = documents_in(folder)
@@ -632,7 +634,7 @@ class TestUndo:
         assert found[other].reasons == [f"the same Zarr v3 group has {path}, which is kept"]
         assert documents_in(folder) == before
 
-    def test_what_only_zarr_v3_has_is_kept(self, folder):
+    def test_attributes_and_members_of_zarr_v3_alone_are_kept(self, folder):
         migrated(folder)
         zarr.create_array(folder / "deep/new", shape=3, dtype="i1", zarr_format=3)
         found = {report.path: report for report in migrate(folder, undo=True)}
@@ -648,7 +650,7 @@ class TestUndo:
         kept = ["deep", "deep/y", "deep/in", "deep/in/z"]
         assert found == {"": "Zarr v2 already", "x": "undone", **dict.fromkeys(kept, "kept")}
 
-    def test_other_consolidated_metadata_are_kept(self, folder):
+    def test_other_consolidated_metadata_is_kept(self, folder):
         migrated(folder)
         zarr.consolidate_metadata(folder, zarr_format=3)
         document = json.loads((folder / "zarr.json").read_text())
@@ -656,12 +658,12 @@ class TestUndo:
         consolidated["metadata"]["x"]["attributes"] = {"units": "K"}
         edited(folder / "zarr.json", consolidated_metadata=consolidated)
         found = {report.path: report for report in migrate(folder, undo=True)}
-        assert "its consolidated metadata differ" in found[""].reasons[0]
+        assert "its consolidated metadata differs" in found[""].reasons[0]
         zarr.consolidate_metadata(folder, zarr_format=3)
         assert {report.status for report in migrate(folder, undo=True)} == {"undone"}
 
     @pytest.mark.parametrize("raw", ["{", "[1]", "null"])
-    def test_broken_metadata_are_kept(self, folder, raw):
+    def test_broken_metadata_is_kept(self, folder, raw):
         migrated(folder)
         (folder / "x/zarr.json").write_text(raw)
         found = {report.path: report.status for report in migrate(folder, undo=True)}
@@ -706,12 +708,12 @@ class TestCheck:
     """Metadata of both formats beside each other."""
 
     @pytest.mark.parametrize("dtype", [*DTYPES, *STRUCTURES], ids=str)
-    def test_what_was_migrated_agrees(self, tmp_path, dtype):
+    def test_migrated_arrays_agree(self, tmp_path, dtype):
         create(tmp_path, random_array(dtype, SHAPE), order="F", compressors=numcodecs.Zstd(3))
         migrated(tmp_path)
         assert problems_of(tmp_path) == []
 
-    def test_what_zarrs_own_tool_gets_wrong(self, tmp_path):
+    def test_errors_of_zarrs_own_tool_are_found(self, tmp_path):
         """It takes structures for little endian: 1 reads as 16777216."""
         dtype = [("a", ">i4"), ("b", ">f8")]
         create(tmp_path, random_array(dtype, SHAPE))
@@ -719,7 +721,7 @@ class TestCheck:
         problems = problems_of(tmp_path)
         assert [p for p in problems if "bytes(endian=big)" in p] or not HAS_STRUCT, problems
 
-    def test_what_has_no_counterpart_is_no_problem(self, tmp_path):
+    def test_arrays_of_one_format_alone_are_no_problem(self, tmp_path):
         """Who wrote the Zarr v3 metadata may know better than zarr's own tool."""
         create(tmp_path, random_array("<f4", SHAPE))
         migrated(tmp_path)
@@ -788,7 +790,7 @@ class TestCheck:
 
 
 class TestCommand:
-    def test_it_says_what_became_of_each(self, tmp_path, capsys):
+    def test_the_report_names_the_status_of_each_node(self, tmp_path, capsys):
         data = random_array(">i2", (4,))
         create(tmp_path / "a", data, chunks=(4,))
         zarr.create_group(tmp_path, zarr_format=2)
@@ -811,7 +813,7 @@ class TestCommand:
             assert "\n  note    numcodecs.zlib in Zarr v3" in out
             assert "read Zarr v3, also what the notes name, remove" in out
 
-    def test_its_exit_status(self, tmp_path, capsys):
+    def test_exit_status(self, tmp_path, capsys):
         assert main(["migrate", str(tmp_path)]) == 1
         assert "no Zarr v2 metadata" in capsys.readouterr().out
         assert main(["migrate", str(tmp_path / "nowhere")]) == 2
@@ -849,7 +851,7 @@ class TestCommand:
         assert done.stderr == ""
         assert len(list(tmp_path.rglob("zarr.json"))) == (301 if command == "migrate" else 0)
 
-    def test_nobody_need_look_at_the_reports(self, tmp_path):
+    def test_migration_is_complete_if_nobody_looks_at_the_reports(self, tmp_path):
         """`migrate` was a generator, which did nothing until somebody asked for its reports."""
         create(tmp_path, random_array(">i2", (4,)), chunks=(4,))
         migrate(zarr.storage.LocalStore(tmp_path))

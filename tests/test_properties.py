@@ -165,7 +165,7 @@ class TestBytes:
 
     @bounded(200)
     @given(array=arrays(data_types), endian=st.sampled_from(ENDIANS))
-    def test_the_configuration_says_it_all(self, array, endian):
+    def test_a_codec_is_restored_from_its_configuration(self, array, endian):
         """Guards against a data type that JSON loses a part of: another reader reads the same."""
         codec = Bytes(endian, dtype=array.dtype)
         again = Bytes.from_config(json.loads(json.dumps(codec.get_config())))
@@ -450,7 +450,7 @@ class TestFuzzTarget:
         check_one(data)
 
 
-class TestFound:
+class TestFormerFailures:
     """What the above has found."""
 
     def test_a_structure_of_nothing_but_padding_is_refused(self):
@@ -480,7 +480,7 @@ except TypeError as error:
         ],
         ids=["offsets", "itemsize", "depth"],
     )
-    def test_a_dtype_that_is_none_is_refused(self, dtype):
+    def test_an_invalid_dtype_is_refused(self, dtype):
         with pytest.raises(TypeError, match="dtype must be a data type"):
             Bytes.from_config({"id": "bytes", "endian": "big", "dtype": dtype})
 
@@ -509,6 +509,6 @@ except TypeError as error:
         ],
         ids=["r*", "bfloat16", "complex_bfloat16", "struct"],
     )
-    def test_metadata_are_refused_in_our_words(self, data_type, fill_value):
+    def test_bad_metadata_is_refused_in_our_words(self, data_type, fill_value):
         document = metadata(data_type, [{"name": "bytes"}], fill_value=fill_value)
         assert check_document(document) == "refused"

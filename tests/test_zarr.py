@@ -89,7 +89,7 @@ class TestStoredBytes:
         assert encode(BytesCodec(endian=endian), array, spec).to_bytes() == case.stored(endian)
 
     @BY_ENDIAN
-    def test_a_view_is_stored_as_what_it_is_not_as_its_base(self, endian):
+    def test_a_view_is_stored_without_the_rest_of_its_base(self, endian):
         """`raw.view(">f4")` mends data that were read in the wrong byte order."""
         for dtype in (">f4", "<f4"):
             memory = struct.pack(f"{dtype[0]}3f", 1, 2, 3)
@@ -236,23 +236,23 @@ class TestInvalidBools:
     STORED = bytes([0, 1, 2, 255])
     RIGHT = bytes([0, 1, 1, 1])
 
-    def test_on_read(self, tmp_path):
+    def test_invalid_bools_read_as_true(self, tmp_path):
         opened = zarr.open_array(write_array(tmp_path, self.STORED, "bool", [bytes_codec()]))
         assert opened[:].tobytes() == self.RIGHT
         assert opened[1:3].tobytes() == self.RIGHT[1:3]
 
-    def test_on_read_modify_write(self, tmp_path):
+    def test_invalid_bools_are_mended_by_a_partial_write(self, tmp_path):
         path = write_array(tmp_path, self.STORED, "bool", [bytes_codec()])
         zarr.open_array(path, mode="r+")[0] = True
         assert (path / "c/0").read_bytes() == bytes([1, 1, 1, 1])
 
-    def test_on_write(self, tmp_path):
+    def test_invalid_bools_are_written_as_true(self, tmp_path):
         path = write_array(tmp_path, None, "bool", [bytes_codec()])
         zarr.open_array(path, mode="r+")[:] = np.frombuffer(self.STORED, "?")
         assert (path / "c/0").read_bytes() == self.RIGHT
 
     @pytest.mark.parametrize("endian", [None, "little", "big"])
-    def test_in_a_shard_that_is_read_whole(self, tmp_path, endian):
+    def test_invalid_bools_in_a_shard_that_is_read_whole(self, tmp_path, endian):
         """The fused pipeline reads dense shards without calling the codec."""
         shards = sharded([2], bytes_codec(endian), index_codecs=[bytes_codec("little")])
         shard = self.STORED + struct.pack("<4Q", 0, 2, 2, 2)
@@ -351,13 +351,13 @@ class TestMetadata:
         ],
         ids=repr,
     )
-    def test_bad_metadata_are_refused_when_the_array_is_opened(
+    def test_bad_metadata_is_refused_when_the_array_is_opened(
         self, tmp_path, codec, error, message
     ):
         with pytest.raises(error, match=message):
             zarr.open_array(write_array(tmp_path, None, "int16", [codec]))
 
-    def test_only_its_own_names_are_read(self):
+    def test_names_other_than_bytes_and_endian_are_refused(self):
         for data in ({"name": "zstd"}, {}, "bytes", 3):
             with pytest.raises(ValueError, match="not the metadata of a bytes codec: got "):
                 BytesCodec.from_dict(data)

@@ -48,7 +48,7 @@ def data_type_of(data):
 class TestStoredBytes:
     @BY_ENDIAN
     @BY_ML_CASE
-    def test_metadata_that_name_the_type_are_opened(self, tmp_path, case, endian):
+    def test_metadata_that_names_the_type_is_opened(self, tmp_path, case, endian):
         """zarr-python opens none of them."""
         fill_value = FILL_VALUES.get(case.name, 0)
         for data_type in (case.name, {"name": case.name, "configuration": {}}):
@@ -78,7 +78,7 @@ class TestStoredBytes:
             assert document["fill_value"] == fill_value
 
     @pytest.mark.parametrize("case", ML_CASES + CASES[:1], ids=lambda c: c.name)
-    def test_bits_that_are_no_value_are_ignored_and_never_passed_on(self, tmp_path, case):
+    def test_unused_bits_are_ignored_and_never_passed_on(self, tmp_path, case):
         """ml_dtypes computes wrong values from a float4 or float6 with upper bits."""
         fill_value = False if case.name == "bool" else FILL_VALUES.get(case.name, 0)
         largest = {"int2": 3, "uint2": 3, "int4": 15, "uint4": 15, "float4_e2m1fn": 15}.get(
@@ -103,7 +103,7 @@ class TestStoredBytes:
         assert (path / "c" / "0").read_bytes() == valid
 
     @BY_ML_CASE
-    def test_bits_that_are_no_value_in_shards(self, tmp_path, case):
+    def test_unused_bits_in_shards(self, tmp_path, case):
         """zarr's sharding reads dense shards of fixed-size types without asking the codec."""
         path = tmp_path / "array"
         array = zarr.create_array(
@@ -127,7 +127,7 @@ class TestStoredBytes:
         )
 
     @BY_ENDIAN
-    def test_zarrs_own_codec_reads_them_right(self, tmp_path, endian):
+    def test_values_are_the_same_with_zarrs_own_codec(self, tmp_path, endian):
         """Whoever opts out of our codec keeps the data types."""
         case = next(c for c in CASES if c.name == "bfloat16")
         path = write_array(tmp_path, case.stored(endian), "bfloat16", [bytes_codec(endian)], (12,))
@@ -138,7 +138,7 @@ class TestStoredBytes:
             array[:] = case.array()
         assert (path / "c" / "0").read_bytes() == case.stored(endian)
 
-    def test_what_zarrs_own_codec_would_read_wrong_is_refused(self, tmp_path):
+    def test_structures_that_zarrs_own_codec_would_misread_are_refused(self, tmp_path):
         case = next(c for c in CASES if c.name == "complex_float16")
         path = write_array(
             tmp_path, case.stored("big"), case.name, [bytes_codec("big")], (12,), fill_value=[0, 0]
@@ -247,7 +247,9 @@ class TestFillValues:
         ],
         ids=str,
     )
-    def test_are_read_and_written_as_the_registry_says(self, tmp_path, name, data, bits, written):
+    def test_fill_values_are_read_and_written_as_the_registry_says(
+        self, tmp_path, name, data, bits, written
+    ):
         path = write_array(
             tmp_path, None, name, [bytes_codec("little")], shape=(2,), fill_value=data
         )
@@ -311,7 +313,7 @@ class TestFillValues:
         ],
         ids=str,
     )
-    def test_others_are_refused(self, tmp_path, name, data, message):
+    def test_invalid_fill_values_are_refused(self, tmp_path, name, data, message):
         path = write_array(tmp_path, None, name, [bytes_codec("little")], fill_value=data)
         with pytest.raises(TypeError, match=message):
             zarr.open_array(path)
@@ -321,7 +323,7 @@ class TestFillValues:
         assert array[:].tolist() == [1 - 1.5j, 1 - 1.5j]
 
     @BY_ML_CASE
-    def test_default_to_zero_bits(self, case):
+    def test_default_fill_value_is_zero_bits(self, case):
         array = zarr.create_array({}, shape=2, dtype=case.dtype)
         assert not any(array[:].tobytes())
 
@@ -361,7 +363,7 @@ class TestInZarr:
         assert {c.name for c in ML_CASES} | {"r*", "struct"} <= registered.keys()
 
     @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 never loads the entry points")
-    def test_they_are_found_without_an_import_and_ml_dtypes_only_where_met(self, tmp_path):
+    def test_data_types_are_found_without_an_import_and_ml_dtypes_only_where_met(self, tmp_path):
         for name in ("int32", "bfloat16"):
             write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
         program = (
@@ -434,7 +436,7 @@ class TestInZarr:
         assert out.count("numcodecs_bytes adds") == 1
 
     @pytest.mark.parametrize("name", ["r16", *(c.name for c in ML_CASES), "complex_float32"])
-    def test_a_data_type_is_a_value(self, name):
+    def test_data_types_compare_hash_and_pickle(self, name):
         data_type = data_type_of(name)
         assert pickle.loads(pickle.dumps(data_type)) == data_type  # noqa: S301
         assert data_type == data_type_of(name) != data_type_of("r24")
@@ -451,7 +453,7 @@ class TestInZarr:
     @pytest.mark.parametrize(
         "name", ["r", "R16", "r16 ", "r-8", "bfloat", "int3", "float8", "real"]
     )
-    def test_other_names_are_zarrs_business(self, tmp_path, name):
+    def test_unknown_names_are_left_to_zarr(self, tmp_path, name):
         path = write_array(tmp_path, None, name, [bytes_codec()])
         with pytest.raises(ValueError, match="No Zarr data type found that matches"):
             zarr.open_array(path)
@@ -537,7 +539,7 @@ class TestNumcodecs:
 
 
 class TestNumpyDescr:
-    def test_gives_the_canonical_struct(self):
+    def test_numpy_descr_gives_the_canonical_struct(self):
         descr = [["name", "<U10"], ["age", "<i4"], ["weight", "<f4"]]
         data_type = parse_numpy_descr(descr)
         assert data_type.to_json(zarr_format=3) == {
@@ -595,7 +597,7 @@ class TestNumpyDescr:
         ],
         ids=str,
     )
-    def test_what_struct_cannot_hold_is_refused(self, descr, error, message):
+    def test_descriptions_that_struct_cannot_hold_are_refused(self, descr, error, message):
         with pytest.raises(error, match=message):
             parse_numpy_descr(descr)
 
@@ -703,7 +705,7 @@ class TestStruct:
         ],
         ids=str,
     )
-    def test_bad_metadata_are_refused(self, tmp_path, data_type):
+    def test_bad_metadata_is_refused(self, tmp_path, data_type):
         path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
         with pytest.raises((ValueError, TypeError, KeyError)):
             zarr.open_array(path)

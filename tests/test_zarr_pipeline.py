@@ -68,7 +68,7 @@ class TestV2:
     @pytest.mark.matrix
     @pytest.mark.parametrize("dtype", [*DTYPES, STRUCT], ids=str)
     @pytest.mark.parametrize(("order", "where", "endian"), list(v2_settings()))
-    def test_what_zarr_wrote_is_read(self, tmp_path, dtype, order, where, endian):
+    def test_arrays_that_zarr_wrote_are_read(self, tmp_path, dtype, order, where, endian):
         data = random_array(dtype)
         dtype = data.dtype
         codec = numcodecs_bytes.Bytes(endian, dtype) if endian else None
@@ -97,7 +97,7 @@ class TestV2:
         assert_reads_as(tmp_path, data)
 
     @pytest.mark.parametrize("selection", [slice(None), slice(0, 2)], ids=str)
-    def test_bools_that_are_none_are_true(self, tmp_path, selection):
+    def test_invalid_bools_read_as_true(self, tmp_path, selection):
         """In whole and in part."""
         array = zarr.create_array(
             tmp_path, shape=4, dtype="?", zarr_format=2, compressors=None, filters=None
@@ -151,7 +151,7 @@ class TestTransposed:
         [*([order] for order in orders(3)), [(1, 2, 0), (0, 2, 1)], [(2, 0, 1)] * 3, []],
         ids=str,
     )
-    def test_what_zarr_wrote_is_read(self, tmp_path, transposes, dtype, kind, endian):
+    def test_arrays_that_zarr_wrote_are_read(self, tmp_path, transposes, dtype, kind, endian):
         data = random_array(dtype)
         zarrs_own = {
             "codecs.bytes": f"{kind.__module__}.{kind.__qualname__}",
@@ -278,7 +278,7 @@ class TestOnlyWhatIsSelected:
         assert array[7].tolist() == [1] * 500
         assert len([name for name in names if str(tmp_path) in str(name)]) == 1
         assert positions == [(8, (column * 500 + 7) * 8) for column in range(500)] or (
-            len(positions) < 500  # a slow machine, where gaps are read over
+            len(positions) < 500  # a slow machine, where ranges are coalesced
         )
 
     def test_missing_chunks(self, tmp_path, counting):
@@ -293,7 +293,7 @@ def outcome(array):
         return str(error)
 
 
-class TestWhatItHandsOn:
+class TestPassedOnToZarr:
     @pytest.mark.parametrize(
         "settings",
         [
@@ -413,11 +413,11 @@ array = zarr.open_array(sys.argv[1], mode="r")
 print(type(array._async_array.codec_pipeline).__name__, array[1].tolist())
 """
 
-    def test_by_nobody(self, tmp_path):
+    def test_without_a_choice_zarrs_pipeline_stays(self, tmp_path):
         create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
         assert run(self.PROGRAM, tmp_path) == "BatchedCodecPipeline [1.0, 1.0]"
 
-    def test_by_environment_and_file(self, tmp_path, our_pipeline):
+    def test_chosen_by_environment_and_file(self, tmp_path, our_pipeline):
         create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
         expected = our_pipeline.rpartition(".")[2] + " [1.0, 1.0]"
         assert run(self.PROGRAM, tmp_path, ZARR_CODEC_PIPELINE__PATH=our_pipeline) == expected
@@ -436,6 +436,6 @@ print(type(array._async_array.codec_pipeline).__name__, array[1].tolist())
         program = f"import warnings; {change}\nwarnings.simplefilter('ignore')\n" + self.PROGRAM
         assert run(program, tmp_path) == "BatchedCodecPipeline [1.0, 1.0]"
 
-    def test_it_is_none_of_the_public_names_where_zarr_has_no_fused_one(self):
+    def test_the_fused_pipeline_is_no_public_name_where_zarr_has_none(self):
         has_fused = hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline")
         assert ("FusedPartialReadPipeline" in zarr_pipeline.__all__) == has_fused

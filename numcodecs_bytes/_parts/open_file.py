@@ -31,8 +31,8 @@ BLOCK_BYTES = 1 << 18
 SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
 
 # A piece takes 0.3 to 1 us if it is in the page cache. If it takes at least SLOW_SECONDS in each of
-# the first NUM_TIMED batches, the file is on a disk or a network, and reading over larger gaps is
-# tried as well. The first blocks of that may take up to LONGER_AT_FIRST times as long per piece,
+# the first NUM_TIMED batches, the file is on a disk or a network, and coalescing over larger gaps
+# is tried as well. The first blocks of that may take up to LONGER_AT_FIRST times as long per piece,
 # because the kernel does not read ahead yet.
 SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
 
@@ -89,7 +89,7 @@ class OpenFile:
         is_wanted : callable
             Called from time to time; the read is cancelled if it returns False.
         adapts : bool
-            Whether to read over larger gaps if the file is slow.
+            Whether to coalesce over larger gaps if the file is slow.
 
         Returns
         -------

@@ -12,7 +12,7 @@ of its permuted axes. Three terms:
 
 A selection is either a list of points (``vindex``, masks) or a product of one set of indices per
 axis (basic selections, ``oindex``). The pieces of a product are found axis by axis, from the axis
-with the smallest stride. As long as the indices of an axis merge into a single piece, the next axis
+with the smallest stride. As long as the indices of an axis coalesce into a single piece, the next axis
 starts from a single piece. The first axis where they do not is the *split axis*. Its pieces repeat
 for every combination of indices of the axes after it. If the gap between the last piece of one
 combination and the first of the next is small, one range fetches both.
@@ -377,9 +377,9 @@ def _as_array(indices: range | Indices) -> Indices:
     return indices
 
 
-# A piece may contain gaps, which then stay in memory. Up to a total of KEPT_BYTES, it contains
-# every gap that a range may read over. Beyond that, only gaps of at most KEPT_GAP_BYTES, because
-# every additional piece takes 32 bytes itself, or of at most the bytes that one index needs.
+# A piece may contain gaps, which then stay in memory: up to a total of KEPT_BYTES, every gap over
+# which ranges are coalesced. Beyond that, only gaps of at most KEPT_GAP_BYTES, because every
+# additional piece takes 32 bytes itself, or of at most the bytes that one index needs.
 KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
 
@@ -440,7 +440,7 @@ def _plan_product(
         ranges=coalescing.coalesce(starts, starts + pieces.lengths * item_size),
         window_shape=tuple(window[k].length for k in kept),
         window_strides=tuple(window[k].stride for k in kept),
-        index=tuple(window[k].index for k in kept),
+        index=tuple(window[k].indices for k in kept),
         order=tuple(axes[k].order for k in kept),
         shape=tuple(axes[k].num_selected for k in kept),
     )
@@ -451,7 +451,7 @@ class _WindowAxis(NamedTuple):
 
     length: int
     stride: int
-    index: Indices | None
+    indices: Indices | None
 
 
 class _Run(NamedTuple):

@@ -71,7 +71,7 @@ _SKIPPED = ("struct of mixed byte orders", "record")  # `struct` again: Zarr v3 
 
 @dataclass(frozen=True)
 class DataType:
-    """A data type as metadata have it, with twelve elements of it."""
+    """A data type as metadata has it, with twelve elements of it."""
 
     name: str
     metadata: Any

@@ -1,4 +1,4 @@
-"""The other implementations, each as what writes and reads whole arrays that metadata describe.
+"""The other implementations, each as what writes and reads whole arrays that metadata describes.
 
 `write` and `read` take folders that hold a zarr.json, and return for each what came: None or the
 native array, or the exception. What is known to be wrong, crash or hang is not asked for.

@@ -74,7 +74,7 @@ def test_the_golden_files_are_whole(implementation):
 @pytest.mark.usefixtures("pipeline")
 @pytest.mark.parametrize("implementation", NUM_ARRAYS)
 @BY_DATA_TYPE
-def test_we_read_theirs(tmp_path, implementation, name):
+def test_their_arrays_are_read(tmp_path, implementation, name):
     """Whole, and parts of it."""
     for number, which in enumerate(some_arrays_of(name)):
         chunks = golden(implementation).get((name, *which[1:]))
@@ -94,7 +94,7 @@ def test_we_read_theirs(tmp_path, implementation, name):
 
 @pytest.mark.usefixtures("pipeline")
 @BY_DATA_TYPE
-def test_we_write_what_the_reference_says(tmp_path, name):
+def test_written_chunks_are_those_of_the_reference(tmp_path, name):
     for number, which in enumerate(some_arrays_of(name)):
         path = write_files(tmp_path / str(number), which)
         with zarr.config.set({"array.write_empty_chunks": True}):
@@ -168,7 +168,7 @@ def _flat(codecs):
 
 @BY_DATA_TYPE
 @pytest.mark.parametrize("implementation", PEERS)
-def test_they_read_ours_right_or_not_at_all(read_by_peers, implementation, name):
+def test_our_arrays_are_read_right_or_refused_by_theirs(read_by_peers, implementation, name):
     for which, (expected, answer) in read_by_peers(implementation).items():
         if which[0] == name and not isinstance(answer, Exception):
             assert np.asarray(answer).shape == expected.shape, which

@@ -55,14 +55,14 @@ class TestWholeShardsOfZarrs:
 
     @BY_ENDIAN
     @BY_NUMBER
-    def test_we_read_theirs(self, tmp_path, zarrs, data_type, endian):
+    def test_their_arrays_are_read(self, tmp_path, zarrs, data_type, endian):
         with zarr.config.set(zarrs):
             self.create(tmp_path, data_type, endian)[:] = self.data_of(data_type)
         assert (zarr.open_array(tmp_path)[:] == self.data_of(data_type)).all()
 
     @BY_ENDIAN
     @BY_NUMBER
-    def test_they_read_ours(self, tmp_path, zarrs, data_type, endian):
+    def test_our_shards_are_read_by_theirs(self, tmp_path, zarrs, data_type, endian):
         self.create(tmp_path, data_type, endian)[:] = self.data_of(data_type)
         with zarr.config.set(zarrs):
             theirs = zarr.open_array(tmp_path)[:]
@@ -70,7 +70,7 @@ class TestWholeShardsOfZarrs:
 
 
 @pytest.mark.parametrize("implementation", PEERS)
-def test_we_read_what_the_installed_version_writes(tmp_path, implementation):
+def test_arrays_of_the_installed_versions_are_read(tmp_path, implementation):
     try:
         peer = PEERS[implementation]()
     except ImportError as error:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._core.copy import _plan_tiles, decode_into, encode_array
+from numcodecs_bytes._core.copy import decode_into, encode_array
 from numcodecs_bytes._core.dtypes import stored_dtype, swap_unit
 
 SHAPES = [
@@ -66,25 +66,61 @@ def test_every_order_of_axes_is_filled_in_c_order(shape, dtype):
         assert out.tobytes() == values.tobytes()
 
 
-def test_tiles_are_taken_where_a_line_would_be_read_again_and_again():
-    assert _plan_tiles((4096, 4096), (1 << 15, 8), (8, 1 << 15), 8) == [512, 16]
-    assert _plan_tiles((5000, 5000), (40000, 8), (8, 40000), 8) == [512, 256]
-    assert _plan_tiles((1000, 1000), (1000, 1), (1, 1000), 1) == [512, 256]
-    assert _plan_tiles((64, 64, 64), (4096, 64, 1), (1, 64, 4096), 1) == [64, 32, 16]
-    # But not where NumPy reads each line once, or has all of them in the cache.
-    assert _plan_tiles((4096, 4096), (1 << 15, 8), (1 << 15, 8), 8) is None
-    assert _plan_tiles((1000, 1000), (8000, 8), (8, 8000), 8) is None
-    assert _plan_tiles((64, 64), (512, 8), (8, 512), 8) is None
-    assert _plan_tiles((1 << 20,), (8,), (-8,), 8) is None
+@pytest.fixture
+def copied(monkeypatch):
+    """Return the arrays that are copied, tiles of larger ones or not."""
+    copyto, sources = np.copyto, []
+
+    def record(out, source, **kwargs):
+        sources.append(source)
+        copyto(out, source, **kwargs)
+
+    monkeypatch.setattr(np, "copyto", record)
+    return sources
 
 
-def test_an_out_that_overlaps_its_bytes_is_not_filled_in_tiles():
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((4096, 1024), "f4").T,  # lines a multiple of 4096 bytes apart: L1 holds few
+        np.zeros((40_000, 64), "f8").T,
+        np.zeros((1000, 1000), "u1").T,
+        np.zeros((64, 64, 64), "u1").T,
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_tiles_read_no_more_lines_than_the_cache_holds(copied, array):
+    """NumPy would read each line again for each of its elements."""
+    encode_array(array, array.dtype.newbyteorder(">"))
+    assert sum(tile.size for tile in copied) == array.size
+    assert max(tile.shape[-1] for tile in copied) <= (16 if array.strides[-1] == 4096 else 512)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((1024, 1024), "f8")[:, ::-1],  # each line is read once
+        np.zeros((1000, 1000), "f8").T,  # the cache holds all of it
+        np.zeros((64, 64), "f8").T,
+        np.zeros(1 << 20)[::-1],
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_there_is_one_copy_where_tiles_would_save_nothing(copied, array):
+    encode_array(array, array.dtype.newbyteorder(">"))
+    assert [source.shape for source in copied] in ([], [array.shape])
+
+
+def test_an_out_that_overlaps_its_bytes_is_not_filled_in_tiles(copied):
     """Tiles would read what they have written."""
     memory = np.arange(2 * 300 * 5000 + 1, dtype=np.uint32)
     raw, shifted = memory[:-1].view(np.uint8), memory[1:].view(">u4")
     out = shifted.reshape(2, 300, 5000).transpose(2, 0, 1)
-    assert _plan_tiles(out.shape, out.strides, (2400, 1200, 4), 4)
     expected = memory[:-1].reshape(out.shape).copy()
+    Bytes("little", "<u4").decode(
+        raw.copy(), out=np.empty((2, 300, 5000)).astype(">u4").transpose(2, 0, 1)
+    )
+    assert len(copied) > 1
     assert Bytes("little", "<u4").decode(raw, out=out) is out
     assert (out == expected).all()
 
@@ -108,7 +144,7 @@ def test_an_out_that_overlaps_its_bytes_is_not_filled_in_tiles():
     ],
     ids=str,
 )
-def test_what_is_swapped_as_integers(dtype, unit):
+def test_unit_that_is_swapped(dtype, unit):
     expected = None if unit is None else np.dtype(unit)
     assert swap_unit(np.dtype(dtype)) == expected
 

@@ -217,7 +217,7 @@ def complaints_about(root, done):
 
 
 def _is_revealed(folder, changed, values):
-    """Whether zarr, a length or the other metadata tell that an array is damaged."""
+    """Whether zarr, a length or the other metadata tells that an array is damaged."""
     lengths = [k in ("cut", "extend", "empty") and "json" not in p for k, p in changed]
     if isinstance(values, Exception):
         return True

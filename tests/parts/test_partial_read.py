@@ -47,7 +47,7 @@ DATA = np.arange(100, 124).reshape(4, 6)
 
 
 @pytest.mark.usefixtures("pipeline")
-class TestRight:
+class TestValues:
     @pytest.mark.matrix
     @pytest.mark.parametrize("max_gap_bytes", [0, 100, None])
     @BY_ENDIAN
@@ -121,7 +121,7 @@ class TestRight:
 
 
 @pytest.mark.usefixtures("pipeline")
-class TestFrugal:
+class TestRequests:
     @pytest.fixture
     def array(self, tmp_path, counting):
         """Return a chunk of 8 MiB: 1024 rows of 8 KiB."""
@@ -211,7 +211,7 @@ class TestFrugal:
         ids=range(5),
     )
     def test_the_memory_of_index_arrays_follows_the_selection(self, tmp_path, selection):
-        """A window on merged ranges shows the same bytes many times: no copy of it may be made."""
+        """A window on coalesced ranges shows the same bytes many times: no copy of it may be made."""
         data = np.arange(10**6).reshape(100, 100, 100).astype("f4")
         create(tmp_path, data.shape, dtype="f4")[:] = data
         array = zarr.open_array(tmp_path)
@@ -227,7 +227,7 @@ class TestFrugal:
     @pytest.mark.usefixtures("pipeline")
     @pytest.mark.parametrize("shape", [(11585, 11585), (1 << 17, 1 << 10)], ids=str)
     def test_of_a_gibibyte_a_column_takes_the_memory_of_a_column(self, tmp_path, shape):
-        """Where gaps are read over, too."""
+        """Where ranges are coalesced, too."""
         num_rows, num_columns = shape
         create(tmp_path, shape)
         (tmp_path / "c/0").mkdir(parents=True)

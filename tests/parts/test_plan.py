@@ -138,7 +138,7 @@ def test_no_other_plan_is_cheaper_unless_the_selection_is_dense(case):
     ids=str,
 )
 def test_ranges_of_an_8_by_8_chunk(selection, expected):
-    """One byte an item, and a request as dear as 8 bytes: gaps of up to 8 are read over."""
+    """One byte an item, and a request as dear as 8 bytes: ranges are coalesced over gaps of up to 8."""
     plan = plan_read(selection, (8, 8), 1, Coalescing(8))
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == expected
 
@@ -228,7 +228,7 @@ def test_a_chunk_that_no_integer_reaches_is_read_whole(shape):
 
 
 def test_a_range_with_gaps_is_no_longer_than_two_blocks():
-    """What is read over must not need as much memory as the chunk."""
+    """Gaps that are read must not need as much memory as the chunk."""
     plan = plan_read((slice(None), 3), (1000, 100), 8, Coalescing(10**9, 4096))
     assert (plan.ranges.ends - plan.ranges.starts).max() <= 2 * 4096
     assert plan.num_requests == pytest.approx(1000 * 800 / 4096, abs=1)

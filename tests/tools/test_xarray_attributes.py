@@ -243,7 +243,7 @@ def test_names_of_dimensions_in_nczarr(tmp_path):
         (None, "-999", None, "attribute _FillValue '-999' is dropped: no float32 equals it"),
     ],
 )
-def test_what_becomes_of_the_attribute(fill_value, given, expected, note):
+def test_where_the_attribute_goes(fill_value, given, expected, note):
     store = store_of("<f4", [1, -999, 0], fill_value, {"_FillValue": given, "units": "K"})
     report = migrate(store)[0]
     assert report.notes == ([note] if note else [])
@@ -277,7 +277,7 @@ def test_arrays_without_dimensions_need_no_names(tmp_path):
     assert (float(opened), opened.attrs) == (1, {"units": "K"})
 
 
-def test_check_names_what_xarray_can_not_decode():
+def test_check_names_attributes_that_xarray_can_not_decode():
     """One such attribute makes xarray raise for the whole group; check said 0 problems."""
     undecodable = 0
     for dtype, (elements, _) in DTYPES.items():

@@ -65,7 +65,7 @@ def files_beside(archive):
 
 class TestMembers:
     @pytest.mark.parametrize("location", [str, Path])
-    def test_they_are_as_they_were(self, archive, location):
+    def test_members_are_unchanged(self, archive, location):
         """In the same order, with the same dates, modes and bytes; also one that is there twice."""
         with zipfile.ZipFile(archive, "a") as file:
             file.comment = b"from a scientist"
@@ -89,20 +89,20 @@ class TestMembers:
             "zarr.json",
         ]
 
-    def test_what_precedes_the_first_one_stays(self, archive):
+    def test_bytes_before_the_first_member_stay(self, archive):
         """Self-extracting archives begin with a program."""
         archive.write_bytes(b"#!/bin/sh\n" + archive.read_bytes())
         migrate(archive)
         assert archive.read_bytes().startswith(b"#!/bin/sh\nPK")
         assert_migrated(archive)
 
-    def test_a_changed_one_is_there_once(self, archive):
+    def test_a_changed_member_is_there_once(self, archive):
         with zarr.storage.ZipStore(archive, mode="a") as store:
             zarr.create_array(store, name="x", shape=4, chunks=2, dtype="i1", zarr_format=3)
         migrate(archive, overwrite=True)
         assert_migrated(archive)
 
-    def test_removed_ones(self, archive):
+    def test_removed_members(self, archive):
         before = archive.read_bytes()
         migrate(archive)
         assert {r.status for r in migrate(archive, undo=True)} == {"undone"}
@@ -141,8 +141,8 @@ def vars_of(info):
     return {name: getattr(info, name) for name in names.split()}
 
 
-class TestTheFile:
-    def test_it_is_only_read(self, archive):
+class TestArchive:
+    def test_the_archive_is_only_read(self, archive):
         """A second name of the file keeps what it was: the file itself is not written."""
         before = archive.read_bytes()
         os.link(archive, archive.with_name("b.zip"))
@@ -210,7 +210,7 @@ class TestTheFile:
         file_system.close()
         assert archive.read_bytes() == before
 
-    def test_what_is_no_archive_is_left_alone(self, archive, capsys):
+    def test_a_file_that_is_no_archive_is_left_alone(self, archive, capsys):
         whole = archive.read_bytes()
         damaged = bytearray(whole)
         damaged[whole.index(b"PK\1\2")] ^= 0xFF
@@ -230,7 +230,7 @@ class TestTheFile:
         assert archive.read_bytes() == raw
         assert files_beside(archive) == ["a.zip"]
 
-    def test_what_python_can_not_decode(self, archive):
+    def test_a_compression_that_python_can_not_decode(self, archive):
         with zipfile.ZipFile(archive, "a") as file:
             file.writestr("notes", b"1")
         raw = bytearray(archive.read_bytes())
@@ -266,7 +266,7 @@ class TestTheFile:
         assert archive.read_bytes() == b"changed"
         assert files_beside(archive) == ["a.zip"]
 
-    def test_another_one_in_its_place(self, archive):
+    def test_another_archive_in_its_place(self, archive):
         """Between looking at its members and writing them."""
         opened = Archive(archive)
         shutil.copy(archive, archive.with_name("b.zip"))
@@ -277,7 +277,7 @@ class TestTheFile:
         assert archive.read_bytes() == before
 
     @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
-    def test_only_one_at_a_time(self, archive):
+    def test_only_one_process_at_a_time(self, archive):
         opened = Archive(archive)
         with (
             Archive(archive)._locked(),
