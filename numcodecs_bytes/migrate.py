@@ -78,9 +78,9 @@ def migrate(
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
     Neither chunks nor Zarr v2 metadata is changed. An array is migrated only if two chunks read the
-    same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first one of
-    the array itself. The Zarr v3 metadata of a group hides all nodes below it that are still Zarr
-    v2, so a group is migrated after all nodes below it, or not at all.
+    same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first
+    one of the array itself. The Zarr v3 metadata of a group hides all nodes below it that are still
+    Zarr v2, so a group is migrated after all nodes below it, or not at all.
 
     A zip file is not changed in place: a copy of it with the new metadata is written beside it,
     read back, and put in its place.

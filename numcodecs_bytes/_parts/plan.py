@@ -12,7 +12,7 @@ of its permuted axes. Three terms:
 
 A selection is either a list of points (``vindex``, masks) or a product of one set of indices per
 axis (basic selections, ``oindex``). The pieces of a product are found axis by axis, from the axis
-with the smallest stride. As long as the indices of an axis coalesce into a single piece, the next axis
+with the smallest stride. As long as the indices of an axis form a single piece, the next axis
 starts from a single piece. The first axis where they do not is the *split axis*. Its pieces repeat
 for every combination of indices of the axes after it. If the gap between the last piece of one
 combination and the first of the next is small, one range fetches both.

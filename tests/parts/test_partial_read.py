@@ -211,7 +211,7 @@ class TestRequests:
         ids=range(5),
     )
     def test_the_memory_of_index_arrays_follows_the_selection(self, tmp_path, selection):
-        """A window on coalesced ranges shows the same bytes many times: no copy of it may be made."""
+        """A window on coalesced ranges shows the same bytes many times: it must not be copied."""
         data = np.arange(10**6).reshape(100, 100, 100).astype("f4")
         create(tmp_path, data.shape, dtype="f4")[:] = data
         array = zarr.open_array(tmp_path)

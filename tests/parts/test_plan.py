@@ -138,7 +138,7 @@ def test_no_other_plan_is_cheaper_unless_the_selection_is_dense(case):
     ids=str,
 )
 def test_ranges_of_an_8_by_8_chunk(selection, expected):
-    """One byte an item, and a request as dear as 8 bytes: ranges are coalesced over gaps of up to 8."""
+    """One byte an item, and a request as dear as 8 bytes: gaps of up to 8 are coalesced."""
     plan = plan_read(selection, (8, 8), 1, Coalescing(8))
     assert [(start, end) for start, end, *_ in plan.ranges.requests()] == expected
 
