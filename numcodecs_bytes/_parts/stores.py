@@ -57,6 +57,7 @@ import sys
 import weakref
 import zipfile
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -98,20 +99,29 @@ _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
 _DIR = "fsspec.implementations.dirfs.DirFileSystem"
+_HTTP = "fsspec.implementations.http.HTTPFileSystem"
+_OBSTORE = "obstore.fsspec.FsspecStore"
 # File systems that answer concurrent range requests.
 _FILE_SYSTEMS = {
     _DIR,  # like the one below it
     _REFERENCE,  # the same
     "adlfs.spec.AzureBlobFileSystem",
-    "fsspec.implementations.http.HTTPFileSystem",
+    _HTTP,
     "gcsfs.core.GCSFileSystem",
     "gcsfs.extended_gcsfs.ExtendedGcsFileSystem",
-    "obstore.fsspec.FsspecStore",
+    _OBSTORE,
     "s3fs.core.S3FileSystem",
 }
-_OF_OBSTORE = "obstore.fsspec.FsspecStore_"  # classes that obstore generates, one per protocol
+# The methods that read a file, of asynchronous file systems and of the local one.
+_READING_OF_FSSPEC = ("_cat_file", "_cat_common")
+_READING_OF_LOCAL = ("cat_file", "open", "_open")
+# Arguments of aiohttp's client that leave the responses as they are.
+_CLIENT_OPTIONS = {
+    *("auth", "connector", "connector_owner", "cookie_jar", "cookies", "headers", "loop"),
+    *("proxy", "proxy_auth", "raise_for_status", "read_bufsize", "timeout", "trust_env"),
+}
 
-_READING = ("get", "get_sync")
+_READING = ("get", "get_sync", "_get")
 # The methods that zarr uses for reading. A method that was replaced before this module was imported
 # comes from another file than its class; such a class is left out.
 _OWN_METHODS = {
@@ -206,9 +216,9 @@ class Whole(NamedTuple):
 Source = File | Remote | Whole
 
 
-def find_source(byte_getter: Any) -> Source:
+def find_source(byte_getter: object) -> Source:
     """Return how to read parts of a chunk."""
-    if not _has_own_methods(byte_getter, StorePath):
+    if not isinstance(byte_getter, StorePath) or not _has_own_methods(byte_getter, StorePath):
         is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
         return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
     if byte_getter.store in refusing:
@@ -221,8 +231,8 @@ def _source_in(store: Any, path: str) -> Source:
     if kind in _SOURCES and _has_own_methods(store, kind):
         # A closed store is read whole, because `get` opens it.
         return _SOURCES[kind](store, path) if store._is_open else Whole()  # noqa: SLF001
-    if {"get", "get_sync"}.isdisjoint(getattr(store, "__dict__", ())):
-        name = _name_of(kind)
+    if _attributes(store).isdisjoint(_READING):
+        name = _known_name(kind)
         if name in _SOURCES_BY_NAME:
             return _SOURCES_BY_NAME[name](store, path)
         if _is_named(kind):
@@ -234,15 +244,23 @@ def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
     """Whether an instance is of exactly this class, and its reading methods are zarr's own."""
     if type(instance) is not owner:
         return False
-    return (
-        [getattr(owner, name, None) for name in _READING] == _OWN_METHODS.get(owner)
-        and "get" not in instance.__dict__
-        and "get_sync" not in instance.__dict__
-    )
+    return [getattr(owner, name, None) for name in _READING] == _OWN_METHODS.get(
+        owner
+    ) and instance.__dict__.keys().isdisjoint(_READING)
 
 
 def _name_of(kind: type[Any]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _known_name(kind: type[Any]) -> str:
+    """Return the name of a class, or "" if its module has another class of that name, or none."""
+    module = sys.modules.get(kind.__module__)
+    return _name_of(kind) if getattr(module, kind.__qualname__, None) is kind else ""
+
+
+def _attributes(instance: object) -> AbstractSet[str]:
+    return getattr(instance, "__dict__", {}).keys()
 
 
 def _is_named(kind: type[Any]) -> bool:
@@ -282,8 +300,9 @@ def _of_named(store: Any, path: str) -> Source:
         if isinstance(source, Whole):
             return source
         # Requested from the wrapper, several ranges could come from different versions.
-        gives_one_version = isinstance(source, File) or source.get is not None
-        return Remote(in_one_request=gives_one_version)
+        if isinstance(source, Remote) and source.get is None:
+            return Remote(in_one_request=source.in_one_request)
+        return Remote(in_one_request=True)
     if isinstance(store, FsspecStore) and (why := _why_no_ranges(store.fs)):
         return why
     return Remote()
@@ -304,7 +323,7 @@ def _of_manifest_store(store: Any, _path: str) -> Source:
 
 
 def _is_exactly(value: object, name: str) -> bool:
-    return _name_of(type(value)) == name
+    return _known_name(type(value)) == name
 
 
 def _of_local_store(store: LocalStore, path: str) -> Source:
@@ -355,14 +374,17 @@ def _of_fsspec_store(store: FsspecStore, path: str) -> Source:
     path = (f"{root}/{path}" if root else path).rstrip("/")
     file_system = store.fs
     if _is_local(file_system):
-        name = file_system.sync_fs._strip_protocol(path)  # noqa: SLF001
+        sync: Any = file_system
+        name = sync.sync_fs._strip_protocol(path)  # noqa: SLF001
         return File(partial(open_local, name), store.allowed_exceptions)
     if (why := _why_no_ranges(file_system)) is not None:
         return why
     if _is_exactly(file_system, _REFERENCE):
         return _of_reference(file_system, path)
     # Other exceptions may mean that the server does not support the range.
-    return Remote(tells_missing=set(store.allowed_exceptions) <= set(ALLOWED_EXCEPTIONS))
+    allowed: Any = store.allowed_exceptions  # zarr takes a single class as well
+    allowed = allowed if isinstance(allowed, tuple) else (allowed,)
+    return Remote(tells_missing=set(allowed) <= set(ALLOWED_EXCEPTIONS))
 
 
 def _is_local(file_system: Any) -> bool:
@@ -372,7 +394,7 @@ def _is_local(file_system: Any) -> bool:
     # Not if a method of the instance was replaced.
     inner = file_system.sync_fs
     wrapped = getattr(vars(file_system).get("_cat_file"), "__wrapped__", None)
-    return wrapped == inner.cat_file and not vars(inner).keys() & {"cat_file", "open", "_open"}
+    return wrapped == inner.cat_file and _attributes(inner).isdisjoint(_READING_OF_LOCAL)
 
 
 def _why_no_ranges(file_system: Any) -> Whole | None:
@@ -382,7 +404,7 @@ def _why_no_ranges(file_system: Any) -> Whole | None:
     while they are read.
     """
     kind = type(file_system)
-    name = _name_of(kind)
+    name = _known_name(kind)
     below: list[Any] = []
     if name == _REFERENCE:
         below = list(file_system.fss.values())
@@ -392,10 +414,31 @@ def _why_no_ranges(file_system: Any) -> Whole | None:
         inner = type(file_system.sync_fs)
         is_named = not _name_of(inner).startswith("fsspec.") and _is_named(inner)
         return None if _is_local(file_system) or is_named else _unknown(inner)
-    is_known = name in _FILE_SYSTEMS or name.startswith(_OF_OBSTORE)
-    if "_cat_file" in vars(file_system) or not (is_known or _is_named(kind)):
+    is_known = name in _FILE_SYSTEMS or _is_of_obstore(kind) or _is_named(kind)
+    if not is_known or not _attributes(file_system).isdisjoint(_READING_OF_FSSPEC):
         return _unknown(kind)
+    if name == _HTTP and _has_own_client(file_system) and not _is_named(kind):
+        return Whole(
+            f"{name} was given a client that may change what it receives; if it does not, add "
+            "that class to numcodecs_bytes.stores_with_ranges in zarr's config"
+        )
     return next(filter(None, map(_why_no_ranges, below)), None)
+
+
+def _is_of_obstore(kind: type[Any]) -> bool:
+    """Whether a class is one of those that obstore generates, one per protocol."""
+    bases = [_known_name(base) for base in kind.__bases__]
+    is_generated = _name_of(kind).startswith(f"{_OBSTORE}_") and bases == [_OBSTORE]
+    return is_generated and vars(kind).keys().isdisjoint(_READING_OF_FSSPEC)
+
+
+def _has_own_client(file_system: Any) -> bool:
+    """Whether the user's code makes the client of an HTTP file system, or reads its responses."""
+    make_client = getattr(sys.modules[type(file_system).__module__], "get_client", None)
+    return (
+        file_system.get_client is not make_client
+        or not file_system.client_kwargs.keys() <= _CLIENT_OPTIONS
+    )
 
 
 def _of_reference(file_system: Any, path: str) -> Source:

@@ -60,7 +60,7 @@ def convert_attributes(
 
 def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> list[Any] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None."""
-    names: list[Any] | None
+    names: Any
     if _DIMENSIONS in attributes:
         names = attributes[_DIMENSIONS]
         names = [names] if isinstance(names, str) else names
@@ -68,13 +68,13 @@ def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> li
         names = [name.rpartition("/")[2] for name in document["_NCZARR_ARRAY"]["dimrefs"]]
     else:
         return None
-    is_list = isinstance(names, list) and all(isinstance(name, str | None) for name in names)
-    if not is_list or len(names) != len(document["shape"]):
-        raise ValueError(
-            f"its attribute {_DIMENSIONS} is {names!r}, expected {len(document['shape'])} names: "
-            "correct or remove it in .zattrs"
-        )
-    return names
+    num, is_name = len(document["shape"]), lambda name: isinstance(name, str | None)
+    if isinstance(names, list) and len(names) == num and all(map(is_name, names)):
+        return names
+    raise ValueError(
+        f"its attribute {_DIMENSIONS} is {names!r}, expected {num} names: correct or remove it in "
+        ".zattrs"
+    )
 
 
 def _masks(
@@ -160,7 +160,13 @@ def _refuse_packing(attributes: dict[str, Any], dtype: AnyDType, fill_value: Any
     masked = _elements("missing_value", attributes.get("missing_value"))
     if not isinstance(fill_value, np.void):
         masked += _elements("_FillValue", fill_value)
-    for name in {"scale_factor", "add_offset"} & attributes.keys():
+    packing = {"scale_factor", "add_offset"} & attributes.keys()
+    if packing and attributes.get("missing_value") == []:
+        raise ValueError(
+            "its attribute missing_value is an empty list, with which xarray unpacks in another "
+            "precision: remove it in .zattrs"
+        )
+    for name in packing:
         value = attributes[name]
         is_number = False
         with contextlib.suppress(ValueError):  # of lists of several lengths

@@ -6,8 +6,8 @@ place. Other members are copied as they are stored, not compressed again.
 
 import contextlib
 import errno
-import glob
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -53,8 +53,10 @@ class Archive:
         prefix = f".{self.path.name}{_MARK}"
         with self._locked() as is_locked:
             if is_locked:  # otherwise these may belong to a process that still runs
-                for leftover in self.path.parent.glob(f"{glob.escape(prefix)}*"):
-                    leftover.unlink(missing_ok=True)
+                of_mkstemp = re.compile(f"{re.escape(prefix)}[a-z0-9_]{{8}}")
+                for leftover in self.path.parent.iterdir():
+                    if of_mkstemp.fullmatch(leftover.name):
+                        leftover.unlink(missing_ok=True)
             self._refuse_if_changed()
             self._need_space(changes)
             descriptor, name = tempfile.mkstemp(prefix=prefix, dir=self.path.parent)

@@ -1,7 +1,7 @@
 """Every line of the table of stores: what is asked for, the length of a chunk, its version.
 
 Each store is read next to zarr's own codec, which reads whole chunks. The extra `stores` brings
-fsspec, obstore and an S3 server; nginx is Debian's. What is not there is skipped.
+fsspec and obstore, the group `servers` an S3 server; nginx is Debian's. Tests are skipped without.
 """
 
 import collections
@@ -132,7 +132,7 @@ def odd_server(request, folder):
 @pytest.fixture
 def s3(folder, monkeypatch):
     """Return the address of an S3 server whose bucket `data` holds the folder."""
-    moto_server = pytest.importorskip("moto.server", reason="the extra stores is not installed")
+    moto_server = pytest.importorskip("moto.server", reason="the group servers is not installed")
     boto3 = pytest.importorskip("boto3")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -697,6 +697,17 @@ class TestReplacedMethods:
         store.get = lambda *args, **kwargs: self.negated(get(*args, **kwargs))
         assert np.array_equal(zarr.open_array(store)[7], -DATA[7])
 
+    def test_a_get_below_that_of_the_instance(self, folder):
+        """`ZipStore.get` reads by `_get`: one that decrypts was left out."""
+        with zarr.storage.ZipStore(folder.parent / "a.zip", mode="w") as store:
+            zarr.create_array(store, data=DATA, compressors=None)
+        store = zarr.storage.ZipStore(folder.parent / "a.zip", mode="r")
+        get, calls = store._get, []
+        store._get = lambda key, *args, **more: calls.append(key) or get(key, *args, **more)
+        assert np.array_equal(zarr.open_array(store, mode="r")[7], DATA[7])
+        assert calls[-1] == "c/0/0"
+        store.close()
+
     @pytest.mark.usefixtures("pipeline")
     def test_a_subclass_of_store_path(self, folder):
         class Negating(zarr.storage.StorePath):
@@ -948,10 +959,16 @@ class TestNamed:
                     assert reads == ["whole"]
 
     @pytest.mark.parametrize("name", ["LocalStore", "ObjectStore, local"])
+    @pytest.mark.parametrize("num_wrappers", [1, 2, 3])
     @pytest.mark.usefixtures("pipeline")
-    def test_wrappers_of_stores_that_give_one_version_are_asked_once(self, open_store, reads, name):
+    def test_wrappers_of_stores_that_give_one_version_are_asked_once(
+        self, open_store, reads, name, num_wrappers
+    ):
         """Several ranges through LoggingStore mixed two versions in 85 of 95 reads."""
-        array = zarr.open_array(NamedWrapper(open_store(name)), mode="r")
+        store = open_store(name)
+        for kind in (NamedWrapper, zarr.storage.WrapperStore, NamedWrapper)[-num_wrappers:]:
+            store = kind(store)
+        array = zarr.open_array(store, mode="r")
         for max_gap_bytes in (None, 0):
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
                 reads.clear()
@@ -1044,6 +1061,62 @@ class TestFileSystems:
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             archive.write(folder / "c/0/0", "c/0/0")
         return fsspec.filesystem("zip", fo=str(tmp_path / "a.zip"))
+
+    @pytest.mark.parametrize("name", ["DirFileSystem", "AsyncFileSystemWrapper"])
+    def test_a_class_that_took_the_name_of_a_known_one(self, folder, reads, name):
+        """One that decrypts gave what it had stored: it was known by its name."""
+        module = {"DirFileSystem": "dirfs", "AsyncFileSystemWrapper": "asyn_wrapper"}[name]
+        module = pytest.importorskip(f"fsspec.implementations.{module}")
+
+        @functools.wraps(getattr(module, name), updated=())
+        class Decrypting(getattr(module, name)):
+            pass
+
+        import fsspec  # noqa: PLC0415 # may not be installed
+
+        local, path = fsspec.filesystem("file"), str(folder)
+        if name == "DirFileSystem":
+            file_system, path = Decrypting(path, fs=wrapped(local), asynchronous=True), ""
+        else:
+            file_system = Decrypting(local, asynchronous=True)
+        store = zarr.storage.FsspecStore(file_system, read_only=True, path=path)
+        array = zarr.open_array(store, mode="r")
+        reads.clear()
+        assert np.array_equal(array[7], DATA[7])
+        assert reads == ["whole"]
+
+    def test_a_client_of_the_user(self):
+        """A client whose responses decrypt gave what was sent."""
+        http = pytest.importorskip("fsspec.implementations.http")
+
+        def why_no_ranges(**options):
+            file_system = http.HTTPFileSystem(
+                asynchronous=True, skip_instance_cache=True, **options
+            )
+            return stores._why_no_ranges(file_system)
+
+        async def get_client(**_):
+            raise NotImplementedError
+
+        assert why_no_ranges(client_kwargs={"headers": {"a": "b"}, "trust_env": True}) is None
+        odd = [{"client_kwargs": {"response_class": object}}, {"get_client": get_client}]
+        for options in odd:
+            assert "was given a client that may change" in why_no_ranges(**options).why
+            with ranges_from(http.HTTPFileSystem):
+                assert why_no_ranges(**options) is None
+
+    def test_a_single_class_of_allowed_exceptions(self, open_store):
+        """zarr takes it; we raised TypeError."""
+        store = open_store("fsspec, dir of local")
+        store.allowed_exceptions = FileNotFoundError
+        array = zarr.open_array(store, mode="r")
+        assert np.array_equal(array[7], DATA[7])
+
+    def test_a_file_system_without_attributes(self):
+        class Slotted:
+            __slots__ = ()
+
+        assert "is not known" in stores._why_no_ranges(Slotted()).why
 
     def test_a_reference_file_system_of_another_class(self, zip_file_system):
         reference = pytest.importorskip("fsspec.implementations.reference")

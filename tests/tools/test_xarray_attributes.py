@@ -97,6 +97,7 @@ CASES = {
     "_FillValue, packed": (SPELLED, {"_FillValue": None, **PACKED}),
     "_FillValue, a text is missing": (FEW, {"missing_value": "a"}),
     "_FillValue, a number is missing": (FEW, {"missing_value": [0]}),
+    "_FillValue, packed, nothing is missing": (FEW, {"missing_value": [], "add_offset": 10}),
     "_FillValue, _Unsigned": (SPELLED, {"_Unsigned": "true"}),
     "_FillValue, not _Unsigned": (SPELLED, {"_Unsigned": "false"}),
     "missing_value, _Unsigned": (FEW, {"_Unsigned": "true"}),
@@ -148,6 +149,7 @@ TOLERATED = (
     "can't be listed together",
     "expected a number, for elements that are numbers",
     "since there is _Unsigned",
+    "missing_value is an empty list",
     "big-endian integers that have the attribute _Unsigned",
 )
 

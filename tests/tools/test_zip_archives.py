@@ -293,10 +293,17 @@ class TestArchive:
             raise OSError(errno.ENOLCK, "no locks")
 
         monkeypatch.setattr(zip_archives.fcntl, "flock", refuse)
-        archive.with_name(".a.zip.migrate-x").write_bytes(b"of another process")
+        archive.with_name(".a.zip.migrate-0_1a2b3c").write_bytes(b"of another process")
         migrate(archive)
         assert_migrated(archive)
-        assert files_beside(archive) == [".a.zip.migrate-x", "a.zip"]
+        assert files_beside(archive) == [".a.zip.migrate-0_1a2b3c", "a.zip"]
+
+    def test_what_is_left_over_is_removed_and_nothing_else(self, archive):
+        archive.with_name(".a.zip.migrate-0_1a2b3c").write_bytes(b"of a process that was killed")
+        notes = archive.with_name(".a.zip.migrate-notes.txt")
+        notes.write_bytes(b"of the user")
+        migrate(archive)
+        assert files_beside(archive) == [notes.name, "a.zip"]
 
     def test_a_url_is_refused(self, archive):
         pytest.importorskip("fsspec")
