@@ -29,6 +29,5 @@ STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
 
 # 3.1.6 has this in `zarr.dtype`.
-DataTypeValidationError: Any = (
-    zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
-).DataTypeValidationError
+_errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
+DataTypeValidationError: Any = _errors.DataTypeValidationError

@@ -87,7 +87,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     codec_id = "bytes"
 
     def __init__(self, endian: Endian | None = "little", dtype: Any = None) -> None:
-        self.endian = parse_endian(endian)
+        self.endian: Endian | None = parse_endian(endian)
         self.dtype: AnyDType | None = None if dtype is None else parse_dtype(dtype)
 
     def encode(self, buf: Any) -> Array:

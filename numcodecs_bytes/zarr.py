@@ -121,7 +121,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def __init__(self, *, endian: Any = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
-        super().__init__(endian=endian)
+        super().__init__(endian=declared)
         self._set(_State(declared))
 
     def _set(self, state: _State) -> None:

@@ -152,7 +152,8 @@ def _find_reader(pipeline: Any) -> _Reader | None:
         codecs = (*(codec.filters or ()), *([codec.compressor] if codec.compressor else ()))
         if not codecs:
             return _V2Reader(None)
-        return _V2Reader(codecs[0]) if [type(c) for c in codecs] == [Bytes] else None
+        only = codecs[0] if len(codecs) == 1 else None
+        return _V2Reader(only) if type(only) is Bytes else None
     is_ours = type(codec) is BytesCodec
     if not is_ours and type(codec) is not zarr.codecs.BytesCodec:
         return None

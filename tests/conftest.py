@@ -22,10 +22,11 @@ from helpers import (
 if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
     import numcodecs_bytes.zarr_data_types  # noqa: F401
 
-# Modules that tests skip without, by the extra that installs them.
+# Modules that tests skip without, by the extra or the dependency group that installs them.
 OPTIONAL = {
-    "interop": ["tensorstore", "zarrs"],
-    "stores": ["aiohttp", "fsspec", "moto", "obstore", "s3fs"],
+    "peers": ["tensorstore", "zarrs"],
+    "servers": ["moto"],
+    "stores": ["aiohttp", "fsspec", "obstore", "s3fs"],
     "examples": [
         *("astropy", "dask", "distributed", "icechunk", "kerchunk", "virtualizarr", "xarray"),
     ],
@@ -45,11 +46,11 @@ def pytest_report_header():
             "numcodecs_bytes: a twentieth of the examples that hypothesis draws",
             "numcodecs_bytes: to run all: NUMCODECS_BYTES_TESTS=all python -m pytest",
         ]
-    without = [extra for extra, modules in OPTIONAL.items() if not all(map(_is_there, modules))]
+    without = [name for name, modules in OPTIONAL.items() if not all(map(_is_there, modules))]
     if without:
         header.append(
-            "numcodecs_bytes: tests of what is not installed are skipped; to run them: "
-            f'pip install -e ".[test,{",".join(without)}]"'
+            f"numcodecs_bytes: tests that need {', '.join(without)} are skipped: see "
+            "docs/contributing.md"
         )
     return header
 

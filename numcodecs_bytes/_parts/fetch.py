@@ -12,14 +12,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import cpu
+from zarr.abc.store import ByteGetter
+from zarr.core.buffer import BufferPrototype, cpu
 
 from numcodecs_bytes._core.copy import as_numpy
 from numcodecs_bytes._core.copy_gpu import decode_on_device
 from numcodecs_bytes._core.dtypes import AnyDType, UInt8Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts.assemble import copy_pieces, ready_to_copy, select_fetched
-from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop
+from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, SyncByteGetter
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
@@ -64,7 +65,7 @@ class Chunk(NamedTuple):
     shape: tuple[int, ...]
     dtype: AnyDType
     stored: AnyDType
-    prototype: Any
+    prototype: BufferPrototype
     axis_order: tuple[int, ...] | None = None
 
     @property
@@ -78,7 +79,7 @@ class Chunk(NamedTuple):
         return issubclass(self.prototype.nd_buffer, cpu.NDBuffer)
 
 
-async def fetch(byte_getter: Any, chunk: Chunk) -> Any:
+async def fetch(byte_getter: ByteGetter, chunk: Chunk) -> Any:
     """Return the selection of a chunk, or None if the chunk does not exist.
 
     Parameters
@@ -104,7 +105,7 @@ async def fetch(byte_getter: Any, chunk: Chunk) -> Any:
     return await _fetch(OnLoop(byte_getter, chunk.prototype), chunk)
 
 
-def fetch_sync(byte_getter: Any, chunk: Chunk) -> Any:
+def fetch_sync(byte_getter: SyncByteGetter, chunk: Chunk) -> Any:
     """Do the same as `fetch`, using only the byte getter's `get_sync`."""
     coroutine = _fetch(Blocking(byte_getter, chunk.prototype), chunk)
     try:

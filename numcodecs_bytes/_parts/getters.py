@@ -6,10 +6,11 @@ The two classes have the same methods, so that the code that uses the bytes exis
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import zarr
-from zarr.abc.store import RangeByteRequest
+from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._threads import run_in_thread
@@ -17,6 +18,15 @@ from numcodecs_bytes._threads import run_in_thread
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 Get = Callable[[Request], Awaitable[None]]
+
+
+class SyncByteGetter(Protocol):
+    """What reads the bytes of a chunk without an event loop, like zarr's `ByteGetter` with one."""
+
+    def get_sync(
+        self, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        """Return the chunk or the range of it, or None if the chunk does not exist."""
 
 
 class OnLoop:
@@ -30,15 +40,15 @@ class OnLoop:
         The prototype of the buffers to return.
     """
 
-    def __init__(self, byte_getter: Any, prototype: Any) -> None:
+    def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
 
-    async def get_whole(self) -> Any:
+    async def get_whole(self) -> Buffer | None:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
         return await self.byte_getter.get(self._prototype)
 
-    async def get_range(self, start: int, end: int) -> Any:
+    async def get_range(self, start: int, end: int) -> Buffer | None:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk."""
         return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
 
@@ -121,15 +131,15 @@ async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
 class Blocking:
     """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
 
-    def __init__(self, byte_getter: Any, prototype: Any) -> None:
+    def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
 
-    async def get_whole(self) -> Any:
+    async def get_whole(self) -> Buffer | None:
         """See `OnLoop`."""
         return self.byte_getter.get_sync(prototype=self._prototype)
 
-    async def get_range(self, start: int, end: int) -> Any:
+    async def get_range(self, start: int, end: int) -> Buffer | None:
         """See `OnLoop`."""
         byte_range = RangeByteRequest(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+import zarr.dtype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import dtype_to_json

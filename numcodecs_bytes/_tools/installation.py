@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def _overrides(name: str) -> Iterator[dict[str, str]]:
     """Yield the files, variables and calls that set `codecs.<name>`; the last one takes effect."""
     config = zarr.config
 
-    def setting(collected: dict[str, Any]) -> Any:
+    def setting(collected: Mapping[str, Any]) -> Any:
         codecs = collected.get("codecs", {})
         return codecs.get(name) if isinstance(codecs, dict) else codecs
 

@@ -45,7 +45,7 @@ def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.stor
             raise ValueError("kerchunk references are read-only")
         return _open_references(location)
     if is_url:
-        _need("fsspec")
+        _need("fsspec", "stores")
         is_archive = location.endswith(".zip") and not location.startswith("zip:")
         if is_archive and not read_only:
             raise ValueError("a zip file at a URL can't be changed: download it, give its path")
@@ -61,7 +61,7 @@ def open_store(location: str | Path, *, read_only: bool = True) -> zarr.abc.stor
             ) from error
         return archive
     if read_only and (path / "snapshots").is_dir() and (path / "manifests").is_dir():
-        _need("icechunk")
+        _need("icechunk", "icechunk")
         import icechunk  # noqa: PLC0415 # only needed here
 
         repository = icechunk.Repository.open(icechunk.local_filesystem_storage(location))
@@ -78,10 +78,10 @@ class _ParquetReferences(zarr.storage.FsspecStore):
 
 
 def _open_references(location: str) -> zarr.abc.store.Store:
-    _need("fsspec")
+    _need("fsspec", "kerchunk")
     is_json = location.endswith(".json")
     if not is_json and importlib.util.find_spec("pyarrow") is None:
-        _need("fastparquet")
+        _need("fastparquet", "kerchunk")
     import fsspec  # noqa: PLC0415 # only needed here
 
     file_system = fsspec.filesystem(
@@ -91,7 +91,6 @@ def _open_references(location: str) -> zarr.abc.store.Store:
     return kind(file_system, read_only=True)
 
 
-def _need(package: str) -> None:
+def _need(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
-        extra = "stores" if package == "fsspec" else "ecosystem"
-        raise ImportError(f'this needs {package}: pip install "numcodecs_bytes[{extra}]"')
+        raise ImportError(f'this needs {package}: pip install "numcodecs-bytes[{extra}]"')

@@ -97,7 +97,7 @@ def v3_document(document: dict[str, Any]) -> dict[str, Any]:
     after = [_codec_of_bytes(codec, dtype, alone) for codec in of_bytes]
     # The output of filters may have another byte order than the array, so both are tried.
     candidates = [endian, *(["little", "big"] if filters and serializer is None else [])]
-    name = serializer.codec_id if is_vlen else "bytes"
+    name = serializer.codec_id if serializer is not None and is_vlen else "bytes"
     for candidate in candidates:
         has_order = candidate is not None and (filters or has_byte_order(dtype))
         configuration = {"configuration": {"endian": candidate}} if has_order else {}

@@ -10,9 +10,9 @@ import itertools
 import pytest
 
 raw = pytest.importorskip(
-    "raw", reason="the extra benchmarks is not installed", exc_type=ImportError
+    "raw", reason="the group benchmarks is not installed", exc_type=ImportError
 )
-pytest.importorskip("pytest_benchmark", reason="the extra benchmarks is not installed")
+pytest.importorskip("pytest_benchmark", reason="the group benchmarks is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 DATA_TYPES = ("bool", "i2", "f4", "f8", "c16", "struct (f4, f4)", "bfloat16")

@@ -4,8 +4,8 @@
 
 Everything in one process, the contenders in turn, medians. Takes 15 minutes, about 3 GB in the
 folder for temporary files and 6 GB of memory; --quick less than one minute and 200 MB. What is
-quick or not everything goes to a temporary folder unless --out names one. Needs the extras
-`benchmarks`, `interop` and `ml-dtypes`.
+quick or not everything goes to a temporary folder unless --out names one. Needs the extra
+`ml-dtypes` and the dependency groups `benchmarks` and `peers`.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def test_cell(found_by, claim, column, cell):
         assert found_by(column)[claim] == (cell == "yes")
         return
     if importlib.util.find_spec(who.lower()) is None:
-        pytest.skip(f"{who} is not installed: pip install '.[interop]'")
+        pytest.skip(f"{who} is not installed: pip install --group peers")
     if who == "zarrs" and version("zarr").startswith("3.1."):
         pytest.skip("what zarrs leaves to zarr is that of the newest zarr")
     if not version(who).startswith(versions[0]) and (cell == "no" or who == "zarr"):

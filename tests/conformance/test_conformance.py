@@ -1,7 +1,7 @@
 """We read golden arrays of every data type, ours are as the specifications say, others read them.
 
-The golden files: write_golden.py. Other implementations run where they are installed (the extra
-`interop`; zarrita.js where ZARRITA_MODULES names its folder).
+The golden files: write_golden.py. Other implementations run where they are installed (the group
+`peers`; zarrita.js where ZARRITA_MODULES names its folder).
 """
 
 import json

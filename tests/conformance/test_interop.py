@@ -4,7 +4,7 @@ Whole shards through zarrs: those of the golden arrays reach over the edge of th
 swaps the halves of big-endian complex numbers, and its pipeline is strict there. And what the
 versions that are installed write: the golden files are of the versions of their day.
 
-Run where the extra `interop` is installed; zarrita.js where ZARRITA_MODULES names its folder.
+Run where the group `peers` is installed; zarrita.js where ZARRITA_MODULES names its folder.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ BY_NUMBER = pytest.mark.parametrize("data_type", NUMBERS)
 class TestWholeShardsOfZarrs:
     @pytest.fixture
     def zarrs(self):
-        pytest.importorskip("zarrs", reason="pip install '.[interop]'")
+        pytest.importorskip("zarrs", reason="pip install --group peers")
         return {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"}
 
     def create(self, path, data_type, endian):

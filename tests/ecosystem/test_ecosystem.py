@@ -1,6 +1,6 @@
 """Packages that stand on zarr end the same with and without this package.
 
-The extra `ecosystem` brings them, in the newest versions that this Python gets.
+The dependency group `ecosystem` brings them, in the newest versions that this Python gets.
 """
 
 import importlib.util
@@ -21,12 +21,12 @@ PAGE = HERE.parents[1] / "docs" / "works-with.md"
 
 def run(folder, program, *arguments):
     if importlib.util.find_spec("virtualizarr") is None:  # before processes are started
-        pytest.skip("virtualizarr is not installed: pip install '.[ecosystem]'")
+        pytest.skip("virtualizarr is not installed: pip install --group ecosystem")
     folder.mkdir()
     done = run_python(HERE / program, folder, *arguments, status=None, options={"timeout": 120})
     last_line = done.stderr.rstrip().rpartition("\n")[2]
     if last_line.startswith("ModuleNotFoundError"):
-        pytest.skip(f"{last_line}: pip install '.[ecosystem]'")
+        pytest.skip(f"{last_line}: pip install --group ecosystem")
     # icechunk 1 and 2 may abort while the interpreter ends, also without this package.
     is_alone = "alone" in arguments
     assert done.returncode == 0 or (is_alone and done.stdout), done.stderr
