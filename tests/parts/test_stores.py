@@ -41,6 +41,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning",  # of the stores' own packages
     "ignore:.*was not created with `asynchronous=True`",
 )
+# Before fsspec 2026.9, archives raise KeyError where zarr 3.1.6 looks for metadata of Zarr v2.
+open_array = functools.partial(zarr.open_array, zarr_format=3)
 SHAPE = (64, 96)
 DATA = np.arange(np.prod(SHAPE)).reshape(SHAPE) * 1.5
 NUM_BYTES = DATA.nbytes
@@ -445,7 +447,7 @@ def icechunk_store(folder):
     icechunk = pytest.importorskip("icechunk", reason="the extra examples is not installed")
     repository = icechunk.Repository.create(icechunk.in_memory_storage())
     session = repository.writable_session("main")
-    create(session.store, SHAPE)[:] = zarr.open_array(folder, mode="r")[:]
+    create(session.store, SHAPE)[:] = open_array(folder, mode="r")[:]
     session.commit("all")
     return zarr.storage.StorePath(repository.readonly_session("main").store)
 
@@ -461,7 +463,7 @@ def manifest_store(folder):
     chunk = folder / "c/0/0"
     place = {"path": chunk.as_uri(), "offset": 0, "length": chunk.stat().st_size}
     array = manifests.ManifestArray(
-        metadata=zarr.open_array(folder, mode="r").metadata,
+        metadata=open_array(folder, mode="r").metadata,
         chunkmanifest=manifests.ChunkManifest({"0.0": place}),
     )
     store = manifests.ManifestStore(
@@ -510,7 +512,7 @@ def reads(monkeypatch):
 def zarrs_own(store):
     """Return the array as zarr alone reads it."""
     with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-        array = zarr.open_array(store, mode="r")
+        array = open_array(store, mode="r")
     assert type(array.metadata.codecs[0]) is not BytesCodec
     return array
 
@@ -519,7 +521,7 @@ def zarrs_own(store):
 @pytest.mark.usefixtures("pipeline")
 def test_every_store_is_read_as_the_table_says(open_store, reads, name):
     store = open_store(name)
-    array = zarr.open_array(store, mode="r")
+    array = open_array(store, mode="r")
     assert type(array.metadata.codecs[0]) is BytesCodec
     reads.clear()
     assert np.array_equal(array[7], DATA[7])
@@ -530,7 +532,7 @@ def test_every_store_is_read_as_the_table_says(open_store, reads, name):
 @pytest.mark.usefixtures("pipeline")
 def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
     store = open_store(name)
-    array, alone = zarr.open_array(store, mode="r"), zarrs_own(store)
+    array, alone = open_array(store, mode="r"), zarrs_own(store)
     rng = random.Random(name)  # noqa: S311
     for max_gap_bytes in (None, 10**9) if "s3" in name else (0, None, 10**9):
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
@@ -549,7 +551,7 @@ def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, leng
     """A gzipped chunk under "uncompressed" gave garbage."""
     chunk = folder / "c/0/0"
     chunk.write_bytes(chunk.read_bytes().ljust(length)[:length])
-    array = zarr.open_array(open_store(name), mode="r")
+    array = open_array(open_store(name), mode="r")
     has_length = TABLE[name].has_length
     message = rf"chunk 'c/0/0' of .* holds {length} bytes, expected {NUM_BYTES} for shape"
     is_short = length < NUM_BYTES
@@ -569,7 +571,7 @@ def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, leng
 @pytest.mark.parametrize("open_store", [icechunk_store, manifest_store])
 @pytest.mark.usefixtures("pipeline")
 def test_stores_known_by_name(folder, open_store, reads):
-    array = zarr.open_array(open_store(folder), mode="r")
+    array = open_array(open_store(folder), mode="r")
     reads.clear()
     assert np.array_equal(array[7], DATA[7])
     assert reads == ["ranges"]
@@ -608,7 +610,7 @@ def overwrite(folder):
 @pytest.mark.parametrize("name", ["LocalStore", "WrapperStore", "fsspec, local"])
 @pytest.mark.usefixtures("pipeline")
 def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypatch, name):
-    array = zarr.open_array(open_store(name), mode="r")
+    array = open_array(open_store(name), mode="r")
     write = functools.partial(overwrite, folder)
     assert versions_seen(array, monkeypatch, os, "pread", write) == [True, False]
     assert np.array_equal(array[:, 5], -DATA[:, 5])
@@ -618,7 +620,7 @@ def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypa
 def test_a_member_that_is_replaced(folder):
     """A zip file holds both; nobody can write to it while one is read."""
     store = zarr.storage.ZipStore(zipped(folder), mode="a")
-    array = zarr.open_array(store, mode="r+")
+    array = open_array(store, mode="r+")
     with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         assert np.array_equal(array[:, 5], DATA[:, 5])
         with pytest.warns(UserWarning, match="Duplicate name"):
@@ -658,7 +660,7 @@ class TestObjectStore:
                 return answer
 
             monkeypatch.setattr(stores, "_get_object_range", get)
-            array = zarr.open_array(zarr.storage.ObjectStore(upstream), mode="r")
+            array = open_array(zarr.storage.ObjectStore(upstream), mode="r")
             reads.clear()
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 1}):
                 return array[:, 5]
@@ -695,7 +697,7 @@ class TestReplacedMethods:
         store = local_store(folder) if kind is zarr.storage.LocalStore else memory_store(folder)
         get = store.get
         store.get = lambda *args, **kwargs: self.negated(get(*args, **kwargs))
-        assert np.array_equal(zarr.open_array(store)[7], -DATA[7])
+        assert np.array_equal(open_array(store)[7], -DATA[7])
 
     def test_a_get_below_that_of_the_instance(self, folder):
         """`ZipStore.get` reads by `_get`: one that decrypts was left out."""
@@ -704,7 +706,7 @@ class TestReplacedMethods:
         store = zarr.storage.ZipStore(folder.parent / "a.zip", mode="r")
         get, calls = store._get, []
         store._get = lambda key, *args, **more: calls.append(key) or get(key, *args, **more)
-        assert np.array_equal(zarr.open_array(store, mode="r")[7], DATA[7])
+        assert np.array_equal(open_array(store, mode="r")[7], DATA[7])
         assert calls[-1] == "c/0/0"
         store.close()
 
@@ -720,7 +722,7 @@ class TestReplacedMethods:
                 return buffer.from_bytes(negated.astype(">f8").tobytes())
 
         store = zarr.storage.LocalStore(folder)
-        opened = zarr.open_array(store)
+        opened = open_array(store)
         path = Negating(store, "")
         array = zarr.Array(zarr.AsyncArray(opened.metadata, path))
         assert np.array_equal(array[7], -DATA[7])
@@ -735,7 +737,7 @@ class TestReplacedMethods:
             calls.append(args) or cat_file(*args, **kwargs)
         )
         store = zarr.storage.FsspecStore(wrapped(file_system), path=str(folder))
-        array = zarr.open_array(store)
+        array = open_array(store)
         num_calls = len(calls)
         assert np.array_equal(array[7], DATA[7])
         assert len(calls) == num_calls + 1
@@ -755,7 +757,7 @@ def test_a_server_that_ignores_byte_ranges(odd_server, reads, kind, caplog):
         store = http_store(address)
     else:
         store = obstore_store("HTTPStore", address, client_options={"allow_http": True})
-    array = zarr.open_array(store, mode="r")
+    array = open_array(store, mode="r")
     assert np.array_equal(array[7], DATA[7])
     assert np.array_equal(array[:, 5], DATA[:, 5])
     assert np.array_equal(array[:], DATA)
@@ -781,7 +783,7 @@ def test_a_store_that_refused_is_forgotten_with_it(folder):
 
     store = Refusing(local_store(folder))
     with ranges_from(Refusing):
-        assert np.array_equal(zarr.open_array(store)[7], DATA[7])
+        assert np.array_equal(open_array(store)[7], DATA[7])
     assert store in refusals.refusing
     reference = weakref.ref(store)
     del store
@@ -810,9 +812,9 @@ def test_a_path_with_methods_of_its_own_is_read_by_them(folder):
     store = local_store(folder)
     store.root = InvertingPath(folder)
     with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-        alone = zarr.open_array(store, mode="r")[7]
+        alone = open_array(store, mode="r")[7]
     assert not np.array_equal(alone, DATA[7])
-    assert np.array_equal(zarr.open_array(store, mode="r")[7], alone)
+    assert np.array_equal(open_array(store, mode="r")[7], alone)
 
 
 @pytest.mark.parametrize("name", ["LocalStore", "fsspec, local"])
@@ -827,7 +829,7 @@ def test_a_folder_in_the_place_of_a_chunk(tmp_path, name):
     if name != "LocalStore":
         pytest.importorskip("fsspec")
         store = zarr.storage.FsspecStore.from_url(f"file://{path}")
-    assert zarr.open_array(store, mode="r")[:3].tolist() == [7] * 3
+    assert open_array(store, mode="r")[:3].tolist() == [7] * 3
 
 
 def held_in(container):
@@ -916,7 +918,7 @@ UNKNOWN = {
 def test_an_unknown_store_is_asked_as_zarr_alone_asks_it(open_store, kind, below, reads):
     """A search for what it stands on gave up after 64 objects: 141 of 200 columns were wrong."""
     store = kind(open_store(below))
-    array, alone = zarr.open_array(store, mode="r"), zarrs_own(store)
+    array, alone = open_array(store, mode="r"), zarrs_own(store)
     for selection in np.s_[:, 5], np.s_[3], np.s_[4:9, 7:11], np.s_[:]:
         asked = []
         for opened in (array, alone):
@@ -934,7 +936,7 @@ def test_an_unknown_store_is_named_in_the_log(folder, caplog):
 
     with caplog.at_level(logging.INFO, "numcodecs_bytes"):
         for store in (Unknown(local_store(folder)), Unknown(local_store(folder))):
-            zarr.open_array(store, mode="r")[7]
+            open_array(store, mode="r")[7]
     (record,) = (r for r in caplog.records if "Unknown" in r.getMessage())
     assert record.levelname == "INFO"
     assert re.search(
@@ -953,7 +955,7 @@ class TestNamed:
         for kind in (zarr.storage.LoggingStore, NamedWrapper):
             with ranges_from(kind):
                 for name in ("fsspec, tar", "fsspec, zip", "a user's"):
-                    array = zarr.open_array(kind(open_store(name)), mode="r")
+                    array = open_array(kind(open_store(name)), mode="r")
                     reads.clear()
                     assert np.array_equal(array[:, 5], DATA[:, 5])
                     assert reads == ["whole"]
@@ -968,7 +970,7 @@ class TestNamed:
         store = open_store(name)
         for kind in (NamedWrapper, zarr.storage.WrapperStore, NamedWrapper)[-num_wrappers:]:
             store = kind(store)
-        array = zarr.open_array(store, mode="r")
+        array = open_array(store, mode="r")
         for max_gap_bytes in (None, 0):
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
                 reads.clear()
@@ -977,7 +979,7 @@ class TestNamed:
 
     @pytest.mark.usefixtures("pipeline")
     def test_wrappers_of_other_stores_may_be_asked_more_often(self, open_store, reads):
-        array = zarr.open_array(NamedWrapper(open_store("fsspec, dir of local")), mode="r")
+        array = open_array(NamedWrapper(open_store("fsspec, dir of local")), mode="r")
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             reads.clear()
             assert np.array_equal(array[:, 5], DATA[:, 5])
@@ -987,7 +989,7 @@ class TestNamed:
         class Sub(Named):
             pass
 
-        array = zarr.open_array(Sub(folder), mode="r")
+        array = open_array(Sub(folder), mode="r")
         reads.clear()
         assert np.array_equal(array[7], DATA[7])
         assert reads == ["whole"]
@@ -995,7 +997,7 @@ class TestNamed:
     def test_an_instance_with_a_method_of_its_own(self, folder, reads):
         store = Named(folder)
         store.get = functools.partial(zarr.storage.LocalStore.get, store)
-        array = zarr.open_array(store)
+        array = open_array(store)
         reads.clear()
         assert np.array_equal(array[7], DATA[7])
         assert reads == ["whole"]
@@ -1009,7 +1011,7 @@ class TestNamed:
             f"fsspec.implementations.{kind}.{kind.title()}FileSystem",
         ]
         with zarr.config.set({"numcodecs_bytes.stores_with_ranges": names}):
-            array = zarr.open_array(open_store(f"fsspec, {kind}"), mode="r")
+            array = open_array(open_store(f"fsspec, {kind}"), mode="r")
             reads.clear()
             assert np.array_equal(array[:, 5], DATA[:, 5])
         assert reads == ["whole"]
@@ -1021,14 +1023,14 @@ class TestNamed:
         with ranges_from(Sub):
             for name, expected in (("fsspec, dir of local", "ranges"), ("fsspec, zip", "whole")):
                 store = open_store(name)
-                array = zarr.open_array(Sub(store.fs, read_only=True, path=store.path), mode="r")
+                array = open_array(Sub(store.fs, read_only=True, path=store.path), mode="r")
                 reads.clear()
                 assert np.array_equal(array[7], DATA[7])
                 assert reads == [expected]
 
     @pytest.mark.parametrize("names", [5, {"a": 1}, ["a", None]], ids=str)
     def test_a_bad_value(self, folder, names):
-        array = zarr.open_array(Plain(local_store(folder)), mode="r")
+        array = open_array(Plain(local_store(folder)), mode="r")
         with (
             zarr.config.set({"numcodecs_bytes.stores_with_ranges": names}),
             pytest.raises(ValueError, match="must be a list of classes such as .*, got"),
@@ -1080,7 +1082,7 @@ class TestFileSystems:
         else:
             file_system = Decrypting(local, asynchronous=True)
         store = zarr.storage.FsspecStore(file_system, read_only=True, path=path)
-        array = zarr.open_array(store, mode="r")
+        array = open_array(store, mode="r")
         reads.clear()
         assert np.array_equal(array[7], DATA[7])
         assert reads == ["whole"]
@@ -1109,7 +1111,7 @@ class TestFileSystems:
         """zarr takes it; we raised TypeError."""
         store = open_store("fsspec, dir of local")
         store.allowed_exceptions = FileNotFoundError
-        array = zarr.open_array(store, mode="r")
+        array = open_array(store, mode="r")
         assert np.array_equal(array[7], DATA[7])
 
     def test_a_file_system_without_attributes(self):
@@ -1162,7 +1164,7 @@ def test_a_zip_file_that_is_closed_meanwhile(folder, tmp_path):
         for file in folder.rglob("*"):
             archive.write(file, file.relative_to(folder))
     store = zarr.storage.ZipStore(tmp_path / "a.zip", mode="r")
-    array = zarr.open_array(store, mode="r")
+    array = open_array(store, mode="r")
 
     class Closing:
         def __enter__(self):

@@ -310,8 +310,11 @@ class TestArchive:
         before = archive.read_bytes()
         with pytest.raises(ValueError, match="a zip file at a URL can't be changed"):
             migrate(f"file://{archive}")
-        assert {r.status for r in migrate(f"file://{archive}", dry_run=True)} == {"to be migrated"}
         assert archive.read_bytes() == before
+
+    def test_a_dry_run_of_a_url(self, archive):
+        pytest.importorskip("fsspec", "2026.9")  # older ones raise KeyError for missing members
+        assert {r.status for r in migrate(f"file://{archive}", dry_run=True)} == {"to be migrated"}
 
     def test_dates_of_new_members(self, archive):
         before = time.localtime()[:5]
