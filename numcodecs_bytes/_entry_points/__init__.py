@@ -15,7 +15,8 @@ def step_aside(what: str, error: Exception) -> None:
     with contextlib.suppress(Warning):
         warnings.warn(
             f"numcodecs_bytes adds no {what}: it does not support this version of zarr "
-            f"({zarr.__version__}; {type(error).__name__}: {error}); upgrade numcodecs_bytes",
+            f"({zarr.__version__}) or its config ({type(error).__name__}: {error}); upgrade "
+            "numcodecs_bytes, or fix the config",
             RuntimeWarning,
             stacklevel=3,
         )

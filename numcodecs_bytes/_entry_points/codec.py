@@ -1,17 +1,16 @@
 """Entry points of zarr's codecs: `BytesCodec`, which becomes zarr's default for "bytes".
 
 zarr loads the entry points of a codec when it first needs that codec, before it looks up in its
-config which class to use. This runs in every program that uses zarr in this environment, so it must
-never fail: with an unsupported version of zarr it warns once and leaves zarr's own codec in place.
+config which class to use.
 """
 
-import contextlib
 import gc
-import warnings
 import weakref
 
 import zarr
 import zarr.codecs
+
+from numcodecs_bytes._entry_points import step_aside
 
 __all__ = ["BytesCodec"]
 
@@ -65,11 +64,4 @@ try:
     _make_default()
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
-    with contextlib.suppress(Warning):
-        warnings.warn(
-            "numcodecs_bytes leaves zarr's own bytes codec in charge: it does not support this "
-            f"version of zarr ({zarr.__version__}) or its config ({type(error).__name__}: "
-            f"{error}); upgrade numcodecs_bytes, or fix the config",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    step_aside("bytes codec, and leaves zarr's own in charge", error)

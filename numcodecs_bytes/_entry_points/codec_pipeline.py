@@ -1,8 +1,8 @@
 """Entry point of zarr's codec pipelines: `PartialReadPipeline`, which users may choose.
 
-zarr loads all pipelines when it opens its first array, whichever one it uses. This runs in every
-program that uses zarr in this environment, so it must never fail: with an unsupported version of
-zarr it provides a placeholder, and zarr tells users who chose our pipeline that it does not exist.
+zarr loads all pipelines when it opens its first array, whichever one it uses. With an unsupported
+version of zarr this is a placeholder, and zarr tells users who chose our pipeline that it does not
+exist.
 """
 
 from typing import Any
