@@ -20,11 +20,18 @@ from numcodecs_bytes._core.copy_gpu import decode_on_device
 from numcodecs_bytes._core.dtypes import AnyDType, UInt8Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts.assemble import copy_pieces, ready_to_copy, select_fetched
-from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, SyncByteGetter
+from numcodecs_bytes._parts.getters import (
+    Blocking,
+    Getter,
+    IsWanted,
+    OnLoop,
+    SyncByteGetter,
+    WouldWait,
+)
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
-from numcodecs_bytes._parts.ranges import Coalescing, Request
+from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Request
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
     answering,
@@ -40,6 +47,9 @@ from numcodecs_bytes._parts.stores import (
     find_source,
 )
 
+# Up to this many bytes are read on the event loop if they are in the page cache, which takes 0.1
+# ms; another thread would take as long to begin.
+AT_ONCE_BYTES = 1 << 19
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
 _NUM_TRIES = 3
 
@@ -149,16 +159,23 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
         max_gap_bytes = source.max_gap_bytes if gap is None else gap
         if isinstance(source, Remote) and source.in_one_request:
             max_gap_bytes = sys.maxsize
-        coalescing = Coalescing(
-            max_gap_bytes,
-            BLOCK_BYTES if isinstance(source, File) else None,
-            dense_bytes=max_gap_bytes if gap is None else 0,
-        )
-        plan = plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
+        costs = source.costs if gap is None else NO_COSTS
+        if chunk.num_bytes <= costs.any_plan:
+            plan = plan_whole(chunk.shape, item_size, chunk.axis_order)
+        else:
+            coalescing = Coalescing(
+                max_gap_bytes,
+                BLOCK_BYTES if isinstance(source, File) else None,
+                dense_bytes=max_gap_bytes if gap is None else 0,
+                costs=costs,
+            )
+            plan = plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
         try:
             if isinstance(source, File):
                 read = partial(_read_file, source, chunk, plan, adapts=gap is None)
-                return await getter.run(read, in_thread=source.in_thread), plan, None
+                is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES
+                place = source.place if is_short else ""
+                return await getter.run(read, source.in_thread, place), plan, None
             if not plan.is_whole:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
@@ -170,13 +187,21 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
 
 
 def _read_file(
-    source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted, *, adapts: bool
+    source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted | None, *, adapts: bool
 ) -> UInt8Array | None:
-    """Return the pieces of a plan, or None if the chunk does not exist."""
+    """Return the pieces of a plan, or None if the chunk does not exist.
+
+    Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache.
+    """
     try:
         file = source.open()
         try:
             if file.num_bytes == chunk.num_bytes:
+                if is_wanted is None:
+                    fetched = file.read_at_once(plan.ranges)
+                    if fetched is None:
+                        raise WouldWait
+                    return fetched
                 fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
                 if fetched is not None:
                     return fetched

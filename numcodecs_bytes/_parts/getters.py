@@ -4,6 +4,8 @@ The two classes have the same methods, so that the code that uses the bytes exis
 """
 
 import asyncio
+import contextlib
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -17,7 +19,18 @@ from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
+Read = Callable[[IsWanted | None], T]
 Get = Callable[[Request], Awaitable[None]]
+
+# Nothing says beforehand whether to open a file has to wait, as on a network: only in places where
+# the last short read took less than this, and so was from the page cache, may the event loop do so.
+QUICK_SECONDS = 5e-4
+MAX_PLACES = 1000
+_quick: set[str] = set()
+
+
+class WouldWait(Exception):  # noqa: N818 # not an error
+    """A file is not in the page cache."""
 
 
 class SyncByteGetter(Protocol):
@@ -52,13 +65,21 @@ class OnLoop:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk."""
         return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
 
-    async def run(self, read: Callable[[IsWanted], T], *, in_thread: bool) -> T:
-        """Return the result of `read`, called with a function that says if it is still wanted."""
+    async def run(self, read: Read[T], in_thread: bool, place: str) -> T:  # noqa: FBT001
+        """Return the result of `read`, called with a function that says if it is still wanted.
+
+        A short read, which has a place, is first tried on the event loop, if the last one there was
+        quick: that saves the 0.05 to 0.15 ms that another thread takes to begin. `read` is called
+        with None then, and raises `WouldWait` instead of waiting for a disk.
+        """
         if not in_thread:
             return read(lambda: True)
+        if place in _quick:
+            with contextlib.suppress(WouldWait):
+                return _timed(read, None, place)
         cancelled: list[bool] = []  # a thread can't be cancelled, only asked to stop
         try:
-            return await run_in_thread(None, lambda: read(lambda: not cancelled))
+            return await run_in_thread(None, lambda: _timed(read, lambda: not cancelled, place))
         finally:
             cancelled.append(True)
 
@@ -123,6 +144,20 @@ _slots_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = 
 )
 
 
+def _timed(read: Read[T], is_wanted: IsWanted | None, place: str) -> T:
+    """Read, and remember whether that was quick."""
+    start = time.perf_counter()
+    try:
+        return read(is_wanted)
+    finally:
+        if not place or time.perf_counter() - start > QUICK_SECONDS:
+            _quick.discard(place)
+        elif place not in _quick:
+            if len(_quick) >= MAX_PLACES:
+                _quick.clear()
+            _quick.add(place)
+
+
 async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
     while slots.num_taken <= limit and (request := next(requests, None)) is not None:
         await get(request)
@@ -144,7 +179,7 @@ class Blocking:
         byte_range = RangeByteRequest(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
 
-    async def run(self, read: Callable[[IsWanted], T], *, in_thread: bool) -> T:  # noqa: ARG002
+    async def run(self, read: Read[T], in_thread: bool, place: str) -> T:  # noqa: ARG002, FBT001
         """See `OnLoop`."""
         return read(lambda: True)
 

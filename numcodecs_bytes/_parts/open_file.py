@@ -19,6 +19,9 @@ from numcodecs_bytes._parts.assemble import copy_pieces
 from numcodecs_bytes._parts.ranges import Coalescing, Ranges
 
 ReadAt = Callable[[int, int], bytes]
+# Takes a memoryview and a position in the file, reads directly into the memoryview, and returns the
+# number of bytes read, 0 at the end of the file.
+ReadInto = Callable[[memoryview, int], int]
 
 # Ranges shorter than this are read as Python bytes, which takes 0.25 us, and copied. Longer ones
 # are read directly to their place, which takes 0.5 us more.
@@ -55,12 +58,13 @@ class OpenFile:
         Length of the part in bytes.
     offset : int
         Position of the part in the file in bytes.
-    read_into : callable, optional
-        Takes a memoryview and a position in the file, reads directly into the memoryview, and
-        returns the number of bytes read, 0 at the end of the file.
+    descriptor : int, optional
+        The descriptor of the file, to read directly into memory, and at once.
     """
 
-    __slots__ = ("_block", "_offset", "_read_at", "_read_into", "close", "num_bytes")
+    __slots__ = (
+        *("_block", "_descriptor", "_offset", "_read_at", "_read_into", "close", "num_bytes"),
+    )
 
     def __init__(
         self,
@@ -68,13 +72,16 @@ class OpenFile:
         close: Callable[[], None],
         num_bytes: int,
         offset: int = 0,
-        read_into: Callable[[memoryview, int], int] | None = None,
+        descriptor: int | None = None,
     ) -> None:
         self._read_at = read_at
-        self._read_into = read_into or self._read_then_copy
+        self._read_into: ReadInto = self._read_then_copy
+        if descriptor is not None and hasattr(os, "preadv"):
+            self._read_into = partial(_preadv, descriptor)
         self.close = close
         self.num_bytes = num_bytes
         self._offset = offset
+        self._descriptor = descriptor
         self._block = np.empty(0, np.uint8)  # reused by all reads
 
     def read(
@@ -115,6 +122,19 @@ class OpenFile:
         except _Stopped:
             return None
         return fetched
+
+    def read_at_once(self, ranges: Ranges) -> UInt8Array | None:
+        """Return the pieces of some ranges as `read` does; None if that has to wait for a disk."""
+        descriptor = self._descriptor
+        if descriptor is None or not hasattr(os, "RWF_NOWAIT") or len(ranges.starts) > SHORT:
+            return None
+        read_at = partial(_pread_at_once, descriptor)
+        file = OpenFile(read_at, self.close, self.num_bytes, self._offset)
+        file._read_into = partial(_preadv_at_once, descriptor)
+        try:
+            return file.read(ranges, lambda: True, adapts=False)
+        except OSError:  # it would wait, or this file system does not know
+            return None
 
     def _choose(
         self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
@@ -248,7 +268,7 @@ def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> Open
         partial(os.close, descriptor),
         length if num_bytes is None else min(length, num_bytes),
         offset,
-        partial(_preadv, descriptor) if hasattr(os, "preadv") else None,
+        descriptor,
     )
 
 
@@ -259,6 +279,15 @@ def _seek_and_read(descriptor: int, size: int, position: int) -> bytes:
 
 def _preadv(descriptor: int, view: memoryview, position: int) -> int:
     return os.preadv(descriptor, [view], position)
+
+
+def _preadv_at_once(descriptor: int, view: memoryview, position: int) -> int:
+    return os.preadv(descriptor, [view], position, os.RWF_NOWAIT)
+
+
+def _pread_at_once(descriptor: int, size: int, position: int) -> bytes:
+    raw = bytearray(size)
+    return bytes(raw[: os.preadv(descriptor, [raw], position, os.RWF_NOWAIT)])
 
 
 def read_from_file(file: Any, size: int, position: int) -> bytes:

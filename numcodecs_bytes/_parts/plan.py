@@ -129,22 +129,78 @@ def plan_read(
     """
     selectors = selection if isinstance(selection, tuple) else (selection,)
     selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
-    num_bytes = math.prod(chunk_shape) * item_size
+    stored = _Stored(chunk_shape, item_size, axis_order)
+    if (of_selectors := _key(selectors)) is None:
+        sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
+        limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
+        if sizes and 0 not in sizes and stored.num_bytes <= limit:  # whatever the indices are
+            return plan_whole(*stored)
+        return _plan(selectors, stored, coalescing)
+    key = of_selectors, stored, coalescing
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(selectors, stored, coalescing)
+        if len(plan.ranges.piece_starts) <= MAX_CACHED_PIECES:
+            if len(_plans) >= MAX_CACHED:
+                _plans.clear()
+            _plans[key] = plan
+    return plan
+
+
+class _Stored(NamedTuple):
+    """A chunk's shape in elements, the size of one in bytes, and the order of axes (None: C)."""
+
+    shape: tuple[int, ...]
+    item_size: int
+    axis_order: tuple[int, ...] | None
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.item_size
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Strides in items."""
+        return _strides(self.shape, self.axis_order)
+
+    @property
+    def as_stored(self) -> Sequence[int]:
+        """The axes in the order in which they are stored."""
+        return range(len(self.shape)) if self.axis_order is None else self.axis_order
+
+
+# Plans of slices and integers, which the chunks of an array share: all but those at an edge of the
+# selection have the same one. They take at most 5 MB.
+_plans: dict[Any, Plan] = {}
+MAX_CACHED, MAX_CACHED_PIECES = 512, 256
+
+
+def _key(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return what identifies slices and integers; None for other selectors."""
+    key: list[Any] = []
+    for selector in selectors:
+        if type(selector) is slice:  # hashable since Python 3.12
+            key.append((selector.start, selector.stop, selector.step))
+        elif type(selector) is int:
+            key.append(selector)
+        else:
+            return None
+    return tuple(key)
+
+
+def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan:
     plan = None
     # Offsets are NumPy integers; no store has a chunk too large for them.
-    if num_bytes <= sys.maxsize and not _is_whole(selectors, chunk_shape):
-        strides = _strides(chunk_shape, axis_order)
-        if any(isinstance(s, np.ndarray) for s in selectors):
-            plan = _plan_dense(selectors, chunk_shape, item_size, coalescing, axis_order)
+    if stored.num_bytes <= sys.maxsize and not _is_whole(selectors, stored.shape):
+        plan = _plan_slab(selectors, stored, coalescing)
         if plan is not None:
             pass
         elif _are_points(selectors):
-            plan = _plan_points(selectors, chunk_shape, strides, item_size, coalescing)
-        elif (axes := _parse_axes(selectors, chunk_shape)) is not None:
-            by_stride = range(len(axes))[::-1] if axis_order is None else axis_order[::-1]
-            plan = _plan_product(axes, by_stride, strides, item_size, coalescing)
-    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == num_bytes):
-        return plan_whole(chunk_shape, item_size, axis_order)
+            plan = _plan_points(selectors, stored, coalescing)
+        elif (axes := _parse_axes(selectors, stored.shape)) is not None:
+            plan = _plan_product(axes, stored, coalescing)
+    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == stored.num_bytes):
+        return plan_whole(*stored)
     return plan
 
 
@@ -197,57 +253,59 @@ DENSE_FRACTION = 3
 NEARLY_WHOLE = 0.9
 
 
-def _plan_dense(
-    selectors: tuple[Any, ...],
-    chunk_shape: tuple[int, ...],
-    item_size: int,
-    coalescing: Coalescing,
-    axis_order: tuple[int, ...] | None,
-) -> Plan | None:
-    """Return the plan for a dense selection with index arrays: a single range; None if it is not.
+# A selection of slices is also dense if the bytes from its first to its last element cost no more
+# than its pieces; but only if these take at most so many bytes, or this many times the selection.
+SLAB_BYTES, SLAB_FACTOR = 1 << 24, 2
 
-    Nothing is sorted or allocated for each index. The range is the smallest contiguous part of the
-    chunk that is a box and contains the bounds of the selection.
 
-    The parameters are those of `plan_read`, with a selector for each axis.
+def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:
+    """Return the plan for a dense selection: a single range; None if it is not dense.
+
+    Nothing is sorted or allocated for each index. The range is a slab: the smallest contiguous part
+    of the chunk that is a box and contains the bounds of the selection.
+
+    Parameters
+    ----------
+    selectors : tuple
+        A selector for each axis, as in `plan_read`.
+    stored : _Stored
+        How the chunk is stored.
+    coalescing : Coalescing
+        How pieces are coalesced into ranges.
 
     Returns
     -------
     Plan or None
         None also if the selection is empty, of another kind, or out of bounds.
     """
-    if len(selectors) != len(chunk_shape):
+    if len(selectors) != len(stored.shape):
         return None
-    found = [_num_and_bounds(s, size) for s, size in zip(selectors, chunk_shape, strict=True)]
+    found = [_num_and_bounds(s, size) for s, size in zip(selectors, stored.shape, strict=True)]
     spans = [span for span in found if span is not None]
     if len(spans) < len(found):
         return None
-    strides = _strides(chunk_shape, axis_order)
-    as_stored = range(len(chunk_shape)) if axis_order is None else axis_order
-    first, window_shape, selection = 0, list(chunk_shape), list(selectors)
-    for k in as_stored:
+    strides = stored.strides
+    first, window_shape, selection = 0, list(stored.shape), list(selectors)
+    for k in stored.as_stored:
         _, low, high = spans[k]
         first += low * strides[k]
         window_shape[k] = high - low + 1
-        selection[k] = _moved(selectors[k], chunk_shape[k], low)
+        selection[k] = _moved(selectors[k], stored.shape[k], low)
         if high > low:
             break
-    num_bytes = math.prod(window_shape) * item_size
-    num_indices = max(
-        num for (num, *_), s in zip(spans, selectors, strict=True) if isinstance(s, np.ndarray)
-    )
-    num_runs = num_indices
-    if not _are_points(selectors):
-        num_runs = _num_runs(selectors, spans, chunk_shape, as_stored)
-    if (
-        num_runs * item_size * DENSE_FRACTION < num_bytes
-        and num_indices * coalescing.dense_bytes < num_bytes
-    ):
+    num_bytes = math.prod(window_shape) * stored.item_size
+    is_slice = not any(isinstance(s, np.ndarray) for s in selectors)
+    is_dense = _are_near(spans, stored, num_bytes, coalescing) if is_slice else None
+    if is_dense is None:
+        num_indices = [n for (n, *_), s in zip(spans, selectors, strict=True) if _is_array(s)]
+        num_runs = _num_runs(selectors, spans, stored)
+        is_dense = _are_dense(max(num_indices), num_runs, stored, num_bytes, coalescing)
+    if not is_dense:
         return None
-    if num_bytes > NEARLY_WHOLE * math.prod(chunk_shape) * item_size:
-        return plan_whole(chunk_shape, item_size, axis_order)
-    start = np.array([first * item_size])
-    nothing = (None,) * len(chunk_shape)
+    if num_bytes > NEARLY_WHOLE * stored.num_bytes:
+        return plan_whole(*stored)
+    start = np.array([first * stored.item_size])
+    nothing = (None,) * len(stored.shape)
     return Plan(
         coalescing.coalesce(start, start + num_bytes),
         window_shape=tuple(window_shape),
@@ -259,20 +317,57 @@ def _plan_dense(
     )
 
 
+def _is_array(selector: object) -> bool:
+    return isinstance(selector, np.ndarray)
+
+
+def _are_dense(
+    num_indices: int, num_runs: int, stored: _Stored, num_bytes: int, coalescing: Coalescing
+) -> bool:
+    """Whether a slab of so many bytes takes less time than pieces for arrays of indices."""
+    return num_runs * stored.item_size * DENSE_FRACTION >= num_bytes or (
+        num_indices * coalescing.dense_bytes >= num_bytes
+        or (num_bytes <= SLAB_BYTES and coalescing.costs.of(num_indices) >= num_bytes)
+    )
+
+
+def _are_near(
+    spans: list[tuple[int, int, int]], stored: _Stored, num_bytes: int, coalescing: Coalescing
+) -> bool:
+    """Whether a slab of so many bytes takes less time than pieces for slices and integers."""
+    if not coalescing.dense_bytes:
+        return False
+    costs = coalescing.costs
+    if num_bytes <= SLAB_BYTES and costs.pieces + _cost(spans, stored, costs.request) >= num_bytes:
+        return True
+    num_selected = math.prod(num for num, *_ in spans) * stored.item_size
+    is_wanted = num_bytes <= SLAB_FACTOR * num_selected
+    return is_wanted and _cost(spans, stored, coalescing.dense_bytes) >= num_bytes
+
+
+def _cost(spans: list[tuple[int, int, int]], stored: _Stored, request: int) -> int:
+    """Return what the cheapest ranges for slices cost in bytes, if each costs `request` more."""
+    span, cost = stored.item_size, request + stored.item_size
+    for k in reversed(stored.as_stored):  # the cheapest way to fetch what is along the last axes
+        num, low, high = spans[k]
+        span += (high - low) * stored.strides[k] * stored.item_size
+        cost = min(num * cost, request + span)
+    return cost
+
+
 def _num_runs(
-    selectors: tuple[Any, ...],
-    spans: list[tuple[int, int, int]],
-    chunk_shape: tuple[int, ...],
-    as_stored: Sequence[int],
+    selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], stored: _Stored
 ) -> int:
     """Return how many contiguous runs of elements the slices of the last axes leave to plan."""
+    if _are_points(selectors):
+        return max(num for num, *_ in spans)
     num = math.prod(num for num, *_ in spans)
-    for k in reversed(as_stored):
+    for k in reversed(stored.as_stored):
         num_along, low, high = spans[k]
         if not isinstance(selectors[k], slice) or high - low + 1 != num_along:
             break
         num //= num_along
-        if num_along != chunk_shape[k]:
+        if num_along != stored.shape[k]:
             break
     return num
 
@@ -384,25 +479,15 @@ KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
 
 
-def _plan_product(
-    axes: list[_Axis],
-    by_stride: Sequence[int],
-    strides: tuple[int, ...],
-    item_size: int,
-    coalescing: Coalescing,
-) -> Plan:
+def _plan_product(axes: list[_Axis], stored: _Stored, coalescing: Coalescing) -> Plan:
     """Return the plan for the product of one set of indices per axis.
 
     Parameters
     ----------
     axes : list of _Axis
         What is selected along each axis of the chunk; all indices are within bounds.
-    by_stride : sequence of int
-        The axes in ascending order of their stride.
-    strides : tuple of int
-        Strides of the chunk in items.
-    item_size : int
-        Stored size of an element in bytes, at least 1.
+    stored : _Stored
+        How the chunk is stored.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
 
@@ -418,7 +503,8 @@ def _plan_product(
         return _plan_nothing(tuple(axes[k].num_selected for k in kept))
     window: dict[int, _WindowAxis] = {}
     run, pieces = _Run(0, 1), None
-    remaining = iter(by_stride)
+    strides, item_size = stored.strides, stored.item_size
+    remaining = iter(stored.as_stored[::-1])
     for k in remaining:  # as long as all indices of an axis are within one piece
         indices, stride = axes[k].indices, strides[k]
         longer = run.along(indices, stride)
@@ -542,13 +628,7 @@ def _split(
     return np.concatenate([[0], splits]) if len(splits) else None
 
 
-def _plan_points(
-    arrays: tuple[Any, ...],
-    chunk_shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    item_size: int,
-    coalescing: Coalescing,
-) -> Plan | None:
+def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:
     """Return the plan for points.
 
     Parameters
@@ -556,12 +636,8 @@ def _plan_points(
     arrays : tuple of numpy.ndarray
         Integer coordinates of the points, one array per axis of the chunk, of shapes that broadcast
         together.
-    chunk_shape : tuple of int
-        Shape of the chunk in elements.
-    strides : tuple of int
-        Strides of the chunk in items.
-    item_size : int
-        Stored size of an element in bytes, at least 1.
+    stored : _Stored
+        How the chunk is stored.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
 
@@ -576,12 +652,12 @@ def _plan_points(
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
         return None
-    if len(arrays) != len(chunk_shape):
+    if len(arrays) != len(stored.shape):
         return None
     if math.prod(shape) == 0:
         return _plan_nothing(shape)
     items: Indices = np.zeros((), np.intp)
-    for array, size, stride in zip(arrays, chunk_shape, strides, strict=True):
+    for array, size, stride in zip(arrays, stored.shape, stored.strides, strict=True):
         if not _is_within(array, size):
             return None
         items = items + array.astype(np.intp, copy=False) * stride
@@ -590,7 +666,7 @@ def _plan_points(
     if not (np.diff(items) > 0).all():
         items, positions = np.unique(items, return_inverse=True)
     return Plan(
-        ranges=coalescing.coalesce(items * item_size, (items + 1) * item_size),
+        ranges=coalescing.coalesce(items * stored.item_size, (items + 1) * stored.item_size),
         window_shape=(len(items),),
         window_strides=(1,),
         index=(None,),

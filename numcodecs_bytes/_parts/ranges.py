@@ -112,6 +112,31 @@ class Ranges(NamedTuple):
         )
 
 
+class Costs(NamedTuple):
+    """What takes as long as to read a number of bytes.
+
+    Attributes
+    ----------
+    any_plan : int
+        To plan at all.
+    pieces : int
+        To plan, and to assemble, several pieces.
+    request : int
+        To request one of several pieces.
+    """
+
+    any_plan: int
+    pieces: int
+    request: int
+
+    def of(self, num_requests: int) -> int:
+        """Return what takes as long as so many pieces, without their bytes."""
+        return self.pieces + num_requests * self.request
+
+
+NO_COSTS = Costs(0, 0, 0)
+
+
 class Coalescing(NamedTuple):
     """How pieces are coalesced into ranges.
 
@@ -127,12 +152,15 @@ class Coalescing(NamedTuple):
     dense_bytes : int
         Indices that are at most this far apart on average are not planned one by one: all between
         the first and the last is a single range.
+    costs : Costs
+        What else than bytes takes time.
     """
 
     max_gap_bytes: int
     block_bytes: int | None = None
     is_contiguous: bool = False
     dense_bytes: int = 0
+    costs: Costs = NO_COSTS
 
     def coalesce(self, starts: Indices, ends: Indices) -> Ranges:
         """Return the ranges for pieces in ascending order, shape ``(num_pieces,)``."""

@@ -59,6 +59,7 @@ import zipfile
 from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ from zarr.storage import (
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.open_file import OpenFile, open_local, read_from_file
+from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
 from numcodecs_bytes._parts.refusals import ReadWhole, refusing
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -89,6 +91,9 @@ _told_of: weakref.WeakSet[type] = weakref.WeakSet()
 # times at 8 KiB. A cold disk or a network file system, which takes 0.02 to 5 ms per request, would
 # need 50 KiB to several MiB: `OpenFile` detects these and reads blocks.
 LOCAL_MAX_GAP_BYTES = 1 << 12
+# In a file in the page cache, 64 KiB are read while a plan is made, 2 MiB while several pieces are
+# planned and assembled, and 32 KiB in the time of one request.
+LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=1 << 21, request=1 << 15)
 # For other stores: a latency of 30 ms at 100 MB/s is worth 3 MB, or 0.3 MB for each of 10
 # concurrent requests (zarr's `async.concurrency`). In a simulation of such a store with rows,
 # boxes, columns, steps and points, 256 KiB took at most 1.15 times as long as the best plan; 1 MiB,
@@ -121,19 +126,18 @@ _CLIENT_OPTIONS = {
     *("proxy", "proxy_auth", "raise_for_status", "read_bufsize", "timeout", "trust_env"),
 }
 
+_PATH = type(Path())
 _READING = ("get", "get_sync", "_get")
 # The methods that zarr uses for reading. A method that was replaced before this module was imported
 # comes from another file than its class; such a class is left out.
-_OWN_METHODS = {
-    owner: [getattr(owner, name, None) for name in _READING]
-    for owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, WrapperStore, StorePath)
-    if all(
-        getattr(getattr(owner, name), "__code__", None) is not None
-        and getattr(owner, name).__code__.co_filename == owner.__init__.__code__.co_filename
-        for name in _READING
-        if hasattr(owner, name)
-    )
-}
+_OWN_METHODS: dict[type[Any], tuple[Callable[[Any], Any], Any]] = {}  # how to look them up, too
+for _owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, WrapperStore, StorePath):
+    _names = [name for name in _READING if hasattr(_owner, name)]
+    _codes = [getattr(getattr(_owner, name), "__code__", None) for name in _names]
+    _file = _owner.__init__.__code__.co_filename
+    if all(_code is not None and _code.co_filename == _file for _code in _codes):
+        _look_up = attrgetter(*_names)
+        _OWN_METHODS[_owner] = _look_up, _look_up(_owner)
 
 
 class Answer(NamedTuple):
@@ -165,14 +169,20 @@ class File(NamedTuple):
         The exceptions that `open` raises if the chunk does not exist.
     in_thread : bool
         Whether to read in a thread, like the store itself does.
+    place : str
+        Where files are opened as quickly as this one: the root of the store.
     max_gap_bytes : int
         Largest gap over which ranges are coalesced.
+    costs : Costs
+        What else than bytes takes time.
     """
 
     open: Callable[[], OpenFile]
     missing: tuple[type[Exception], ...]
     in_thread: bool = True
+    place: str = ""
     max_gap_bytes: int = LOCAL_MAX_GAP_BYTES
+    costs: Costs = LOCAL_COSTS
 
 
 class Remote(NamedTuple):
@@ -198,6 +208,7 @@ class Remote(NamedTuple):
     num_bytes: int | None = None
     get: Callable[[int, int], Awaitable[Answer | None]] | None = None
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
+    costs: Costs = NO_COSTS
     in_one_request: bool = False
 
 
@@ -242,11 +253,10 @@ def _source_in(store: Any, path: str) -> Source:
 
 def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
     """Whether an instance is of exactly this class, and its reading methods are zarr's own."""
-    if type(instance) is not owner:
+    if type(instance) is not owner or owner not in _OWN_METHODS:
         return False
-    return [getattr(owner, name, None) for name in _READING] == _OWN_METHODS.get(
-        owner
-    ) and instance.__dict__.keys().isdisjoint(_READING)
+    look_up, own = _OWN_METHODS[owner]
+    return bool(look_up(owner) == own) and instance.__dict__.keys().isdisjoint(_READING)
 
 
 def _name_of(kind: type[Any]) -> str:
@@ -327,10 +337,10 @@ def _is_exactly(value: object, name: str) -> bool:
 
 
 def _of_local_store(store: LocalStore, path: str) -> Source:
-    if type(store.root) is not type(Path()):  # `read_bytes` of a subclass may decrypt, for example
+    if type(store.root) is not _PATH:  # `read_bytes` of a subclass may decrypt, for example
         return Whole(f"{_name_of(type(store.root))} is not a path of Python's own")
-    name = f"{store.root}/{path}"
-    return File(partial(open_local, name), ALLOWED_EXCEPTIONS)
+    root = str(store.root)
+    return File(partial(open_local, f"{root}/{path}"), ALLOWED_EXCEPTIONS, place=root)
 
 
 def _of_zip_store(store: ZipStore, path: str) -> File:
@@ -376,7 +386,7 @@ def _of_fsspec_store(store: FsspecStore, path: str) -> Source:
     if _is_local(file_system):
         sync: Any = file_system
         name = sync.sync_fs._strip_protocol(path)  # noqa: SLF001
-        return File(partial(open_local, name), store.allowed_exceptions)
+        return File(partial(open_local, name), store.allowed_exceptions, place=root)
     if (why := _why_no_ranges(file_system)) is not None:
         return why
     if _is_exactly(file_system, _REFERENCE):
@@ -457,7 +467,7 @@ def _of_reference(file_system: Any, path: str) -> Source:
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
-    return File(partial(open_local, name, offset, num_bytes), ())
+    return File(partial(open_local, name, offset, num_bytes), (), place=name)
 
 
 _SOURCES: dict[Any, Callable[[Any, str], Source]] = {
@@ -474,6 +484,9 @@ _SOURCES_BY_NAME: dict[str, Callable[[Any, str], Source]] = {
 }
 
 
+_SPELLINGS = {"numcodecs_bytes", "numcodecs-bytes"}
+
+
 def configured_gap_bytes() -> int | None:
     """Return `numcodecs_bytes.max_gap_bytes` from zarr's config, or None if it is not set.
 
@@ -482,6 +495,9 @@ def configured_gap_bytes() -> int | None:
     ValueError
         If it is not a non-negative integer.
     """
+    # This takes a tenth of the time of zarr.config.get, which takes a hyphen for an underscore.
+    if _SPELLINGS.isdisjoint(zarr.config.config):
+        return None
     gap = zarr.config.get("numcodecs_bytes.max_gap_bytes", None)
     if gap is None:
         return None

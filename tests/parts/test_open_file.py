@@ -1,11 +1,16 @@
 """A file that is opened once: random ranges against its bytes, every way to read, slow files."""
 
+import errno
 import os
+import threading
 import time
 
 import numpy as np
 import pytest
+import zarr
+from helpers import PIPELINES, create
 
+from numcodecs_bytes._parts import getters
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, open_local
 from numcodecs_bytes._parts.plan import Coalescing
 
@@ -141,3 +146,87 @@ class TestSlowFiles:
     def test_the_gap_of_the_user_is_kept(self, monkeypatch):
         file = TimedFile(monkeypatch, 5e-3, 1e8)
         assert file.read_column(adapts=False) == len(file.sizes)
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system can't read at once")
+class TestAtOnce:
+    """What is in the page cache is read without a thread."""
+
+    RANGES = Coalescing(10).coalesce(np.array([3, 100, 112]), np.array([5, 108, 120]))
+    EXPECTED = np.concatenate([RAW[3:5], RAW[100:108], RAW[112:120]])
+
+    def test_pieces_in_the_page_cache(self, path):
+        file = open_local(path, OFFSET, RAW.size)
+        fetched = file.read_at_once(self.RANGES)
+        file.close()
+        if fetched is not None:  # in a file system that knows
+            np.testing.assert_array_equal(fetched, self.EXPECTED)
+
+    @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EOPNOTSUPP])
+    def test_what_is_not_there_is_left_to_a_thread(self, path, monkeypatch, number):
+        preadv = os.preadv
+
+        def wait(descriptor, buffers, position, flags=0):
+            if flags:
+                raise OSError(number, "would wait")
+            return preadv(descriptor, buffers, position)
+
+        monkeypatch.setattr(os, "preadv", wait)
+        file = open_local(path, OFFSET, RAW.size)
+        try:
+            assert file.read_at_once(self.RANGES) is None
+            fetched = file.read(self.RANGES, lambda: True, adapts=True)
+        finally:
+            file.close()
+        np.testing.assert_array_equal(fetched, self.EXPECTED)
+
+    def test_a_part_that_is_there_is_not_taken_for_all(self, path, monkeypatch):
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda d, b, p, _: preadv(d, [b[0][:1]], p))
+        ranges = Coalescing(0).coalesce(np.array([5]), np.array([9000]))
+        file = open_local(path, OFFSET, RAW.size)
+        fetched = file.read_at_once(ranges)
+        file.close()
+        np.testing.assert_array_equal(fetched, RAW[5:9000])
+
+
+class TestThreads:
+    """Whether a short read is tried on the event loop."""
+
+    @pytest.fixture
+    def opened(self, tmp_path, monkeypatch):
+        """Return the array, and the threads that open its chunk, one after the other."""
+        monkeypatch.setattr(getters, "_quick", set())
+        create(tmp_path, (400, 400), dtype="f8")[:] = 1
+        threads, open_file = [], os.open
+
+        def record(path, *args, **kwargs):
+            if str(tmp_path / "c") in str(path):
+                threads.append(threading.current_thread().name)
+            return open_file(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", record)
+        with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
+            yield zarr.open_array(tmp_path, mode="r"), threads
+
+    @pytest.mark.parametrize("seconds", [-1.0, 1000.0])
+    def test_only_where_the_last_one_was_quick(self, opened, monkeypatch, seconds):
+        monkeypatch.setattr(getters, "QUICK_SECONDS", seconds)
+        monkeypatch.setattr(
+            OpenFile, "read_at_once", lambda self, r: self.read(r, lambda: True, adapts=False)
+        )
+        array, threads = opened
+        assert array[3, 5] == 1
+        (on_loop,) = {t.name for t in threading.enumerate() if "zarr_io" in t.name}
+        assert array[3, 5] == array[3, 6] == 1
+        assert threads[0] != on_loop
+        assert [thread == on_loop for thread in threads[1:]] == [seconds > 0] * 2
+
+    def test_not_where_that_would_wait(self, opened, monkeypatch):
+        """It is tried, and left to another thread."""
+        monkeypatch.setattr(getters, "QUICK_SECONDS", 1000.0)
+        monkeypatch.setattr(OpenFile, "read_at_once", lambda *_: None)
+        array, threads = opened
+        assert array[3, 5] == array[3, 6] == 1
+        assert len(threads) == 3
+        assert threads[0] != threads[1] != threads[2]

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numcodecs_bytes._parts.assemble import copy_pieces, select_fetched
-from numcodecs_bytes._parts.plan import DENSE_FRACTION, NEARLY_WHOLE, plan_read
-from numcodecs_bytes._parts.ranges import Coalescing
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES
+from numcodecs_bytes._parts.plan import (
+    DENSE_FRACTION,
+    MAX_CACHED,
+    MAX_CACHED_PIECES,
+    NEARLY_WHOLE,
+    _plans,
+    plan_read,
+)
+from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Costs
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, LOCAL_MAX_GAP_BYTES
 
 
 @st.composite
@@ -39,15 +48,22 @@ def selections(draw, shape):
     return tuple(array if k == axis else draw(slices(n)) for k, n in enumerate(shape))
 
 
+gaps = st.sampled_from([0, 1, 8, 40, 100, 10**9])
+some_costs = st.sampled_from([NO_COSTS, Costs(0, 50, 8), Costs(20, 200, 1)])
+
+
+any_gap = gaps.map(Coalescing)
+
+
 @st.composite
-def cases(draw):
+def cases(draw, coalescings=any_gap):
     """Draw the arguments of plan_read."""
     shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=5)))
     return (
         draw(selections(shape)),
         shape,
         draw(st.sampled_from([1, 2, 8, 12])),
-        Coalescing(draw(st.sampled_from([0, 1, 8, 40, 100, 10**9]))),
+        draw(coalescings),
         draw(st.one_of(st.none(), st.permutations(range(len(shape))).map(tuple))),
     )
 
@@ -83,7 +99,7 @@ def fewest(selection, shape, item_size, coalescing, axis_order):
 
 
 @bounded(1000)
-@given(cases())
+@given(cases(st.builds(Coalescing, gaps, dense_bytes=gaps, costs=some_costs)))
 def test_plan_fetch_and_place_give_what_numpy_selects(case):
     selection, shape, item_size, _, axis_order = case
     raw = np.random.default_rng(0).integers(0, 256, np.prod(shape) * item_size, np.uint8)
@@ -296,3 +312,49 @@ def test_the_number_of_requests_is_bounded_by_their_cost(cost):
     ):
         plan = plan_read(selection, shape, item_size, Coalescing(cost))
         assert plan.is_whole or plan.num_requests <= num_bytes // cost + 1
+
+
+class TestFiles:
+    """What a file in the page cache costs: decided from sizes, before anything is planned."""
+
+    COALESCING = Coalescing(
+        LOCAL_MAX_GAP_BYTES, BLOCK_BYTES, dense_bytes=LOCAL_MAX_GAP_BYTES, costs=LOCAL_COSTS
+    )
+
+    @pytest.mark.parametrize(
+        "selection",
+        [
+            (slice(None), 5),
+            (slice(None, None, 4), slice(None, None, 4)),
+            np.ix_([3, 200], [7, 300]),
+            (np.array([3, 200]), np.array([7, 300])),
+        ],
+        ids=str,
+    )
+    def test_pieces_of_a_mebibyte_are_one_read(self, selection):
+        plan = plan_read(selection, (362, 362), 8, self.COALESCING)
+        assert plan.num_requests == 1
+        assert plan.ranges.num_bytes <= 362 * 362 * 8
+
+    def test_a_part_of_a_mebibyte_that_is_contiguous_is_that_part(self):
+        for selection, num_items in (((3, 5), 1), ((3, slice(None)), 362)):
+            plan = plan_read(selection, (362, 362), 8, self.COALESCING)
+            assert plan.ranges.num_bytes == num_items * 8
+        plan = plan_read((slice(100, 200), slice(100, 200)), (362, 362), 8, self.COALESCING)
+        assert (plan.num_requests, plan.ranges.num_bytes) == (1, 100 * 362 * 8)
+
+    def test_pieces_of_128_mebibytes_are_pieces(self):
+        plan = plan_read((slice(None), 5), (4096, 4096), 8, self.COALESCING)
+        assert (plan.num_requests, plan.ranges.num_bytes) == (4096, 4096 * 8)
+
+    def test_slices_are_planned_once(self):
+        shape = 1000, 1001  # of no other test
+        plans = [plan_read((slice(0, 50), k), shape, 8, self.COALESCING) for k in (5, 5, 6)]
+        assert plans[0] is plans[1] is not plans[2]
+
+    def test_plans_that_are_kept_are_few_and_small(self):
+        for k in range(2 * MAX_CACHED):
+            plan_read((slice(0, 50), k), (1000, 1200), 8, self.COALESCING)
+            plan_read((slice(None), k), (4096, 4096), 8, self.COALESCING)
+        assert len(_plans) <= MAX_CACHED
+        assert max(len(plan.ranges.piece_starts) for plan in _plans.values()) <= MAX_CACHED_PIECES

@@ -580,19 +580,20 @@ def test_stores_known_by_name(folder, open_store, reads):
         assert np.array_equal(select(array, way, selection), expected(DATA))
 
 
-def versions_seen(array, monkeypatch, owner, name, overwrite):
+def versions_seen(array, monkeypatch, owner, names, overwrite):
     """Read a column while `overwrite` is called after the first of its ranges came."""
-    method = getattr(owner, name)
     calls = []
 
-    def first_then_overwrite(*args, **kwargs):
+    def first_then_overwrite(method, *args, **kwargs):
         result = method(*args, **kwargs)
         calls.append(args)
         if len(calls) == 1:
             overwrite()
         return result
 
-    monkeypatch.setattr(owner, name, first_then_overwrite)
+    for name in names:
+        patched = functools.partial(first_then_overwrite, getattr(owner, name))
+        monkeypatch.setattr(owner, name, patched)
     with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         column = array[:, 5]
     assert len(calls) > 1
@@ -612,7 +613,7 @@ def overwrite(folder):
 def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypatch, name):
     array = open_array(open_store(name), mode="r")
     write = functools.partial(overwrite, folder)
-    assert versions_seen(array, monkeypatch, os, "pread", write) == [True, False]
+    assert versions_seen(array, monkeypatch, os, ("pread", "preadv"), write) == [True, False]
     assert np.array_equal(array[:, 5], -DATA[:, 5])
 
 
