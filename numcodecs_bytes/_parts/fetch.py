@@ -27,6 +27,8 @@ from numcodecs_bytes._parts.getters import (
     OnLoop,
     SyncByteGetter,
     WouldWait,
+    chunks_in_flight,
+    max_requests,
 )
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES
@@ -39,9 +41,11 @@ from numcodecs_bytes._parts.refusals import (
     remember_refusal,
 )
 from numcodecs_bytes._parts.stores import (
+    REQUEST_BYTES,
     Answer,
     File,
     Remote,
+    Source,
     Whole,
     configured_gap_bytes,
     find_source,
@@ -151,8 +155,19 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
 
 async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
     """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
+    is_readable = chunk.stored.itemsize and chunk.is_on_cpu
+    source = find_source(getter.byte_getter) if is_readable else Whole()
+    if not isinstance(source, Remote):
+        return await _fetch_from(getter, chunk, source)
+    with chunks_in_flight:
+        await getter.let_others_start()
+        num_requests = max(1, max_requests() // chunks_in_flight.num)
+        gap_bytes = max(source.max_gap_bytes, REQUEST_BYTES // num_requests)
+        return await _fetch_from(getter, chunk, source._replace(max_gap_bytes=gap_bytes))
+
+
+async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any, Plan, str | None]:
     item_size = chunk.stored.itemsize
-    source = find_source(getter.byte_getter) if item_size and chunk.is_on_cpu else Whole()
     refusal = raw = None
     if not isinstance(source, Whole):
         gap = configured_gap_bytes()

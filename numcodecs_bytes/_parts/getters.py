@@ -5,6 +5,7 @@ The two classes have the same methods, so that the code that uses the bytes exis
 
 import asyncio
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,10 @@ MAX_PLACES = 1000
 _quick: set[str] = set()
 
 
+# What counts as zarr's limit where that is None.
+UNLIMITED = 1000
+
+
 class WouldWait(Exception):  # noqa: N818 # not an error
     """A file is not in the page cache."""
 
@@ -40,6 +45,30 @@ class SyncByteGetter(Protocol):
         self, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return the chunk or the range of it, or None if the chunk does not exist."""
+
+
+class _Counter:
+    """Counts what is going on, in all threads; a context manager."""
+
+    def __init__(self) -> None:
+        self.num = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.num += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.num -= 1
+
+
+chunks_in_flight = _Counter()  # of stores that take requests
+
+
+def max_requests() -> int:
+    """Return how many requests zarr has in flight at most; a chunk alone may have as many."""
+    return int(zarr.config.get("async.concurrency") or UNLIMITED)
 
 
 class OnLoop:
@@ -56,6 +85,11 @@ class OnLoop:
     def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
+
+    async def let_others_start(self) -> None:
+        """Let the tasks run that zarr has started with this one, until they do the same."""
+        if _is_task():
+            await asyncio.sleep(0)
 
     async def get_whole(self) -> Buffer | None:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
@@ -98,12 +132,12 @@ class OnLoop:
             num_left -= 1
         if not num_left:
             return
-        if asyncio.current_task() is None:  # a coroutine driven by hand can't start tasks
+        if not _is_task():
             for request in requests:
                 await get(request)
             return
         slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), _Slots())
-        limit = zarr.config.get("async.concurrency") or num_left
+        limit = max_requests()
         failure = None
         slots.num_taken += 1
         try:
@@ -144,6 +178,14 @@ _slots_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = 
 )
 
 
+def _is_task() -> bool:
+    """Whether this is not a coroutine driven by hand, which can neither wait nor start tasks."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # not even in an event loop
+        return False
+
+
 def _timed(read: Read[T], is_wanted: IsWanted | None, place: str) -> T:
     """Read, and remember whether that was quick."""
     start = time.perf_counter()
@@ -169,6 +211,9 @@ class Blocking:
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
+
+    async def let_others_start(self) -> None:
+        """See `OnLoop`."""
 
     async def get_whole(self) -> Buffer | None:
         """See `OnLoop`."""

@@ -23,6 +23,7 @@ from helpers import (
     BY_ENDIAN,
     EVERYTHING,
     ZARR_CASES,
+    CountingStore,
     bytes_codec,
     create,
     ignore_unstable_data_types,
@@ -37,7 +38,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._parts import refusals, stores
+from numcodecs_bytes._parts import getters, refusals, stores
 from numcodecs_bytes._parts.refusals import answering
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -260,6 +261,26 @@ class TestMaxGap:
         create(tmp_path, (4, num_columns), config={"write_empty_chunks": True})[:] = 0
         array = zarr.open_array(counting)
         assert self.requests_of_a_column(array, counting) == num_requests
+
+    @pytest.mark.parametrize(
+        ("num_chunks", "requests_per_chunk"), [(1, 4), (2, 4), (5, 1), (10, 1), (30, 1)]
+    )
+    def test_chunks_that_are_fetched_at_once(self, tmp_path, num_chunks, requests_per_chunk):
+        """Each has a part of the requests: to read many chunks took 3.5 times as long as whole."""
+        num_columns = 3 * stores.REMOTE_MAX_GAP_BYTES // 8  # two chunks have five requests each
+        create(tmp_path, (4 * num_chunks, num_columns), (4, num_columns))
+        (tmp_path / "c").mkdir()
+        for k in range(num_chunks):
+            (tmp_path / f"c/{k}").mkdir()
+            with (tmp_path / f"c/{k}/0").open("wb") as chunk:
+                chunk.truncate(4 * num_columns * 8)
+        store = CountingStore(tmp_path)
+        with ranges_from(CountingStore), zarr.config.set({"async.concurrency": 10}):
+            array = zarr.open_array(store)
+            assert self.requests_of_a_column(array, store) == num_chunks * requests_per_chunk
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+                assert self.requests_of_a_column(array, store) == num_chunks * 4
+        assert getters.chunks_in_flight.num == 0
 
     def test_config_and_environment(self, tmp_path, counting):
         create(tmp_path, (4, 1000))[:] = 1
@@ -672,8 +693,9 @@ class TestCancellation:
         loop = asyncio.new_event_loop()
         loop.call_soon(by_hand, loop)
         loop.run_forever()
+        by_hand(loop)  # no loop is running
         loop.close()
-        assert results[0].as_numpy_array().tolist() == [0] * 100
+        assert [result.as_numpy_array().tolist() for result in results] == [[0] * 100] * 2
 
     def test_a_failure_ends_the_other_requests(self):
         ended = []
