@@ -8,6 +8,7 @@ is returned before the length of the chunk is checked, if the store provides it.
 import contextlib
 import math
 import sys
+import time
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,9 +30,10 @@ from numcodecs_bytes._parts.getters import (
     WouldWait,
     chunks_in_flight,
     max_requests,
+    quick_places,
 )
 from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.open_file import BLOCK_BYTES
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES, SHORT, OpenFile
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
 from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Request
 from numcodecs_bytes._parts.refusals import (
@@ -188,9 +190,8 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
         try:
             if isinstance(source, File):
                 read = partial(_read_file, source, chunk, plan, adapts=gap is None)
-                is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES
-                place = source.place if is_short else ""
-                return await getter.run(read, source.in_thread, place), plan, None
+                may_try = source.place in quick_places and _is_short(plan)
+                return await getter.run(read, source.in_thread, may_try), plan, None
             if not plan.is_whole:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
@@ -208,16 +209,17 @@ def _read_file(
 
     Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache.
     """
+    start = time.perf_counter()
     try:
         file = source.open()
         try:
+            opened = time.perf_counter()
             if file.num_bytes == chunk.num_bytes:
                 if is_wanted is None:
-                    fetched = file.read_at_once(plan.ranges)
-                    if fetched is None:
-                        raise WouldWait
-                    return fetched
+                    return _read_at_once(file, plan, source.place, opened - start)
                 fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
+                if file.is_on_disk and _is_short(plan):
+                    quick_places.note(source.place, opened - start, time.perf_counter() - opened)
                 if fetched is not None:
                     return fetched
         finally:
@@ -227,6 +229,25 @@ def _read_file(
     except OSError as error:
         raise ReadWhole from error  # let the store raise its own error
     raise ReadWhole
+
+
+def _is_short(plan: Plan) -> bool:
+    """Whether a read may be tried on the event loop."""
+    return plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
+
+
+def _read_at_once(file: OpenFile, plan: Plan, place: str, seconds: float) -> UInt8Array:
+    """Return the pieces of a plan, or raise `WouldWait`."""
+    try:
+        fetched = file.read_at_once(plan.ranges)
+    except NotImplementedError:
+        quick_places.ban(place)
+        raise WouldWait from None
+    if fetched is None:
+        quick_places.forget(place)
+        raise WouldWait
+    quick_places.note(place, seconds)
+    return fetched
 
 
 async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> UInt8Array | None:

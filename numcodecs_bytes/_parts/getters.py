@@ -6,7 +6,6 @@ The two classes have the same methods, so that the code that uses the bytes exis
 import asyncio
 import contextlib
 import threading
-import time
 import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -23,13 +22,45 @@ IsWanted = Callable[[], bool]  # whether the caller still wants the result
 Read = Callable[[IsWanted | None], T]
 Get = Callable[[Request], Awaitable[None]]
 
-# Nothing says beforehand whether to open a file has to wait, as on a network: only in places where
-# the last short read took less than this, and so was from the page cache, may the event loop do so.
-QUICK_SECONDS = 5e-4
+# Nothing says beforehand whether to open a file has to wait. The event loop may do so only in
+# places on a disk of this machine where the last open took no longer than this, and the last short
+# read was from the page cache.
+QUICK_OPEN_SECONDS, QUICK_READ_SECONDS = 1e-4, 5e-4
 MAX_PLACES = 1000
-_quick: set[str] = set()
 
 
+class _Places:
+    """Where short reads are tried on the event loop."""
+
+    def __init__(self) -> None:
+        self._quick: set[str] = set()
+        self._banned: set[str] = set()
+
+    def __contains__(self, place: str) -> bool:
+        return place in self._quick
+
+    def note(self, place: str, open_seconds: float, read_seconds: float = 0.0) -> None:
+        """Remember how long it took to open a file, and to read from it."""
+        if open_seconds > QUICK_OPEN_SECONDS or read_seconds > QUICK_READ_SECONDS:
+            self.forget(place)
+        elif place and place not in self._banned:
+            if len(self._quick) >= MAX_PLACES:
+                self._quick.clear()
+            self._quick.add(place)
+
+    def forget(self, place: str) -> None:
+        """Try no more there, until a read in a thread is quick."""
+        self._quick.discard(place)
+
+    def ban(self, place: str) -> None:
+        """Never try again there: its file system can't read at once."""
+        self.forget(place)
+        if len(self._banned) >= MAX_PLACES:
+            self._banned.clear()
+        self._banned.add(place)
+
+
+quick_places = _Places()
 # What counts as zarr's limit where that is None.
 UNLIMITED = 1000
 
@@ -99,21 +130,20 @@ class OnLoop:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk."""
         return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
 
-    async def run(self, read: Read[T], in_thread: bool, place: str) -> T:  # noqa: FBT001
+    async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: FBT001
         """Return the result of `read`, called with a function that says if it is still wanted.
 
-        A short read, which has a place, is first tried on the event loop, if the last one there was
-        quick: that saves the 0.05 to 0.15 ms that another thread takes to begin. `read` is called
-        with None then, and raises `WouldWait` instead of waiting for a disk.
+        If it `may_try`, it is first called on the event loop with None, which saves the 0.05 to
+        0.15 ms that another thread takes to begin; it raises `WouldWait` instead of waiting.
         """
         if not in_thread:
             return read(lambda: True)
-        if place in _quick:
+        if may_try:
             with contextlib.suppress(WouldWait):
-                return _timed(read, None, place)
+                return read(None)
         cancelled: list[bool] = []  # a thread can't be cancelled, only asked to stop
         try:
-            return await run_in_thread(None, lambda: _timed(read, lambda: not cancelled, place))
+            return await run_in_thread(None, lambda: read(lambda: not cancelled))
         finally:
             cancelled.append(True)
 
@@ -186,20 +216,6 @@ def _is_task() -> bool:
         return False
 
 
-def _timed(read: Read[T], is_wanted: IsWanted | None, place: str) -> T:
-    """Read, and remember whether that was quick."""
-    start = time.perf_counter()
-    try:
-        return read(is_wanted)
-    finally:
-        if not place or time.perf_counter() - start > QUICK_SECONDS:
-            _quick.discard(place)
-        elif place not in _quick:
-            if len(_quick) >= MAX_PLACES:
-                _quick.clear()
-            _quick.add(place)
-
-
 async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
     while slots.num_taken <= limit and (request := next(requests, None)) is not None:
         await get(request)
@@ -224,7 +240,7 @@ class Blocking:
         byte_range = RangeByteRequest(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
 
-    async def run(self, read: Read[T], in_thread: bool, place: str) -> T:  # noqa: ARG002, FBT001
+    async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: ARG002, FBT001
         """See `OnLoop`."""
         return read(lambda: True)
 

@@ -123,18 +123,33 @@ class OpenFile:
             return None
         return fetched
 
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the file is on a block device of this machine, and not on a network, say."""
+        if self._descriptor is None or not hasattr(os, "major"):
+            return False
+        return os.major(os.fstat(self._descriptor).st_dev) != 0
+
     def read_at_once(self, ranges: Ranges) -> UInt8Array | None:
-        """Return the pieces of some ranges as `read` does; None if that has to wait for a disk."""
+        """Return the pieces of some ranges as `read` does; None if that has to wait for a disk.
+
+        Raises
+        ------
+        NotImplementedError
+            If this system or file system does not say so.
+        """
         descriptor = self._descriptor
-        if descriptor is None or not hasattr(os, "RWF_NOWAIT") or len(ranges.starts) > SHORT:
-            return None
+        if descriptor is None or not hasattr(os, "RWF_NOWAIT"):
+            raise NotImplementedError
         read_at = partial(_pread_at_once, descriptor)
         file = OpenFile(read_at, self.close, self.num_bytes, self._offset)
         file._read_into = partial(_preadv_at_once, descriptor)
         try:
             return file.read(ranges, lambda: True, adapts=False)
-        except OSError:  # it would wait, or this file system does not know
+        except BlockingIOError:
             return None
+        except OSError as error:
+            raise NotImplementedError from error
 
     def _choose(
         self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]

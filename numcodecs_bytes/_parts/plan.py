@@ -133,7 +133,7 @@ def plan_read(
     if (of_selectors := _key(selectors)) is None:
         sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
         limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
-        if sizes and 0 not in sizes and stored.num_bytes <= limit:  # whatever the indices are
+        if min(sizes, default=0) > FEW and stored.num_bytes <= limit:  # whatever the indices are
             return plan_whole(*stored)
         return _plan(selectors, stored, coalescing)
     key = of_selectors, stored, coalescing
@@ -180,7 +180,10 @@ def _key(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
     key: list[Any] = []
     for selector in selectors:
         if type(selector) is slice:  # hashable since Python 3.12
-            key.append((selector.start, selector.stop, selector.step))
+            bounds = selector.start, selector.stop, selector.step
+            if not all(bound is None or type(bound) is int for bound in bounds):
+                return None
+            key.append(bounds)
         elif type(selector) is int:
             key.append(selector)
         else:
@@ -256,6 +259,8 @@ NEARLY_WHOLE = 0.9
 # A selection of slices is also dense if the bytes from its first to its last element cost no more
 # than its pieces; but only if these take at most so many bytes, or this many times the selection.
 SLAB_BYTES, SLAB_FACTOR = 1 << 24, 2
+# Of so many indices it is worth the time to look where they are.
+FEW = 16
 
 
 def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:
@@ -391,12 +396,10 @@ def _num_and_bounds(selector: Any, size: int) -> tuple[int, int, int] | None:
 
 def _moved(selector: Any, size: int, low: int) -> Any:
     """Return a selector for a part of an axis that begins at index `low`."""
-    if not low:
-        return selector
-    if isinstance(selector, slice):
+    if isinstance(selector, slice):  # also one that counts from the end of the axis
         start, stop, step = selector.indices(size)
         return slice(start - low, stop - low, step)
-    return selector - low
+    return selector - low if low else selector
 
 
 def _is_int(selector: object) -> bool:

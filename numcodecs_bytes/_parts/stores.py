@@ -91,9 +91,9 @@ _told_of: weakref.WeakSet[type] = weakref.WeakSet()
 # times at 8 KiB. A cold disk or a network file system, which takes 0.02 to 5 ms per request, would
 # need 50 KiB to several MiB: `OpenFile` detects these and reads blocks.
 LOCAL_MAX_GAP_BYTES = 1 << 12
-# In a file in the page cache, 64 KiB are read while a plan is made, 2 MiB while several pieces are
-# planned and assembled, and 32 KiB in the time of one request.
-LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=1 << 21, request=1 << 15)
+# In a file in the page cache, 64 KiB are read while a plan is made, 2.25 MiB while several pieces
+# are planned and assembled, and 16 KiB in the time of one request.
+LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=9 << 18, request=1 << 14)
 # For other stores: a latency of 30 ms at 100 MB/s is worth 3 MB, or 0.3 MB for each of 10
 # concurrent requests (zarr's `async.concurrency`) if a chunk has these to itself. In a simulation
 # of such a store with rows, boxes, columns, steps and points, 256 KiB took at most 1.15 times as
@@ -257,7 +257,10 @@ def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
     if type(instance) is not owner or owner not in _OWN_METHODS:
         return False
     look_up, own = _OWN_METHODS[owner]
-    return bool(look_up(owner) == own) and instance.__dict__.keys().isdisjoint(_READING)
+    try:
+        return bool(look_up(owner) == own) and instance.__dict__.keys().isdisjoint(_READING)
+    except AttributeError:  # one was deleted
+        return False
 
 
 def _name_of(kind: type[Any]) -> str:

@@ -53,6 +53,9 @@ some_costs = st.sampled_from([NO_COSTS, Costs(0, 50, 8), Costs(20, 200, 1)])
 
 
 any_gap = gaps.map(Coalescing)
+any_costs = st.tuples(gaps, gaps, some_costs).map(
+    lambda drawn: Coalescing(drawn[0], dense_bytes=drawn[1], costs=drawn[2])
+)
 
 
 @st.composite
@@ -99,7 +102,7 @@ def fewest(selection, shape, item_size, coalescing, axis_order):
 
 
 @bounded(1000)
-@given(cases(st.builds(Coalescing, gaps, dense_bytes=gaps, costs=some_costs)))
+@given(cases(any_costs))
 def test_plan_fetch_and_place_give_what_numpy_selects(case):
     selection, shape, item_size, _, axis_order = case
     raw = np.random.default_rng(0).integers(0, 256, np.prod(shape) * item_size, np.uint8)
@@ -346,6 +349,19 @@ class TestFiles:
     def test_pieces_of_128_mebibytes_are_pieces(self):
         plan = plan_read((slice(None), 5), (4096, 4096), 8, self.COALESCING)
         assert (plan.num_requests, plan.ranges.num_bytes) == (4096, 4096 * 8)
+
+    def test_few_indices_that_are_near_are_that_part(self):
+        """Of two mebibytes, all were read for a single point."""
+        for selection in (np.ix_([3], [5]), (np.array([3]), np.array([5]))):
+            assert plan_read(selection, (512, 512), 8, self.COALESCING).ranges.num_bytes == 8
+
+    def test_slices_that_count_from_the_end(self):
+        for selection in ((slice(None, -390), slice(5, 6)), (slice(-400, -399), slice(5, 6))):
+            plan = plan_read(selection, (400, 400), 8, self.COALESCING)
+            array = np.arange(160_000.0).reshape(400, 400)
+            fetched = fetch(plan.ranges, array.view(np.uint8).ravel())
+            got = select_fetched(fetched, array.dtype, plan, selection)
+            np.testing.assert_array_equal(got, array[selection])
 
     def test_slices_are_planned_once(self):
         shape = 1000, 1001  # of no other test
