@@ -5,6 +5,7 @@ The two classes have the same methods, so that the code that uses the bytes exis
 
 import asyncio
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
@@ -82,6 +83,10 @@ class _Counter:
     """Counts what is going on, in all threads; a context manager."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: what another process does is not counted, nor is its lock released."""
         self.num = 0
         self._lock = threading.Lock()
 
@@ -95,6 +100,8 @@ class _Counter:
 
 
 chunks_in_flight = _Counter()  # of stores that take requests
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=chunks_in_flight.reset)
 
 
 def max_requests() -> int:

@@ -282,6 +282,15 @@ class TestMaxGap:
                 assert self.requests_of_a_column(array, store) == num_chunks * 4
         assert getters.chunks_in_flight.num == 0
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    def test_chunks_of_another_process_are_not_counted(self):
+        counter = getters.chunks_in_flight
+        with counter, counter._lock:
+            if not (child := os.fork()):
+                os._exit(counter.num or counter._lock.locked())
+        assert os.waitpid(child, 0)[1] == 0
+
     def test_config_and_environment(self, tmp_path, counting):
         create(tmp_path, (4, 1000))[:] = 1
         array = zarr.open_array(counting)
