@@ -99,7 +99,7 @@ LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=9 << 18, request=1 << 14)
 # of such a store with rows, boxes, columns, steps and points, 256 KiB took at most 1.15 times as
 # long as the best plan; 1 MiB, zarr's own gap, took 3.3 times as long. But where 10 chunks were
 # fetched at once, 256 KiB took 3.5 times as long as whole chunks.
-REMOTE_MAX_GAP_BYTES, REQUEST_BYTES = 1 << 18, 10 << 18
+REMOTE_MAX_GAP_BYTES, REQUEST_BYTES = 1 << 18, 2_500_000
 
 _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
