@@ -189,9 +189,10 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
             plan = plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
         try:
             if isinstance(source, File):
-                read = partial(_read_file, source, chunk, plan, adapts=gap is None)
-                may_try = source.place in quick_places and _is_short(plan)
-                return await getter.run(read, source.in_thread, may_try), plan, None
+                is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
+                place = source.place if is_short and not getter.is_blocking else ""
+                read = partial(_read_file, source, chunk, plan, place, adapts=gap is None)
+                return await getter.run(read, source.in_thread, place in quick_places), plan, None
             if not plan.is_whole:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
@@ -202,12 +203,13 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
     return raw, plan_whole(chunk.shape, item_size, chunk.axis_order), refusal
 
 
-def _read_file(
-    source: File, chunk: Chunk, plan: Plan, is_wanted: IsWanted | None, *, adapts: bool
+def _read_file(  # noqa: PLR0913
+    source: File, chunk: Chunk, plan: Plan, place: str, is_wanted: IsWanted | None, *, adapts: bool
 ) -> UInt8Array | None:
     """Return the pieces of a plan, or None if the chunk does not exist.
 
-    Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache.
+    Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache. A `place` is
+    remembered if it is quick.
     """
     start = time.perf_counter()
     try:
@@ -216,10 +218,10 @@ def _read_file(
             opened = time.perf_counter()
             if file.num_bytes == chunk.num_bytes:
                 if is_wanted is None:
-                    return _read_at_once(file, plan, source.place, opened - start)
+                    return _read_at_once(file, plan, place, opened - start)
                 fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
-                if file.is_on_disk and _is_short(plan):
-                    quick_places.note(source.place, opened - start, time.perf_counter() - opened)
+                if place and file.is_on_disk:
+                    quick_places.note(place, opened - start, time.perf_counter() - opened)
                 if fetched is not None:
                     return fetched
         finally:
@@ -229,11 +231,6 @@ def _read_file(
     except OSError as error:
         raise ReadWhole from error  # let the store raise its own error
     raise ReadWhole
-
-
-def _is_short(plan: Plan) -> bool:
-    """Whether a read may be tried on the event loop."""
-    return plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
 
 
 def _read_at_once(file: OpenFile, plan: Plan, place: str, seconds: float) -> UInt8Array:

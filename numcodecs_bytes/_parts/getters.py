@@ -120,6 +120,8 @@ class OnLoop:
         The prototype of the buffers to return.
     """
 
+    is_blocking = False
+
     def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
@@ -230,6 +232,8 @@ async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
 
 class Blocking:
     """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
+
+    is_blocking = True
 
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
