@@ -258,7 +258,7 @@ NEARLY_WHOLE = 0.9
 
 # A selection of slices is also dense if the bytes from its first to its last element cost no more
 # than its pieces; but only if these take at most so many bytes, or this many times the selection.
-SLAB_BYTES, SLAB_FACTOR = 1 << 24, 2
+SLAB_BYTES, SLAB_FACTOR = 1 << 23, 2
 # Of so many indices it is worth the time to look where they are.
 FEW = 16
 
