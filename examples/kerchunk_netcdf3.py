@@ -21,7 +21,7 @@ from kerchunk.netCDF3 import NetCDF3ToZarr
 SHAPE = (32, 512, 512)
 PIPELINES = {
     "zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline",
-    "ours": "numcodecs_bytes.zarr_pipeline.PartialReadPipeline",
+    "ours": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
 }
 WHOLE = 4 * SHAPE[0] * SHAPE[1] * SHAPE[2]
 # What is selected lazily, and the number of bytes that it takes.

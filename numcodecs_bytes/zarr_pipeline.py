@@ -11,7 +11,7 @@ Other arrays, and all writes, are left to zarr's pipeline:
 
 >>> import zarr
 >>> zarr.config.set(
-...     {"codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"}
+...     {"codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline"}
 ... )  # doctest: +SKIP
 """
 
@@ -44,9 +44,9 @@ from numcodecs_bytes.zarr import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FusedPartialReadPipeline", "PartialReadPipeline"]
+__all__ = ["FusedBytesPipeline", "BytesPipeline"]
 
-PIPELINE = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
+PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 
 class _Layout(NamedTuple):
@@ -211,19 +211,19 @@ class PartialRead:
         return is_on_cpu and self._reading.array_bytes_codec.layout(chunk_spec) is not None
 
 
-class PartialReadPipeline(PartialRead, BatchedCodecPipeline):
+class BytesPipeline(PartialRead, BatchedCodecPipeline):
     """zarr's default pipeline, which also reads parts of Zarr v2 and transposed chunks.
 
     To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
-    ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.PartialReadPipeline``.
+    ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
     """
 
 
 if FusedCodecPipeline is None:
-    __all__ = ["PartialReadPipeline"]
+    __all__ = ["BytesPipeline"]
 else:
 
-    class FusedPartialReadPipeline(PartialRead, FusedCodecPipeline):  # type: ignore[misc]
-        """zarr's fused pipeline (3.2 and newer) with the partial reads of `PartialReadPipeline`."""
+    class FusedBytesPipeline(PartialRead, FusedCodecPipeline):  # type: ignore[misc]
+        """zarr's fused pipeline (3.2 and newer) with the partial reads of `BytesPipeline`."""
 
-    zarr.registry.register_pipeline(FusedPartialReadPipeline)
+    zarr.registry.register_pipeline(FusedBytesPipeline)

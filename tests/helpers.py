@@ -25,10 +25,10 @@ MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]
-OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.PartialReadPipeline"]
+OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BytesPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
-    OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedPartialReadPipeline")
+    OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")
 
 ZARR_CASES = [case for case in CASES if case.zarr_v3]
 BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)

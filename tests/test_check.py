@@ -101,12 +101,12 @@ PARTIAL_READS = {
     "text": "no: vlen-utf8 needs whole chunks",
     "transposed": (
         "no: zarr's own codec pipeline needs whole chunks; "
-        "numcodecs_bytes.zarr_pipeline.PartialReadPipeline does not"
+        "numcodecs_bytes.zarr_pipeline.BytesPipeline does not"
     ),
     **dict.fromkeys(
         ["v2/raw", "v2/bytes"],
         "no: zarr's own codec pipeline needs whole chunks; "
-        "numcodecs_bytes.zarr_pipeline.PartialReadPipeline does not, nor does Zarr v3 "
+        "numcodecs_bytes.zarr_pipeline.BytesPipeline does not, nor does Zarr v3 "
         "(migrate)",
     ),
     **dict.fromkeys(["v2/zipped", "v2/both"], "no: zstd needs whole chunks"),

@@ -281,7 +281,7 @@ class TestReport:
         assert all(os.path.exists(a["file"]) for a in found["answers"])  # noqa: PTH110
 
     def test_the_pipeline_in_charge(self):
-        path = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
+        path = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
         assert f"zarr, codec pipeline: {path} from " in self.report(ZARR_CODEC_PIPELINE__PATH=path)
 
     def test_environment(self):

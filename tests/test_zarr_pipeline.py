@@ -189,7 +189,7 @@ class TestTransposed:
             prototype=default_buffer_prototype(),
         )
         codecs = [TransposeCodec(order=(1, 0)), zarr.codecs.BytesCodec()]
-        pipeline = zarr_pipeline.PartialReadPipeline.from_codecs(codecs, batch_size=3)
+        pipeline = zarr_pipeline.BytesPipeline.from_codecs(codecs, batch_size=3)
         assert pipeline._reading.batch_size == 3
         assert not pipeline._reads(spec)
 
@@ -438,4 +438,4 @@ print(type(array._async_array.codec_pipeline).__name__, array[1].tolist())
 
     def test_the_fused_pipeline_is_no_public_name_where_zarr_has_none(self):
         has_fused = hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline")
-        assert ("FusedPartialReadPipeline" in zarr_pipeline.__all__) == has_fused
+        assert ("FusedBytesPipeline" in zarr_pipeline.__all__) == has_fused

@@ -169,8 +169,8 @@ row and a small box take beyond the bare ranges is zarr's own indexing, pipeline
 OTHERS = """\
 ## Partial reads of chunks that zarr's own codec pipelines read whole, in ms
 
-A big-endian chunk of {chunk} in LocalStore, by `PartialReadPipeline` and zarr's default pipeline,
-and by `FusedPartialReadPipeline` and zarr's fused one. Along: a line whose elements are neighbours
+A big-endian chunk of {chunk} in LocalStore, by `BytesPipeline` and zarr's default pipeline,
+and by `FusedBytesPipeline` and zarr's fused one. Along: a line whose elements are neighbours
 in the file; across: a line of the other axis.
 
 """

@@ -18,9 +18,9 @@ CODECS = {"ours": "numcodecs_bytes.zarr.BytesCodec", "zarr": "zarr.codecs.bytes.
 PIPELINES = {"default": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
     PIPELINES["fused"] = "zarr.core.codec_pipeline.FusedCodecPipeline"
-OUR_PIPELINES = {"default": "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"}
+OUR_PIPELINES = {"default": "numcodecs_bytes.zarr_pipeline.BytesPipeline"}
 if "fused" in PIPELINES:
-    OUR_PIPELINES["fused"] = "numcodecs_bytes.zarr_pipeline.FusedPartialReadPipeline"
+    OUR_PIPELINES["fused"] = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline"
 ZARRS = "zarrs.ZarrsCodecPipeline"
 # Name, shape and chunks of float64.
 ARRAYS = (

@@ -9,7 +9,7 @@ virtual environment of its own, and runs its tests there three or four times:
 
 without   zarr alone
 with      numcodecs_bytes installed from this repository, picked up through its entry points
-pipeline  the same, and `PartialReadPipeline` is zarr's codec pipeline
+pipeline  the same, and `BytesPipeline` is zarr's codec pipeline
 forced    as with, and every BytesCodec that zarr or its tests name is ours (`force_ours.py`)
 
 It compares the outcomes test by test, and exits with 0 only if the tests in `EXCEPTIONS` pass
@@ -61,7 +61,7 @@ LEFT_OUT_OF_QUICK = (
     "test_unified_chunk_grid.py",
 )
 
-PIPELINE = "numcodecs_bytes.zarr_pipeline.PartialReadPipeline"
+PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 Outcomes = dict[str, list[tuple[str, str]]]  # test: what became of it, and the message
 
