@@ -44,7 +44,7 @@ from numcodecs_bytes.zarr import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["FusedBytesPipeline", "BytesPipeline"]
+__all__ = ["BytesPipeline", "FusedBytesPipeline"]
 
 PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 

@@ -37,9 +37,9 @@ overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses i
 
 To add a store:
 
-1. Write a function ``_of_...(store, path)`` that returns its source: a `File`, a `Remote`, or a
-   `Whole`. What a `File` opens may raise `ReadWhole`, for example if the store was closed meanwhile
-   (see `_open_member`).
+1. Write a function ``_of_...(store)`` that returns a function from paths to sources: `File`,
+   `Remote`, or `Whole`. What a `File` opens may raise `ReadWhole`, for example if the store was
+   closed meanwhile (see `_open_member`).
 2. If it is a class of zarr, add it to `_SOURCES`, and to `_OWN_METHODS`, or `find_source` never
    calls the function. The class must define ``__init__``, ``get`` and, if it has one, ``get_sync``
    in the same file. If it is a class of another package, add its name to `_SOURCES_BY_NAME`; an
@@ -56,7 +56,7 @@ import re
 import sys
 import weakref
 import zipfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 from operator import attrgetter
@@ -226,30 +226,51 @@ class Whole(NamedTuple):
 
 
 Source = File | Remote | Whole
+SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store
 
 
 def find_source(byte_getter: object) -> Source:
     """Return how to read parts of a chunk."""
-    if not isinstance(byte_getter, StorePath) or not _has_own_methods(byte_getter, StorePath):
-        is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
-        return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
-    if byte_getter.store in refusing:
-        return Whole("the store refused byte ranges before")
-    return _source_in(byte_getter.store, byte_getter.path)
+    return next(find_sources([byte_getter]))
 
 
-def _source_in(store: Any, path: str) -> Source:
+def find_sources(byte_getters: Iterable[object]) -> Iterator[Source]:
+    """Yield how to read parts of each chunk. A store is judged once for all of its chunks."""
+    judged, source_of = None, _always(Whole())
+    for byte_getter in byte_getters:
+        if not isinstance(byte_getter, StorePath) or not _has_own_methods(byte_getter, StorePath):
+            is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+            name = _name_of(type(byte_getter))
+            yield Whole("" if is_in_shard else f"{name} is not a StorePath")
+            continue
+        store: Any = byte_getter.store
+        if store is not judged:
+            judged, source_of = store, _of_store(store)
+        yield source_of(byte_getter.path)
+
+
+def _of_store(store: Any) -> SourceOf:
+    if store in refusing:
+        return _always(Whole("the store refused byte ranges before"))
+    return _of_any(store)
+
+
+def _of_any(store: Any) -> SourceOf:
     kind = type(store)
     if kind in _SOURCES and _has_own_methods(store, kind):
         # A closed store is read whole, because `get` opens it.
-        return _SOURCES[kind](store, path) if store._is_open else Whole()  # noqa: SLF001
+        return _SOURCES[kind](store) if store._is_open else _always(Whole())  # noqa: SLF001
     if _attributes(store).isdisjoint(_READING):
         name = _known_name(kind)
         if name in _SOURCES_BY_NAME:
-            return _SOURCES_BY_NAME[name](store, path)
+            return _SOURCES_BY_NAME[name](store)
         if _is_named(kind):
-            return _of_named(store, path)
-    return Whole() if issubclass(kind, MemoryStore) else _unknown(kind)
+            return _of_named(store)
+    return _always(Whole() if issubclass(kind, MemoryStore) else _unknown(kind))
+
+
+def _always(source: Source) -> SourceOf:
+    return lambda _path: source
 
 
 def _has_own_methods(instance: Any, owner: type[Any]) -> bool:
@@ -308,47 +329,51 @@ def _unknown(kind: type[Any]) -> Whole:
     return Whole(why)
 
 
-def _of_named(store: Any, path: str) -> Source:
+def _of_named(store: Any) -> SourceOf:
     if isinstance(store, WrapperStore):
-        source = _source_in(store._store, path)  # noqa: SLF001
-        if isinstance(source, Whole):
-            return source
-        # Requested from the wrapper, several ranges could come from different versions.
-        if isinstance(source, Remote) and source.get is None:
-            return Remote(in_one_request=source.in_one_request)
-        return Remote(in_one_request=True)
-    if isinstance(store, FsspecStore) and (why := _why_no_ranges(store.fs)):
-        return why
-    return Remote()
+        below = _of_any(store._store)  # noqa: SLF001
+        return lambda path: _through_named_wrapper(below(path))
+    why = _why_no_ranges(store.fs) if isinstance(store, FsspecStore) else None
+    return _always(why or Remote())
 
 
-def _of_wrapper_store(store: WrapperStore[Any], path: str) -> Source:
-    return _source_in(store._store, path)  # noqa: SLF001
+def _through_named_wrapper(source: Source) -> Source:
+    if isinstance(source, Whole):
+        return source
+    # Requested from the wrapper, several ranges could come from different versions.
+    if isinstance(source, Remote) and source.get is None:
+        return Remote(in_one_request=source.in_one_request)
+    return Remote(in_one_request=True)
 
 
-def _of_manifest_store(store: Any, _path: str) -> Source:
+def _of_wrapper_store(store: WrapperStore[Any]) -> SourceOf:
+    return _of_any(store._store)  # noqa: SLF001
+
+
+def _of_manifest_store(store: Any) -> SourceOf:
     """Return the source for VirtualiZarr's store.
 
     Before 2.8, if a manifest gives a length that is too short, ranges return the bytes beyond it.
     """
     version = sys.modules["virtualizarr"].__version__
     release = tuple(map(int, re.findall("[0-9]+", version)[:2]))
-    return Remote() if release >= (2, 8) or _is_named(type(store)) else _unknown(type(store))
+    is_known = release >= (2, 8) or _is_named(type(store))
+    return _always(Remote() if is_known else _unknown(type(store)))
 
 
 def _is_exactly(value: object, name: str) -> bool:
     return _known_name(type(value)) == name
 
 
-def _of_local_store(store: LocalStore, path: str) -> Source:
+def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not _PATH:  # `read_bytes` of a subclass may decrypt, for example
-        return Whole(f"{_name_of(type(store.root))} is not a path of Python's own")
+        return _always(Whole(f"{_name_of(type(store.root))} is not a path of Python's own"))
     root = str(store.root)
-    return File(partial(open_local, f"{root}/{path}"), ALLOWED_EXCEPTIONS, place=root)
+    return lambda path: File(partial(open_local, f"{root}/{path}"), ALLOWED_EXCEPTIONS, place=root)
 
 
-def _of_zip_store(store: ZipStore, path: str) -> File:
-    return File(partial(_open_member, store, path), (KeyError,), in_thread=False)
+def _of_zip_store(store: ZipStore) -> SourceOf:
+    return lambda path: File(partial(_open_member, store, path), (KeyError,), in_thread=False)
 
 
 def _open_member(store: ZipStore, path: str) -> OpenFile:
@@ -365,8 +390,9 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
         return OpenFile(partial(read_from_file, file), stack.pop_all().close, member.file_size)
 
 
-def _of_object_store(store: ObjectStore[Any], path: str) -> Remote:
-    return Remote(get=partial(_get_object_range, store.store, path))
+def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
+    objects = store.store
+    return lambda path: Remote(get=partial(_get_object_range, objects, path))
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
@@ -383,22 +409,24 @@ async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answ
 ALLOWED_EXCEPTIONS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def _of_fsspec_store(store: FsspecStore, path: str) -> Source:
-    root = store.path.rstrip("/")
-    path = (f"{root}/{path}" if root else path).rstrip("/")
-    file_system = store.fs
+def _of_fsspec_store(store: FsspecStore) -> SourceOf:
+    root, file_system = store.path.rstrip("/"), store.fs
+
+    def full(path: str) -> str:
+        return (f"{root}/{path}" if root else path).rstrip("/")
+
     if _is_local(file_system):
         sync: Any = file_system
-        name = sync.sync_fs._strip_protocol(path)  # noqa: SLF001
-        return File(partial(open_local, name), store.allowed_exceptions, place=root)
+        missing, name_of = store.allowed_exceptions, sync.sync_fs._strip_protocol  # noqa: SLF001
+        return lambda path: File(partial(open_local, name_of(full(path))), missing, place=root)
     if (why := _why_no_ranges(file_system)) is not None:
-        return why
+        return _always(why)
     if _is_exactly(file_system, _REFERENCE):
-        return _of_reference(file_system, path)
+        return lambda path: _of_reference(file_system, full(path))
     # Other exceptions may mean that the server does not support the range.
     allowed: Any = store.allowed_exceptions  # zarr takes a single class as well
     allowed = allowed if isinstance(allowed, tuple) else (allowed,)
-    return Remote(tells_missing=set(allowed) <= set(ALLOWED_EXCEPTIONS))
+    return _always(Remote(tells_missing=set(allowed) <= set(ALLOWED_EXCEPTIONS)))
 
 
 def _is_local(file_system: Any) -> bool:
@@ -474,15 +502,15 @@ def _of_reference(file_system: Any, path: str) -> Source:
     return File(partial(open_local, name, offset, num_bytes), (), place=name)
 
 
-_SOURCES: dict[Any, Callable[[Any, str], Source]] = {
+_SOURCES: dict[Any, Callable[[Any], SourceOf]] = {
     LocalStore: _of_local_store,
     ZipStore: _of_zip_store,
     ObjectStore: _of_object_store,
     FsspecStore: _of_fsspec_store,
     WrapperStore: _of_wrapper_store,
 }
-_SOURCES_BY_NAME: dict[str, Callable[[Any, str], Source]] = {
-    "icechunk.store.IcechunkStore": lambda *_: Remote(),
+_SOURCES_BY_NAME: dict[str, Callable[[Any], SourceOf]] = {
+    "icechunk.store.IcechunkStore": lambda _store: _always(Remote()),
     "numcodecs_bytes._tools.locations._ParquetReferences": _of_fsspec_store,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }
