@@ -45,5 +45,15 @@ def compute_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="numcodecs_bytes")
 
 
+@functools.cache
+def file_pool() -> ThreadPoolExecutor:
+    """Return a pool of threads that wait for files."""
+    return ThreadPoolExecutor(MAX_FILE_THREADS, thread_name_prefix="numcodecs_bytes_files")
+
+
+MAX_FILE_THREADS = 32
+
+
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork
     os.register_at_fork(after_in_child=compute_pool.cache_clear)
+    os.register_at_fork(after_in_child=file_pool.cache_clear)

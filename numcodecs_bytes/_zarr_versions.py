@@ -6,6 +6,7 @@ User-visible differences are in ``docs/compatibility.md``.
 from typing import Any
 
 import zarr
+import zarr.abc.codec
 import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
@@ -27,6 +28,11 @@ STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
 # New in 3.2.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
+
+# New in 3.2: pipelines return whether each chunk exists.
+HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
+
+fill_value_or_default: Any = zarr.core.codec_pipeline.fill_value_or_default  # type: ignore[attr-defined]
 
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype

@@ -42,7 +42,7 @@ from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
-from numcodecs_bytes.zarr_pipeline import PIPELINE, PartialRead, can_read_parts
+from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
 
 __all__ = ["ArrayReport", "Limits", "check"]
 
@@ -205,7 +205,7 @@ def _partial_reads_of_codecs(array: Any) -> str:
         can_be_read = can_read_parts(array)
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         can_be_read = False
-    if can_be_read and isinstance(array.async_array.codec_pipeline, PartialRead):
+    if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
         return "yes"
     if array.metadata.zarr_format == 3 and not others:
         codec = type(codecs[0])

@@ -18,6 +18,7 @@ Other arrays, and all writes, are left to zarr's pipeline:
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import zarr
 import zarr.codecs
 import zarr.registry
@@ -36,13 +37,15 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._parts.fetch import Chunk
-from numcodecs_bytes._zarr_versions import FusedCodecPipeline
+from numcodecs_bytes._parts.batch import read_files
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
+from numcodecs_bytes._parts.stores import File, configured_gap_bytes, source_finder
+from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["BytesPipeline", "FusedBytesPipeline"]
 
@@ -60,7 +63,7 @@ class _Layout(NamedTuple):
 class _Reader(BytesCodec):
     """Reads parts of chunks that are not stored by the bytes codec alone.
 
-    zarr's pipelines, called by `PartialRead.read`, use only its partial decoding methods.
+    zarr's pipelines, called by `ReadsBatches.read`, use only its partial decoding methods.
     """
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> "_Reader":  # noqa: ARG002
@@ -70,6 +73,10 @@ class _Reader(BytesCodec):
     def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         """Return how a chunk is stored, or None if zarr's own pipeline must read it."""
         raise NotImplementedError
+
+    def chunk_of(self, chunk_spec: ArraySpec) -> Chunk:
+        """Return the chunk, without a selection."""
+        return self._chunk((), chunk_spec)
 
     def _chunk(self, selection: Any, chunk_spec: ArraySpec) -> Chunk:
         layout = self.layout(chunk_spec)
@@ -154,11 +161,9 @@ def _find_reader(pipeline: Any) -> _Reader | None:
             return _V2Reader(None)
         only = codecs[0] if len(codecs) == 1 else None
         return _V2Reader(only) if type(only) is Bytes else None
-    is_ours = type(codec) is BytesCodec
-    if not is_ours and type(codec) is not zarr.codecs.BytesCodec:
+    is_known = type(codec) in (BytesCodec, zarr.codecs.BytesCodec)
+    if not is_known or any(type(c) is not TransposeCodec for c in before):
         return None
-    if (is_ours and not before) or any(type(c) is not TransposeCodec for c in before):
-        return None  # zarr's pipeline reads parts through our codec by itself
     return _TransposeReader(before, codec)
 
 
@@ -179,17 +184,20 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     )
 
 
-class PartialRead:
-    """Mixin for one of zarr's pipelines: reads parts of chunks, or leaves the read to zarr."""
+class ReadsBatches:
+    """Mixin for one of zarr's pipelines: reads batches of uncompressed chunks."""
+
+    _setting: str  # zarr's setting for the number of threads
+
+    @functools.cached_property
+    def _reader(self) -> _Reader | None:
+        return _find_reader(self)
 
     @functools.cached_property
     def _reading(self) -> Any:
-        """A pipeline of zarr's that contains the reader, or None if there is no reader."""
-        reader = _find_reader(self)
-        if reader is None:
-            return None
+        """A pipeline of zarr's that contains the reader."""
         zarrs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("zarr."))
-        reading = zarrs.from_codecs([reader], batch_size=self.batch_size)  # type: ignore[attr-defined]
+        reading = zarrs.from_codecs([self._reader], batch_size=self.batch_size)  # type: ignore[attr-defined]
         # The fused pipeline must be evolved; the batched one, the only one of zarr 3.1.6, need not.
         return reading if zarrs is BatchedCodecPipeline else reading.evolve_from_array_spec(None)
 
@@ -198,32 +206,80 @@ class PartialRead:
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         zarrs: Any = super()
-        if self._reading is None:
+        if self._reader is None:
             return await zarrs.read(batch_info, out, drop_axes)
         batch = list(batch_info)
-        if not all(self._reads(chunk_spec) for _, chunk_spec, *_ in batch[:1]):
+        if not batch or not self._reads(batch[0][1]):
             return await zarrs.read(batch, out, drop_axes)
-        return await self._reading.read(batch, out, drop_axes)
+        exist = await self._read_files(batch, out, drop_axes)
+        results = [_RESULTS.get(exists) for exists in exist]
+        left = [k for k, exists in enumerate(exist) if exists is None]
+        if left:
+            others = await self._reading.read([batch[k] for k in left], out, drop_axes)
+            for k, result in zip(left, others or (), strict=HAS_RESULTS):
+                results[k] = result
+        return tuple(results) if HAS_RESULTS else None
 
     def _reads(self, chunk_spec: ArraySpec) -> bool:
         """Whether parts of an array's chunks can be read."""
+        reader = self._reader
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
-        return is_on_cpu and self._reading.array_bytes_codec.layout(chunk_spec) is not None
+        return reader is not None and is_on_cpu and reader.layout(chunk_spec) is not None
+
+    async def _read_files(
+        self, batch: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]
+    ) -> "Sequence[bool | None]":
+        """Read the chunks in local files; return whether each exists, or None if it is left."""
+        array, nothing = out.as_ndarray_like(), [None] * len(batch)
+        if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray:
+            return nothing
+        if len(batch) <= FEW and array.nbytes <= AT_ONCE_BYTES:
+            return nothing  # read on the event loop, if that can be
+        reader: Any = self._reader
+        find = source_finder()
+        if not any(
+            isinstance(find(byte_getter), File) for byte_getter, *_ in batch[:NUM_LOOKED_AT]
+        ):
+            return nothing
+        return await read_files(
+            batch,
+            array,
+            drop_axes,
+            chunk_of=reader.chunk_of,
+            gap=configured_gap_bytes(),
+            num_workers=self._num_workers(),
+        )
+
+    def _num_workers(self) -> int | None:
+        """Return the number of threads that zarr's setting for the pipeline says, if it is set."""
+        num = zarr.config.get(self._setting, None)
+        return max(num, 1) if isinstance(num, int) else None
 
 
-class BytesPipeline(PartialRead, BatchedCodecPipeline):
+_RESULTS: dict[Any, Any] = {True: {"status": "present"}, False: {"status": "missing"}}
+# Up to so many chunks are not worth a thread of their own if little of them is read.
+FEW = 2
+# References of a store may point to files and to elsewhere, or be missing. So many are looked at.
+NUM_LOOKED_AT = 8
+
+
+class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
     """zarr's default pipeline, which also reads parts of Zarr v2 and transposed chunks.
 
     To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
     ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
     """
 
+    _setting = "threading.max_workers"
+
 
 if FusedCodecPipeline is None:
     __all__ = ["BytesPipeline"]
 else:
 
-    class FusedBytesPipeline(PartialRead, FusedCodecPipeline):  # type: ignore[misc]
-        """zarr's fused pipeline (3.2 and newer) with the partial reads of `BytesPipeline`."""
+    class FusedBytesPipeline(ReadsBatches, FusedCodecPipeline):  # type: ignore[misc]
+        """zarr's fused pipeline (3.2 and newer) with the reads of `BytesPipeline`."""
+
+        _setting = "codec_pipeline.max_workers"
 
     zarr.registry.register_pipeline(FusedBytesPipeline)

@@ -169,24 +169,10 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
 
 
 async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any, Plan, str | None]:
-    item_size = chunk.stored.itemsize
     refusal = raw = None
     if not isinstance(source, Whole):
         gap = configured_gap_bytes()
-        max_gap_bytes = source.max_gap_bytes if gap is None else gap
-        if isinstance(source, Remote) and source.in_one_request:
-            max_gap_bytes = sys.maxsize
-        costs = source.costs if gap is None else NO_COSTS
-        if chunk.num_bytes <= costs.any_plan:
-            plan = plan_whole(chunk.shape, item_size, chunk.axis_order)
-        else:
-            coalescing = Coalescing(
-                max_gap_bytes,
-                BLOCK_BYTES if isinstance(source, File) else None,
-                dense_bytes=max_gap_bytes if gap is None else 0,
-                costs=costs,
-            )
-            plan = plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
+        plan = plan_chunk(source, chunk, gap)
         try:
             if isinstance(source, File):
                 is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
@@ -200,7 +186,25 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
-    return raw, plan_whole(chunk.shape, item_size, chunk.axis_order), refusal
+    return raw, plan_whole(chunk.shape, chunk.stored.itemsize, chunk.axis_order), refusal
+
+
+def plan_chunk(source: File | Remote, chunk: Chunk, gap: int | None) -> Plan:
+    """Return what to read of a chunk; `gap` is the largest one in bytes, if the user set it."""
+    item_size = chunk.stored.itemsize
+    max_gap_bytes = source.max_gap_bytes if gap is None else gap
+    if isinstance(source, Remote) and source.in_one_request:
+        max_gap_bytes = sys.maxsize
+    costs = source.costs if gap is None else NO_COSTS
+    if chunk.num_bytes <= costs.any_plan:
+        return plan_whole(chunk.shape, item_size, chunk.axis_order)
+    coalescing = Coalescing(
+        max_gap_bytes,
+        BLOCK_BYTES if isinstance(source, File) else None,
+        dense_bytes=max_gap_bytes if gap is None else 0,
+        costs=costs,
+    )
+    return plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
 
 
 def _read_file(  # noqa: PLR0913

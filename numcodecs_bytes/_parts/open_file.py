@@ -40,7 +40,7 @@ SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
 SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
 
 
-class _Stopped(Exception):  # noqa: N818 # not an error
+class _Stopped(EOFError):  # noqa: N818 # not an error
     """The file is too short, or the read was cancelled."""
 
 
@@ -122,6 +122,16 @@ class OpenFile:
         except _Stopped:
             return None
         return fetched
+
+    def read_into(self, out: UInt8Array, start: int) -> None:
+        """Fill contiguous memory with the bytes of the part that begin at `start`.
+
+        Raises
+        ------
+        EOFError
+            If the file is too short.
+        """
+        self._fill(out.data, self._offset + start)
 
     @property
     def is_on_disk(self) -> bool:

@@ -130,7 +130,7 @@ def plan_read(
     selectors = selection if isinstance(selection, tuple) else (selection,)
     selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
     stored = _Stored(chunk_shape, item_size, axis_order)
-    if (of_selectors := _key(selectors)) is None:
+    if (of_selectors := key_of(selectors)) is None:
         sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
         limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
         if min(sizes, default=0) > FEW and stored.num_bytes <= limit:  # whatever the indices are
@@ -161,7 +161,7 @@ class _Stored(NamedTuple):
     @property
     def strides(self) -> tuple[int, ...]:
         """Strides in items."""
-        return _strides(self.shape, self.axis_order)
+        return strides_of(self.shape, self.axis_order)
 
     @property
     def as_stored(self) -> Sequence[int]:
@@ -175,7 +175,7 @@ _plans: dict[Any, Plan] = {}
 MAX_CACHED, MAX_CACHED_PIECES = 512, 256
 
 
-def _key(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def key_of(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return what identifies slices and integers; None for other selectors."""
     key: list[Any] = []
     for selector in selectors:
@@ -218,7 +218,7 @@ def plan_whole(
     return Plan(
         ranges=Coalescing(0).coalesce(np.array([0]), np.array([num_bytes])),
         window_shape=chunk_shape,
-        window_strides=_strides(chunk_shape, axis_order),
+        window_strides=strides_of(chunk_shape, axis_order),
         index=all_positions,
         order=all_positions,
         shape=chunk_shape,
@@ -227,7 +227,7 @@ def plan_whole(
 
 
 @functools.lru_cache(maxsize=256)
-def _strides(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the strides of a chunk in items."""
     strides = [1] * len(shape)
     stride = 1

@@ -56,7 +56,7 @@ import re
 import sys
 import weakref
 import zipfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
 from functools import partial
 from operator import attrgetter
@@ -231,22 +231,26 @@ SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store
 
 def find_source(byte_getter: object) -> Source:
     """Return how to read parts of a chunk."""
-    return next(find_sources([byte_getter]))
+    return source_finder()(byte_getter)
 
 
-def find_sources(byte_getters: Iterable[object]) -> Iterator[Source]:
-    """Yield how to read parts of each chunk. A store is judged once for all of its chunks."""
-    judged, source_of = None, _always(Whole())
-    for byte_getter in byte_getters:
-        if not isinstance(byte_getter, StorePath) or not _has_own_methods(byte_getter, StorePath):
-            is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
-            name = _name_of(type(byte_getter))
-            yield Whole("" if is_in_shard else f"{name} is not a StorePath")
-            continue
-        store: Any = byte_getter.store
-        if store is not judged:
-            judged, source_of = store, _of_store(store)
-        yield source_of(byte_getter.path)
+def source_finder() -> Callable[[object], Source]:
+    """Return a function like `find_source` that judges a store once for many of its chunks."""
+    judged: Any = None
+    source_of = _always(Whole())
+
+    def find(byte_getter: Any) -> Source:
+        nonlocal judged, source_of
+        is_plain = type(byte_getter) is StorePath and _attributes(byte_getter).isdisjoint(_READING)
+        if not is_plain or byte_getter.store is not judged:
+            if not is_plain or not _has_own_methods(byte_getter, StorePath):
+                is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+                name = _name_of(type(byte_getter))
+                return Whole("" if is_in_shard else f"{name} is not a StorePath")
+            judged, source_of = byte_getter.store, _of_store(byte_getter.store)
+        return source_of(byte_getter.path)
+
+    return find
 
 
 def _of_store(store: Any) -> SourceOf:

@@ -1,0 +1,323 @@
+"""Read the selections of many chunks in local files into one array.
+
+A few threads take one chunk after the other: open, read, close. A contiguous selection is read
+straight to its place. Others are read in blocks that stay in the CPU cache, from where they are
+copied, and byte-swapped, to their place. What can't be read so, for whatever reason, is left to be
+read chunk by chunk, which finds another way or raises the error.
+"""
+
+import asyncio
+import functools
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from zarr.core.array_spec import ArraySpec
+
+from numcodecs_bytes._core.copy import as_bytes
+from numcodecs_bytes._core.dtypes import Array, copied_as
+from numcodecs_bytes._core.invalid_bytes import has_unused_bits
+from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
+from numcodecs_bytes._parts.boxes import Box, box_of
+from numcodecs_bytes._parts.fetch import Chunk, plan_chunk
+from numcodecs_bytes._parts.open_file import OpenFile
+from numcodecs_bytes._parts.plan import Plan, key_of
+from numcodecs_bytes._parts.stores import File, source_finder
+from numcodecs_bytes._threads import file_pool, run_in_thread
+from numcodecs_bytes._zarr_versions import fill_value_or_default
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+# So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
+# in the CPU cache. Smaller blocks make threads wait for each other more often.
+BLOCK_BYTES = PIECES_BYTES = 1 << 20
+# From so many selected bytes per chunk on, all cores together are faster than one thread. Below,
+# threads wait for each other: most of the time is spent in Python.
+PARALLEL_BYTES = 1 << 19
+# A chunk that takes SLOW_SECONDS longer than its bytes at BYTES_PER_SECOND is not in the page
+# cache. Then SLOW_WORKERS threads wait for files.
+SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
+# How long a read that is cancelled waits for its threads, which may be filling the array.
+LAST_SECONDS = 1.0
+SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
+
+
+async def read_files(  # noqa: PLR0913
+    batch: Sequence[Any],
+    out: Array,
+    drop_axes: tuple[int, ...],
+    *,
+    chunk_of: Callable[[ArraySpec], Chunk],
+    gap: int | None,
+    num_workers: int | None,
+) -> list[bool | None]:
+    """Read the selections of chunks in local files into an array.
+
+    Parameters
+    ----------
+    batch : sequence of tuple
+        What zarr passes to the `read` of its pipelines, at least one: byte getter, specification of
+        the chunk, selection of it, selection of `out` and more.
+    out : numpy.ndarray
+        The output array, in any layout.
+    drop_axes : tuple of int
+        Axes of length 1 of the selections that are missing in `out`.
+    chunk_of : callable
+        Takes the specification of a chunk and returns the chunk, with any selection.
+    gap : int or None
+        Largest gap over which to read in bytes, if the user set it.
+    num_workers : int or None
+        Number of threads, if the user set it.
+
+    Returns
+    -------
+    list of (bool or None)
+        Whether each chunk exists; None if it was not read, because it is in no file, the file has
+        another length or can't be read, for example.
+    """
+    job = _Job(batch, out, drop_axes, chunk_of, gap, num_workers)
+    reading = asyncio.ensure_future(run_in_thread(file_pool(), job.run))
+    try:
+        await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        job.is_wanted = False
+        await asyncio.wait([reading], timeout=LAST_SECONDS)
+        raise
+    return job.exist
+
+
+class _Job:
+    """What the threads share."""
+
+    def __init__(  # noqa: PLR0913, PLR0917
+        self,
+        batch: Sequence[Any],
+        out: Array,
+        drop_axes: tuple[int, ...],
+        chunk_of: Callable[[ArraySpec], Chunk],
+        gap: int | None,
+        num_workers: int | None,
+    ) -> None:
+        self.batch, self.out, self.drop_axes = batch, out, drop_axes
+        self.chunk_of, self.gap = chunk_of, gap
+        self.exist: list[bool | None] = [None] * len(batch)
+        self.is_wanted = True
+        self._mean_bytes = out.nbytes // len(batch)
+        self._adapts = num_workers is None
+        is_parallel = self._mean_bytes >= PARALLEL_BYTES
+        self._num_workers = num_workers or (os.cpu_count() if is_parallel else None) or 1
+        self._left = iter(range(len(batch)))
+        self._helpers: list[Future[None]] = []
+
+    def run(self) -> None:
+        """Read all chunks, with the help of other threads."""
+        self._start_helpers(self._num_workers - 1)
+        self._work(starts_helpers=self._adapts)
+        for helper in self._helpers:
+            if not helper.cancel():  # one that still waits for a thread has nothing left to do
+                helper.result()
+
+    def _start_helpers(self, num: int, *, only_if_slow: bool = False) -> None:
+        work = functools.partial(self._work, only_if_slow=only_if_slow)
+        for _ in range(min(num, len(self.batch) - 1)):
+            try:
+                self._helpers.append(file_pool().submit(work))
+            except RuntimeError:  # the interpreter is shutting down and starts no new threads
+                return
+
+    def _work(self, *, starts_helpers: bool = False, only_if_slow: bool = False) -> None:
+        """Read one chunk after the other: what several threads do at a time."""
+        worker = _Worker(self)
+        for k in self._left:
+            start = time.perf_counter()
+            byte_getter, spec, selection, place, *_ = self.batch[k]
+            self.exist[k] = worker.read(byte_getter, spec, selection, place)
+            seconds = time.perf_counter() - start
+            is_slow = seconds > SLOW_SECONDS + self._mean_bytes / BYTES_PER_SECOND
+            if starts_helpers and is_slow:
+                starts_helpers = False
+                self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
+            if not self.is_wanted or (only_if_slow and not is_slow):
+                return
+
+
+class _Worker:
+    """What each thread has for itself: a block, and how to read boxes through it."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job, self._out = job, job.out
+        self._find = source_finder()
+        self._block = np.empty(BLOCK_BYTES, np.uint8)
+        self._spec: Any = None
+        self._chunk: Any = None
+        self._recipes: dict[Any, _Recipe | None] = {}
+
+    def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
+        """Read a chunk; return whether it exists, or None if it was not read."""
+        try:
+            source = self._find(byte_getter)
+            if not isinstance(source, File):
+                return None
+            if spec is not self._spec:
+                self._spec, self._chunk, self._recipes = spec, self._job.chunk_of(spec), {}
+                self._num_bytes = self._chunk.num_bytes
+            try:
+                file = source.open()
+            except source.missing:
+                self._out[place] = fill_value_or_default(spec)
+                return False
+            try:
+                if file.num_bytes != self._num_bytes:
+                    return None
+                self._read(file, source, selection, place)
+            finally:
+                file.close()
+        except Exception:  # noqa: BLE001 # chunk by chunk, it is raised again
+            return None
+        return True
+
+    def _read(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
+        drop_axes = self._job.drop_axes
+        recipe = None if drop_axes or not _is_box(place) else self._recipe(source, selection)
+        if recipe is not None:
+            region = self._out[(*place, ...)]
+            if region.shape == recipe.shape:
+                self._read_box(file, recipe, region)
+                return
+        chunk = self._chunk._replace(selection=selection)
+        plan = plan_chunk(source, chunk, self._job.gap)
+        selected = self._read_plan(file, chunk, plan)
+        self._out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
+
+    def _recipe(self, source: File, selection: Any) -> "_Recipe | None":
+        """Return how to read a selection; None if it is not a box."""
+        key = selection if SLICES_HAVE_HASHES else key_of(selection)
+        try:
+            return self._recipes[key]
+        except KeyError:
+            self._recipes[key] = recipe = self._new_recipe(source, selection)
+            return recipe
+        except TypeError:  # arrays have no hash
+            return None
+
+    def _new_recipe(self, source: File, selection: Any) -> "_Recipe | None":
+        chunk = self._chunk._replace(selection=selection)
+        if key_of(selection) is None:
+            return None
+        box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
+        return None if box is None else _Recipe(self._job, source, chunk, box, self._block)
+
+    def _read_box(self, file: OpenFile, recipe: "_Recipe", region: Array) -> None:
+        if recipe.is_contiguous:
+            as_stored = region if recipe.order is None else region.transpose(recipe.order)
+            if as_stored.flags.c_contiguous:
+                file.read_into(as_bytes(as_stored), recipe.start)
+                return
+        for step in recipe.steps:
+            if not self._job.is_wanted:
+                raise EOFError
+            if step.plan is None:
+                file.read_into(step.raw, step.start)
+                selected = (
+                    step.elements if recipe.is_plain else ready_to_copy(step.elements, recipe.dtype)
+                )
+            else:
+                selected = self._read_plan(file, step.chunk, step.plan)
+            region[step.place] = selected
+
+    def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
+        adapts = self._job.gap is None
+        fetched = file.read(plan.ranges, lambda: self._job.is_wanted, adapts=adapts)
+        if fetched is None:
+            raise EOFError
+        return ready_to_copy(
+            select_fetched(fetched, chunk.stored, plan, chunk.selection), chunk.dtype
+        )
+
+
+def _is_box(place: Any) -> bool:
+    """Whether a selection of the output consists of slices."""
+    return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419
+
+
+class _Step(NamedTuple):
+    """A part of a box that is read at a time: into a block, or as a plan says.
+
+    Attributes
+    ----------
+    place : tuple of slice
+        Where it belongs in the selection.
+    start : int
+        Position of its first byte in the chunk.
+    raw, elements : numpy.ndarray
+        The part of the block to fill, and the selected elements in it.
+    chunk : Chunk
+        The chunk and the part of the selection.
+    plan : Plan or None
+        If not None, it replaces `start`, `raw` and `elements`.
+    """
+
+    place: tuple[slice, ...]
+    chunk: Chunk
+    start: int = 0
+    raw: Any = None
+    elements: Any = None
+    plan: Plan | None = None
+
+
+class _Recipe:
+    """How a thread reads the same box of many chunks.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of the selection.
+    start : int
+        Position of its first byte in the chunk.
+    dtype : numpy.dtype
+        The dtype of the elements in memory.
+    is_plain : bool
+        Whether that is their stored dtype, and any bytes are valid.
+    is_contiguous : bool
+        Whether the bytes of the selection can be read straight to their place.
+    order : tuple of int or None
+        The axes of the selection in the order in which they are stored; None means C order.
+    """
+
+    def __init__(self, job: _Job, source: File, chunk: Chunk, box: Box, block: Array) -> None:
+        self._job, self._source, self._chunk = job, source, chunk
+        self._box, self._block = box, block
+        self.shape, self.start, self.dtype = box.shape, box.start, chunk.dtype
+        is_as_stored = chunk.stored == self.dtype == copied_as(self.dtype)
+        self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
+        is_solid = box.num_bytes == box.num_selected_bytes
+        self.is_contiguous = self.is_plain and is_solid and job.out.dtype == self.dtype
+        order = tuple(box.kept.index(k) for k in box.order if k in box.kept)
+        self.order = None if order == tuple(range(len(order))) else order
+
+    @functools.cached_property
+    def steps(self) -> list[_Step]:
+        """What to read, in the order in which it is stored."""
+        source, chunk, box = self._source, self._chunk, self._box
+        plan = plan_chunk(source, chunk, self._job.gap)
+        if plan.num_requests == 1:
+            return list(itertools.starmap(self._in_block, box.split(BLOCK_BYTES)))
+        if box.num_selected_bytes <= PIECES_BYTES:
+            return [_Step((), chunk, plan=plan)]
+        steps = []
+        for place, part in box.split(PIECES_BYTES, in_pieces=True):
+            of_part = chunk._replace(selection=part.selection)
+            plan = plan_chunk(source, of_part, self._job.gap)
+            steps.append(_Step(place, of_part, plan=plan))
+        return steps
+
+    def _in_block(self, place: tuple[slice, ...], part: Box) -> _Step:
+        raw = self._block[: part.num_bytes]
+        strides = [part.steps[k] for k in part.kept]
+        elements: Array = np.ndarray(part.shape, self._chunk.stored, raw, strides=strides)
+        return _Step(place, self._chunk, part.start, raw, elements)
