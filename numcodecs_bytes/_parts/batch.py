@@ -163,9 +163,8 @@ class _Worker:
             source = self._find(byte_getter)
             if not isinstance(source, File):
                 return None
-            if spec is not self._spec:
-                self._spec, self._chunk, self._recipes = spec, self._job.chunk_of(spec), {}
-                self._num_bytes = self._chunk.num_bytes
+            if spec is not self._spec:  # zarr 3.1.6 makes one for each chunk
+                self._set_spec(spec)
             try:
                 file = source.open()
             except source.missing:
@@ -180,6 +179,13 @@ class _Worker:
         except Exception:  # noqa: BLE001 # chunk by chunk, it is raised again
             return None
         return True
+
+    def _set_spec(self, spec: ArraySpec) -> None:
+        """Prepare for chunks of a shape; of an array, they differ in nothing else."""
+        if self._spec is None or spec.shape != self._spec.shape:
+            self._chunk, self._recipes = self._job.chunk_of(spec), {}
+            self._num_bytes = self._chunk.num_bytes
+        self._spec = spec
 
     def _read(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
         drop_axes = self._job.drop_axes

@@ -1,0 +1,538 @@
+"""Batches of chunks in local files: right for every array, frugal with calls, harmless when cut."""
+
+import asyncio
+import os
+import random
+import threading
+import time
+import zipfile
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+import zarr.storage
+from helpers import (
+    DTYPES,
+    EVERYTHING,
+    HAS_STRUCT,
+    ZARRS_PIPELINE,
+    create,
+    random_array,
+    random_selections,
+    run_python,
+    select,
+)
+from zarr.codecs import TransposeCodec
+from zarr.core.buffer import cpu
+
+import numcodecs_bytes
+from numcodecs_bytes import zarr_pipeline
+from numcodecs_bytes._parts import batch, open_file, plan
+from numcodecs_bytes._parts.boxes import box_of
+from numcodecs_bytes.zarr import BytesCodec
+
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have a Zarr V3 spec", "ignore:.*structured dtype"
+    ),
+    pytest.mark.usefixtures("our_pipeline"),
+]
+MIB = 1 << 20
+STRUCT = [[("a", ">i4"), ("b", "<f8"), ("c", "?")]]  # zarr 3.1.6 alone misreads a big-endian one
+ZARR_ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codecs.bytes.BytesCodec"}
+
+
+@pytest.fixture(autouse=True)
+def every_batch(monkeypatch):
+    """Read the smallest batches in threads, too."""
+    monkeypatch.setattr(zarr_pipeline, "FEW", 0)
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Return the list of the results of all batches, where None says that a chunk is left."""
+    exist = []
+    read_files = batch.read_files
+
+    async def noting(*arguments, **more):
+        exist.extend(await read_files(*arguments, **more))
+        return exist[-len(arguments[0]) :]
+
+    monkeypatch.setattr(zarr_pipeline, "read_files", noting)
+    return exist
+
+
+def random_settings(rng, num_axes):
+    """Return how to store an uncompressed array: one of the ways that the pipelines read."""
+    way = rng.choice(["ours", "zarr's", "transposed", "v2", "v2 bytes"])
+    endian = rng.choice(["little", "big"])
+    if way.startswith("v2"):
+        settings = {"zarr_format": 2, "order": rng.choice("CF"), "filters": None}
+        return settings, endian if way == "v2 bytes" else None
+    codec = zarr.codecs.BytesCodec if way == "zarr's" else BytesCodec
+    settings = {"serializer": codec(endian=endian)}
+    if way == "transposed":
+        order = tuple(rng.sample(range(num_axes), num_axes))
+        settings["filters"] = [TransposeCodec(order=order)]
+    return settings, None
+
+
+@pytest.mark.parametrize("seed", range(400 if EVERYTHING else 40))
+def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
+    """Also in blocks of some bytes, with chunks that are missing, and in other memory orders."""
+    rng = random.Random(seed)  # noqa: S311
+    shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 4)))
+    chunks = tuple(rng.randint(1, n) for n in shape)
+    dtype = np.dtype(rng.choice(DTYPES + STRUCT * HAS_STRUCT))
+    monkeypatch.setattr(batch, "BLOCK_BYTES", rng.choice([64, 200, MIB]))
+    monkeypatch.setattr(batch, "PIECES_BYTES", rng.choice([64, 200, MIB]))
+    monkeypatch.setattr(batch, "PARALLEL_BYTES", rng.choice([0, MIB]))
+    settings, endian = random_settings(rng, len(shape))
+    if endian:
+        codec = numcodecs_bytes.Bytes(endian, dtype)
+        settings["filters"] = [codec]
+    data = random_array(dtype, shape)
+    written = zarr.create_array(
+        tmp_path / "a", shape=shape, chunks=chunks, dtype=dtype, compressors=None, **settings
+    )
+    written[...] = data
+    keys = [p for p in (tmp_path / "a").rglob("*") if p.is_file() and p.name[0] not in ".z"]
+    for key in rng.sample(keys, rng.randint(0, min(3, len(keys)))):
+        key.unlink()
+    config = {"order": rng.choice("CF")}
+    gap = rng.choice([None, None, 0, 30])
+    with zarr.config.set(ZARR_ALONE):
+        data = zarr.open_array(tmp_path / "a", mode="r")[...]
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
+        array = zarr.open_array(tmp_path / "a", mode="r", config=config)
+        for way, selection, of_numpy in random_selections(rng, shape, 5):
+            np.testing.assert_array_equal(select(array, way, selection), of_numpy(data))
+        np.testing.assert_array_equal(array[...], data)
+    assert left
+    assert None not in left
+
+
+def stores_of(tmp_path, data, **settings):
+    """Yield an array of the same data in each store whose chunks are in local files."""
+    fsspec = pytest.importorskip("fsspec")
+    settings = {"shape": data.shape, "dtype": data.dtype, "compressors": None, **settings}
+    local = zarr.create_array(tmp_path / "local", **settings)
+    local[...] = data
+    yield zarr.open_array(tmp_path / "local", mode="r")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for file in sorted((tmp_path / "local").rglob("*")):
+            archive.write(file, file.relative_to(tmp_path / "local"))
+    store = zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True)
+    yield zarr.open_array(store, mode="r", zarr_format=3)
+    store.close()
+    file_system = fsspec.filesystem("file", asynchronous=False)
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper  # noqa: PLC0415
+
+    wrapped = AsyncFileSystemWrapper(file_system, asynchronous=True)
+    store = zarr.storage.FsspecStore(wrapped, path=str(tmp_path / "local"), read_only=True)
+    yield zarr.open_array(store, mode="r", zarr_format=3)
+    references = {"zarr.json": (tmp_path / "local/zarr.json").read_text()}
+    with (tmp_path / "all").open("wb") as file:
+        for chunk in sorted((tmp_path / "local/c").rglob("*")):
+            if chunk.is_file():
+                name = chunk.relative_to(tmp_path / "local").as_posix()
+                references[name] = [str(tmp_path / "all"), file.tell(), chunk.stat().st_size]
+                file.write(chunk.read_bytes())
+    target = fsspec.filesystem(
+        "reference", fo=references, asynchronous=True, remote_options={"asynchronous": True}
+    )
+    store = zarr.storage.FsspecStore(target, read_only=True)
+    yield zarr.open_array(store, mode="r", zarr_format=3)
+
+
+def test_every_store_of_local_files(tmp_path, left):
+    data = np.random.default_rng(0).random((40, 30))
+    serializer = BytesCodec(endian="big")
+    for array in stores_of(tmp_path, data, chunks=(7, 9), serializer=serializer):
+        left.clear()
+        np.testing.assert_array_equal(array[...], data)
+        np.testing.assert_array_equal(array[3:20, ::4], data[3:20, ::4])
+        np.testing.assert_array_equal(array.oindex[[3, 1, 39], :], data[[3, 1, 39]])
+        assert left
+        assert None not in left
+
+
+class Calls:
+    """Counts what is asked of the system, for files below a path."""
+
+    def __init__(self, monkeypatch):
+        self.num = dict.fromkeys(["open", "stat", "fstat", "close", "preadv", "pread"], 0)
+        self.num_bytes = 0
+        for name in self.num:
+            monkeypatch.setattr(os, name, self._counting(name, getattr(os, name)))
+
+    def _counting(self, name, function):
+        def counting(*arguments, **more):
+            self.num[name] += 1
+            result = function(*arguments, **more)
+            if name == "preadv":
+                self.num_bytes += result
+            if name == "pread":
+                self.num_bytes += len(result)
+            return result
+
+        return counting
+
+
+class TestCalls:
+    @pytest.fixture
+    def array(self, tmp_path):
+        """Return 64 chunks of 8 KiB."""
+        data = np.arange(1 << 16).reshape(256, 256).astype("f8")
+        create(tmp_path, (256, 256), (32, 32))[...] = data
+        return zarr.open_array(tmp_path, mode="r")
+
+    @pytest.mark.parametrize(
+        ("selection", "num_chunks", "num_bytes"),
+        [
+            ((slice(None), slice(None)), 64, 8192 * 64),
+            ((slice(5, None, 32), slice(7, None, 32)), 64, 8 * 64),
+            ((slice(None), 3), 8, 8 * (31 * 256 + 8)),
+            ((7, slice(None)), 8, 8 * 256),
+            ((slice(0, 16), slice(0, 64)), 2, 2 * 4096),
+        ],
+        ids=["whole", "one element per chunk", "column", "row", "box"],
+    )
+    def test_a_chunk_is_opened_once_and_read_at_once(
+        self, array, monkeypatch, selection, num_chunks, num_bytes
+    ):
+        array[...]
+        calls, num_plans = Calls(monkeypatch), 0
+        plan_read = plan.plan_read
+
+        def counting(*arguments):
+            nonlocal num_plans
+            num_plans += 1
+            return plan_read(*arguments)
+
+        monkeypatch.setattr("numcodecs_bytes._parts.fetch.plan_read", counting)
+        array[selection]
+        names = ["open", "stat", "fstat", "close", "preadv"]
+        assert calls.num == dict.fromkeys(names, num_chunks) | {"pread": 0}
+        assert calls.num_bytes <= max(num_bytes, 8 * num_chunks)
+        assert num_plans <= 1
+
+    def test_the_same_selection_of_many_chunks_is_planned_once(self, tmp_path, monkeypatch):
+        """For each thread."""
+        create(tmp_path, (8 * MIB // 8, 8), (MIB // 8, 8), endian="big")[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        plans, plan_chunk = [], batch.plan_chunk
+        monkeypatch.setattr(batch, "plan_chunk", lambda *a: plans.append(a) or plan_chunk(*a))
+        with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
+            assert (array[:, 3:7] == 1).all()
+        assert len(plans) == 1
+
+    def test_missing_chunks_are_asked_for_once(self, tmp_path, monkeypatch):
+        create(tmp_path, (64, 64), (8, 8), fill_value=7)
+        array = zarr.open_array(tmp_path, mode="r")
+        calls = Calls(monkeypatch)
+        assert (array[...] == 7).all()
+        assert calls.num == dict.fromkeys(calls.num, 0) | {"stat": 64}
+
+    def test_a_user_s_gap_is_kept(self, tmp_path, monkeypatch):
+        create(tmp_path, (64, 64), (32, 64))[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        calls = Calls(monkeypatch)
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            assert (array[:, 3] == 1).all()
+        assert calls.num_bytes == 64 * 8
+
+    def test_a_compressed_array_costs_one_test(self, tmp_path, monkeypatch):
+        zarr.create_array(tmp_path, shape=64, chunks=8, dtype="f8")[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        monkeypatch.setattr(zarr_pipeline, "source_finder", None)
+        monkeypatch.setattr(zarr_pipeline, "read_files", None)
+        assert (array[...] == 1).all()
+
+
+class TestLeftToTheChunk:
+    """What is not read in a batch is read chunk by chunk, with the same errors."""
+
+    @pytest.mark.parametrize("num_bytes", [0, 5, 63, 65, 1000])
+    def test_wrong_lengths(self, tmp_path, num_bytes, left):
+        create(tmp_path, (8, 8), (1, 8))[...] = 1
+        (tmp_path / "c/3/0").write_bytes(bytes(num_bytes))
+        array = zarr.open_array(tmp_path, mode="r")
+        message = rf"chunk 'c/3/0' of LocalStore.* holds {num_bytes} bytes, expected 64"
+        for selection in (slice(None), (slice(None), 3), (slice(2, 5), slice(None, None, 2))):
+            with pytest.raises(ValueError, match=message):
+                array[selection]
+        assert left.count(None) == 3
+
+    def test_a_file_that_is_cut_while_it_is_read(self, tmp_path, monkeypatch):
+        create(tmp_path, (4, 8), (1, 8))[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        fstat = os.fstat
+
+        def cut(descriptor):
+            status = fstat(descriptor)
+            os.truncate(tmp_path / "c/2/0", 40)
+            return status
+
+        monkeypatch.setattr(os, "fstat", cut)
+        with pytest.raises(ValueError, match=r"c/2/0.* holds 40 bytes, expected 64"):
+            array[...]
+
+    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+    def test_a_file_that_may_not_be_read(self, tmp_path):
+        create(tmp_path, (4, 8), (1, 8))[...] = 1
+        (tmp_path / "c/2/0").chmod(0)
+        with pytest.raises(PermissionError):
+            zarr.open_array(tmp_path, mode="r")[...]
+
+    def test_directories_and_pipes(self, tmp_path):
+        """Whatever zarr makes of them, it is the same."""
+        create(tmp_path, (4, 8), (1, 8), fill_value=3)[...] = 1
+        (tmp_path / "c/2/0").unlink()
+        (tmp_path / "c/2/0").mkdir()
+        with zarr.config.set(ZARR_ALONE):
+            expected = zarr.open_array(tmp_path, mode="r")[...]
+        np.testing.assert_array_equal(zarr.open_array(tmp_path, mode="r")[...], expected)
+
+    def test_a_pipe_is_read_once(self, tmp_path):
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("this system has no named pipes")
+        create(tmp_path, (4, 8), (1, 8))[...] = 1
+        (tmp_path / "c/2/0").unlink()
+        os.mkfifo(tmp_path / "c/2/0")
+        chunk = np.full(8, 5, ">f8").tobytes()
+        writer = threading.Thread(target=(tmp_path / "c/2/0").write_bytes, args=[chunk])
+        writer.start()
+        assert zarr.open_array(tmp_path, mode="r")[...].sum() == 24 + 40
+        writer.join()
+
+    def test_other_buffers_are_filled_their_own_way(self, tmp_path, left):
+        class Buffer(cpu.NDBuffer):
+            num_set = 0
+
+            def __setitem__(self, key, value):
+                type(self).num_set += 1
+                super().__setitem__(key, value)
+
+        create(tmp_path, (4, 8), (1, 8))[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        out = Buffer.create(shape=(4, 8), dtype="f8")
+        array.get_basic_selection(..., out=out)
+        assert (out.as_numpy_array() == 1).all()
+        assert (Buffer.num_set, left) == (4, [])
+
+    @pytest.mark.parametrize("layout", ["C", "F", "strided", "f4", "memmap", "swapped"])
+    def test_the_output_may_have_any_layout(self, tmp_path, layout):
+        data = np.random.default_rng(0).random((6, 8))
+        create(tmp_path, (6, 8), (2, 3))[...] = data
+        for array in (zarr.open_array(tmp_path, mode="r"),):
+            memory = {
+                "C": np.zeros((6, 8)),
+                "F": np.zeros((6, 8), order="F"),
+                "strided": np.zeros((12, 24))[::-2, ::3],
+                "f4": np.zeros((6, 8), "f4"),
+                "memmap": np.memmap(tmp_path / "m", "f8", "w+", shape=(6, 8)),
+                "swapped": np.zeros((6, 8), ">f8"),
+            }[layout]
+            array.get_basic_selection(..., out=cpu.NDBuffer(memory))
+            np.testing.assert_array_equal(memory, data.astype(memory.dtype))
+
+    def test_an_output_that_is_read_only_raises_zarr_s_error(self, tmp_path):
+        create(tmp_path, (6, 8), (2, 3), endian="little")[...] = 1
+        memory = np.zeros((6, 8))
+        memory.flags.writeable = False
+        array = zarr.open_array(tmp_path, mode="r")
+        with pytest.raises(ValueError, match="read-only"):
+            array.get_basic_selection(..., out=cpu.NDBuffer(memory))
+        assert not memory.any()
+
+
+class TestWorkers:
+    @pytest.fixture
+    def array(self, tmp_path):
+        create(tmp_path, (64, 64), (8, 8))[...] = 1
+        return zarr.open_array(tmp_path, mode="r")
+
+    @pytest.fixture
+    def at_once(self, monkeypatch):
+        """Open files slowly; return how many were opened at once, at most."""
+        most = [0]
+        opening, lock, open_local = set(), threading.Lock(), open_file.os.open
+
+        def slow(*arguments, **more):
+            with lock:
+                opening.add(threading.get_ident())
+                most[0] = max(most[0], len(opening))
+            time.sleep(0.002)
+            with lock:
+                opening.discard(threading.get_ident())
+            return open_local(*arguments, **more)
+
+        monkeypatch.setattr(open_file.os, "open", slow)
+        return most
+
+    def test_slow_files_are_waited_for_together(self, array, at_once):
+        assert (array[...] == 1).all()
+        assert 1 < at_once[0] <= batch.SLOW_WORKERS
+
+    def test_as_many_as_zarr_s_setting_says(self, array, at_once, our_pipeline):
+        is_fused = "Fused" in our_pipeline
+        name, other = "codec_pipeline.max_workers", "threading.max_workers"
+        if not is_fused:
+            name, other = other, name
+        with zarr.config.set({name: 3, other: 9}):
+            assert (array[...] == 1).all()
+        assert at_once == [3]
+
+    def test_one_for_small_chunks(self, array, monkeypatch):
+        threads = set()
+        read = batch._Worker.read
+        monkeypatch.setattr(batch, "SLOW_SECONDS", 1e9)
+        monkeypatch.setattr(
+            batch._Worker, "read", lambda *a: threads.add(threading.get_ident()) or read(*a)
+        )
+        array[...]
+        assert len(threads) == 1
+
+
+def test_memory_is_the_output_and_some_blocks(tmp_path, track):
+    """Whatever the size of the chunks, which zarr alone holds whole."""
+    size = (128 if EVERYTHING else 48) * MIB
+    settings = {"shape": size // 8192, "chunks": size // 8192, "endian": "big"}
+    create(tmp_path / "a", (size // 8192, 1024), None, endian="big")[...] = 1
+    array = zarr.open_array(tmp_path / "a", mode="r")
+    del settings
+    for selection in [(), (slice(None), slice(0, 512)), (slice(None, None, 2),), (slice(3, -3),)]:
+        peak, result = track(lambda s=selection: array[s])
+        assert (result == 1).all()
+        assert peak <= result.nbytes + 16 * MIB
+
+
+@pytest.fixture
+def track():
+    import tracemalloc  # noqa: PLC0415
+
+    def tracked(function):
+        tracemalloc.start()
+        try:
+            result = function()
+            return tracemalloc.get_traced_memory()[1], result
+        finally:
+            tracemalloc.stop()
+
+    return tracked
+
+
+class TestCancellation:
+    def test_the_output_is_left_alone_afterwards(self, tmp_path, monkeypatch):
+        create(tmp_path, (200, 64), (1, 64), endian="little")[...] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        num_read, read = [], batch._Worker.read
+
+        def slow(*arguments):
+            num_read.append(None)
+            time.sleep(0.01)
+            return read(*arguments)
+
+        monkeypatch.setattr(batch._Worker, "read", slow)
+        out = cpu.NDBuffer(np.zeros((200, 64)))
+
+        async def cancelled():
+            reading = asyncio.ensure_future(
+                array._async_array.get_orthogonal_selection((slice(None),) * 2, out=out)
+            )
+            while len(num_read) < 3:  # noqa: ASYNC110 # threads are reading
+                await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            out.as_numpy_array()[...] = 7
+            before = len(num_read)
+            await asyncio.sleep(0.1)
+            return len(num_read) - before
+
+        assert asyncio.run(cancelled()) == 0
+        assert (out.as_numpy_array() == 7).all()
+        assert len(num_read) < 50
+
+
+PROGRAM = """
+import atexit, os, sys, threading
+import numpy as np, zarr
+zarr.config.set({"codec_pipeline.path": sys.argv[2]})
+array = zarr.open_array(sys.argv[1], mode="r")
+def read():
+    os.write(1, b"%d\\n" % array[...].sum())
+"""
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "read(); atexit.register(read)",
+        "atexit.register(read)",
+        "threading.Thread(target=read).start()",
+        "threading._register_atexit(read)",
+        "for thread in [threading.Thread(target=read) for _ in range(8)]: thread.start()",
+        "read()\nif os.fork() == 0: read(); os._exit(0)\nos.wait()",
+    ],
+)
+def test_at_exit_in_threads_and_after_a_fork(tmp_path, our_pipeline, when):
+    if "fork" in when and not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    create(tmp_path, (64, 64), (8, 8))[...] = 1
+    done = run_python("-W", "ignore", "-c", PROGRAM + when, tmp_path, our_pipeline, options=None)
+    lines = done.stdout.split()
+    assert lines
+    assert set(lines) == {"4096"}
+    assert not done.stderr
+
+
+def test_boxes_are_split_without_overlap():
+    rng = random.Random(0)  # noqa: S311
+    for _ in range(3000 if EVERYTHING else 300):
+        shape = tuple(rng.randint(1, 7) for _ in range(rng.randint(0, 4)))
+        order = tuple(rng.sample(range(len(shape)), len(shape)))
+        selection = []
+        for n in shape:
+            start = rng.randrange(n)
+            step = rng.randint(1, 3)
+            kind = slice(start, rng.randint(start + 1, n), step)
+            selection.append(start if rng.random() < 0.2 else kind)
+        box = box_of(tuple(selection), shape, 8, order)
+        items = np.arange(np.prod(shape, dtype=int))
+        chunk = items.reshape([shape[k] for k in order]).transpose(np.argsort(order))
+        selected = chunk[tuple(selection)]
+        got = np.full(selected.shape, -1)
+        most = rng.choice([8, 20, 64, 10**6])
+        for in_pieces in (False, True):
+            last = -1
+            for place, part in box.split(most, in_pieces=in_pieces):
+                strides = [part.steps[k] for k in part.kept]
+                first = part.start // 8
+                raw = items[first : first + part.num_bytes // 8]
+                values = np.ndarray(part.shape, items.dtype, raw.copy(), strides=strides)
+                np.testing.assert_array_equal(values, chunk[part.selection])
+                assert (got[place] == (-1 if not in_pieces else values)).all()
+                got[place] = values
+                num_bytes = part.num_selected_bytes if in_pieces else part.num_bytes
+                assert num_bytes <= max(most, 8)
+                assert first > last
+                last = first
+            np.testing.assert_array_equal(got, selected)
+
+
+def test_numcodecs_filters_are_not_read_by_batches(tmp_path, left):
+    zarr.create_array(
+        tmp_path,
+        shape=8,
+        chunks=2,
+        dtype="f8",
+        zarr_format=2,
+        filters=[numcodecs.Delta("<f8")],
+        compressors=None,
+    )[...] = np.arange(8)
+    assert zarr.open_array(tmp_path, mode="r")[...].tolist() == list(range(8))
+    assert left == []
