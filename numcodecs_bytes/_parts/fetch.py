@@ -9,6 +9,7 @@ import contextlib
 import math
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,12 +36,13 @@ from numcodecs_bytes._parts.getters import (
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, SHORT, OpenFile
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
-from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Request
+from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Ranges, Request
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
     answering,
     explain_failure,
     remember_refusal,
+    untagged,
 )
 from numcodecs_bytes._parts.stores import (
     REQUEST_BYTES,
@@ -51,11 +53,14 @@ from numcodecs_bytes._parts.stores import (
     Whole,
     configured_gap_bytes,
     find_source,
+    splits_requests,
 )
 
 # Up to this many bytes are read on the event loop if they are in the page cache, which takes 0.1
 # ms; another thread would take as long to begin.
 AT_ONCE_BYTES = 1 << 19
+# A long range is split into requests of at least so many bytes.
+MIN_PART_BYTES = 1 << 23
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
 _NUM_TRIES = 3
 
@@ -165,7 +170,9 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
         await getter.let_others_start()
         num_requests = max(1, max_requests() // chunks_in_flight.num)
         gap_bytes = max(source.max_gap_bytes, REQUEST_BYTES // num_requests)
-        return await _fetch_from(getter, chunk, source._replace(max_gap_bytes=gap_bytes))
+        max_parts = 1 if getter.is_blocking else min(source.max_parts, num_requests)
+        source = source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts)
+        return await _fetch_from(getter, chunk, source)
 
 
 async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any, Plan, str | None]:
@@ -179,7 +186,9 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
                 place = source.place if is_short and not getter.is_blocking else ""
                 read = partial(_read_file, source, chunk, plan, place, adapts=gap is None)
                 return await getter.run(read, source.in_thread, place in quick_places), plan, None
-            if not plan.is_whole:
+            if gap is not None or not splits_requests():
+                source = source._replace(max_parts=1)
+            if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
             refusal, raw = reason.refusal, reason.raw
@@ -256,37 +265,92 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
     store = getattr(getter.byte_getter, "store", None)
+    if part_bytes := _part_bytes(source, plan, store):
+        parts = await _get_split(getter, source, _Parts(chunk, plan.ranges.cut(part_bytes)))
+        if parts is not None:
+            return None if parts.is_missing else parts.fetched
+        untagged.add(store)
+    if plan.is_whole:
+        raise ReadWhole
     for _ in range(_NUM_TRIES if source.get else 1):
-        parts = _Parts(chunk, plan)
-        get = partial(_get_part, getter, source, parts)
-        with contextlib.suppress(_Changed):
-            # A store that ignores ranges would return many whole chunks at once.
-            await getter.get_all(plan.ranges, get, first_alone=store not in answering)
-            if parts.num_present:
-                answering.add(store)
-            if parts.num_present == plan.num_requests:
-                return parts.fetched
-            if parts.is_missing and not parts.num_present and source.tells_missing:
-                return None
+        parts = _Parts(chunk, plan.ranges)
+        # A store that ignores ranges would return many whole chunks at once.
+        await _get_all(getter, source, parts, first_alone=store not in answering)
+        if parts.num_present:
+            answering.add(store)
+        if parts.are_complete:
+            return parts.fetched
+        if parts.is_missing and not parts.num_present and source.tells_missing:
+            return None
     # The chunk keeps being overwritten, or was created or deleted in the meantime.
     raise ReadWhole
+
+
+def _part_bytes(source: Remote, plan: Plan, store: object) -> int | None:
+    """Return the length of the requests into which to split long ranges; None not to split any."""
+    if source.max_parts == 1 or plan.ranges.num_bytes < 2 * MIN_PART_BYTES or store in untagged:
+        return None
+    return max(MIN_PART_BYTES, -(-plan.ranges.num_bytes // source.max_parts))
+
+
+async def _get_split(getter: Getter, source: Remote, parts: "_Parts") -> "_Parts | None":
+    """Get all ranges; return None if the first answer does not tell the version of the chunk."""
+    with _explaining(parts):
+        parts.first = await _ask(getter, source, next(parts.ranges.requests()))
+    if parts.first is None:
+        parts.is_missing = True
+        return parts
+    if parts.first.version is None:
+        return None
+    await _get_all(getter, source, parts, first_alone=False)
+    if not parts.are_complete:
+        raise ReadWhole
+    return parts
+
+
+async def _get_all(getter: Getter, source: Remote, parts: "_Parts", *, first_alone: bool) -> None:
+    """Get the ranges of a plan until all are there, or the chunk has changed."""
+    get = partial(_get_part, getter, source, parts)
+    with contextlib.suppress(_Changed):
+        await getter.get_all(parts.ranges, get, first_alone=first_alone)
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Request) -> None:
     if parts.is_missing:
         return  # stop after the first missing range
+    answer, parts.first = parts.first, None
+    with _explaining(parts):
+        if answer is None:
+            answer = await _ask(getter, source, request)
+        raw = None if answer is None else await answer.read()
+    parts.take(request, answer, raw)
+
+
+async def _ask(getter: Getter, source: Remote, request: Request) -> Answer | None:
+    """Return the beginning of an answer, or None if the chunk does not exist."""
+    if source.get is not None:
+        return await source.get(request.start, request.end)
+    buffer = await getter.get_range(request.start, request.end)
+    if buffer is None:
+        return None
+    raw = buffer.as_numpy_array()
+
+    async def read() -> UInt8Array:
+        return raw
+
+    return Answer(read)
+
+
+@contextlib.contextmanager
+def _explaining(parts: "_Parts") -> Iterator[None]:
+    """Raise `ReadWhole` for errors after which a chunk is to be read whole."""
     try:
-        if source.get is not None:
-            answer = await source.get(request.start, request.end)
-        else:
-            buffer = await getter.get_range(request.start, request.end)
-            answer = None if buffer is None else Answer(buffer.as_numpy_array())
+        yield
     except Exception as error:
         reason = explain_failure(error, parts.num_requests)
         if reason is None:
             raise
         raise reason from error
-    parts.take(request, answer)
 
 
 class _Changed(Exception):  # noqa: N818 # not an error
@@ -296,23 +360,29 @@ class _Changed(Exception):  # noqa: N818 # not an error
 class _Parts:
     """The pieces of a plan, collected while their ranges arrive in any order."""
 
-    def __init__(self, chunk: Chunk, plan: Plan) -> None:
+    def __init__(self, chunk: Chunk, ranges: Ranges) -> None:
         self.fetched = np.empty(0, np.uint8)
         self.num_present = 0
         self.is_missing = False
+        self.first: Answer | None = None  # to the first request, if that was asked before
+        self.ranges = ranges
+        self.num_requests = len(ranges.starts)
         self._version: object = None
         self._chunk_bytes = chunk.num_bytes
-        self.num_requests = plan.num_requests
-        self._num_kept_bytes = plan.ranges.num_kept_bytes
 
-    def take(self, request: Request, answer: Answer | None) -> None:
+    @property
+    def are_complete(self) -> bool:
+        """Whether all of them are there."""
+        return self.num_present == self.num_requests
+
+    def take(self, request: Request, answer: Answer | None, raw: UInt8Array | None) -> None:
         """Check an answer and copy its pieces to their place."""
-        if answer is None:
+        if answer is None or raw is None:
             self.is_missing = True
             return
         if answer.num_bytes not in (None, self._chunk_bytes):
             raise ReadWhole
-        raw = answer.raw.view(np.uint8)
+        raw = raw.view(np.uint8)
         expected = request.end - request.start
         if len(raw) != expected:
             # An answer that is too short may come from another version of the chunk.
@@ -326,6 +396,6 @@ class _Parts:
             self.fetched = raw
             return
         if not len(self.fetched):
-            self.fetched = np.empty(self._num_kept_bytes, np.uint8)
+            self.fetched = np.empty(self.ranges.num_kept_bytes, np.uint8)
         kept = self.fetched[request.place : request.place + int(request.piece_lengths.sum())]
         copy_pieces(kept, raw, request.piece_starts, request.piece_lengths)

@@ -93,6 +93,20 @@ class Ranges(NamedTuple):
             self._of(slice(num, None), slice(piece, None)),
         )
 
+    def cut(self, max_bytes: int) -> "Ranges":
+        """Return the same pieces in ranges of at most `max_bytes`, for which pieces are cut."""
+        longest = int((self.ends - self.starts).max(initial=0))
+        cuts = np.add.outer(self.starts, np.arange(max_bytes, longest, max_bytes))
+        cuts = cuts[cuts < self.ends[:, np.newaxis]]
+        piece = np.searchsorted(self.piece_starts, cuts, side="right") - 1
+        inside = cuts[(self.piece_starts[piece] < cuts) & (cuts < self.piece_ends[piece])]
+        starts = np.sort(np.concatenate([self.piece_starts, inside]))
+        ends = np.sort(np.concatenate([self.piece_ends, inside]))
+        # A range begins at the first piece at or after the beginning of a range, or after a cut.
+        first = np.unique(np.searchsorted(starts, np.concatenate([self.starts, cuts])))
+        last = np.append(first[1:], len(starts)) - 1
+        return Ranges(starts[first], ends[last], starts, ends, self.have_gaps)
+
     def without(self, num_pieces: int) -> "Ranges":
         """Return the ranges without the first `num_pieces` pieces."""
         if num_pieces == len(self.piece_starts):

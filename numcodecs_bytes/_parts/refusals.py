@@ -83,6 +83,7 @@ class _Stores:
 
 answering = _Stores()  # those that answered a range request correctly
 refusing = _Stores()
+untagged = _Stores()  # those whose answers do not tell the version of an object
 _warned_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 

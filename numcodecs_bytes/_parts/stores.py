@@ -146,15 +146,15 @@ class Answer(NamedTuple):
 
     Attributes
     ----------
-    raw : numpy.ndarray
-        The bytes of the range, uint8.
+    read : callable
+        Returns the bytes of the range, which may still be on their way, as uint8.
     num_bytes : int or None
         Length of the whole chunk, if the store provides it.
     version : object
         Identifies the version of the chunk, if the store provides it.
     """
 
-    raw: UInt8Array
+    read: Callable[[], Awaitable[UInt8Array]]
     num_bytes: int | None = None
     version: object = None
 
@@ -203,6 +203,8 @@ class Remote(NamedTuple):
     in_one_request : bool
         Whether only one range of a chunk may be requested, because two might be of different
         versions.
+    max_parts : int
+        In how many requests a long range may be fetched.
     """
 
     tells_missing: bool = True
@@ -211,6 +213,7 @@ class Remote(NamedTuple):
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
     costs: Costs = NO_COSTS
     in_one_request: bool = False
+    max_parts: int = 1
 
 
 class Whole(NamedTuple):
@@ -396,7 +399,8 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
 
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
     objects = store.store
-    return lambda path: Remote(get=partial(_get_object_range, objects, path))
+    max_parts = MAX_PARTS if _known_name(type(objects)) in _FAR_OBJECTS else 1
+    return lambda path: Remote(get=partial(_get_object_range, objects, path), max_parts=max_parts)
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
@@ -404,12 +408,19 @@ async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answ
 
     try:
         response = await obstore.get_async(store, path, options={"range": (start, end)})
-        raw: Any = await response.bytes_async()
     except ALLOWED_EXCEPTIONS:
         return None
-    return Answer(np.frombuffer(raw, np.uint8), response.meta["size"], response.meta["e_tag"])
+
+    async def read() -> UInt8Array:
+        raw: Any = await response.bytes_async()
+        return np.frombuffer(raw, np.uint8)
+
+    return Answer(read, response.meta["size"], response.meta["e_tag"])
 
 
+# Those whose connections, not the memory of this machine, limit how quickly bytes arrive.
+_FAR_OBJECTS = {f"obstore.store.{name}Store" for name in ("Azure", "GCS", "HTTP", "S3")}
+MAX_PARTS = 64
 ALLOWED_EXCEPTIONS = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -518,6 +529,16 @@ _SOURCES_BY_NAME: dict[str, Callable[[Any], SourceOf]] = {
     "numcodecs_bytes._tools.locations._ParquetReferences": _of_fsspec_store,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }
+
+
+def splits_requests() -> bool:
+    """Return `numcodecs_bytes.split_requests` from zarr's config, by default True."""
+    splits = zarr.config.get("numcodecs_bytes.split_requests", None)
+    if splits is not None and not isinstance(splits, bool):
+        raise ValueError(
+            f"numcodecs_bytes.split_requests in zarr's config must be True or False, got {splits!r}"
+        )
+    return splits is not False
 
 
 _SPELLINGS = {"numcodecs_bytes", "numcodecs-bytes"}

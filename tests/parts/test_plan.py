@@ -374,3 +374,26 @@ class TestFiles:
             plan_read((slice(None), k), (4096, 4096), 8, self.COALESCING)
         assert len(_plans) <= MAX_CACHED
         assert max(len(plan.ranges.piece_starts) for plan in _plans.values()) <= MAX_CACHED_PIECES
+
+
+def test_ranges_are_cut():
+    """Into no longer ones, with the same pieces end to end."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        edges = np.sort(rng.choice(200, 2 * rng.integers(1, 12), replace=False))
+        ranges = Coalescing(int(rng.integers(0, 30))).coalesce(edges[::2], edges[1::2])
+        max_bytes = int(rng.integers(1, 40))
+        cut = ranges.cut(max_bytes)
+        sizes = cut.ends - cut.starts
+        assert (sizes > 0).all()
+        assert (sizes <= max_bytes).all()
+        assert set(cut.starts) <= set(cut.piece_starts)
+        assert set(cut.ends) <= set(cut.piece_ends)
+        raw = np.arange(200)
+        kept = [raw[s:e] for s, e in zip(ranges.piece_starts, ranges.piece_ends, strict=True)]
+        got = [
+            raw[r.start : r.end][s : s + n]
+            for r in cut.requests()
+            for s, n in zip(r.piece_starts, r.piece_lengths, strict=True)
+        ]
+        np.testing.assert_array_equal(np.concatenate(got), np.concatenate(kept))

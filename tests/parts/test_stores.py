@@ -33,7 +33,7 @@ import zarr.storage
 from helpers import EVERYTHING, create, random_selections, ranges_from, run_python, select
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._parts import getters, refusals, stores
+from numcodecs_bytes._parts import fetch, getters, refusals, stores
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -679,6 +679,122 @@ class TestObjectStore:
     def test_an_object_that_changes_all_the_time_is_read_whole(self, asked, reads):
         assert np.array_equal(asked(9), -DATA[:, 5])
         assert reads == ["ranges"] * 6 + ["whole"]
+
+
+FAR_OBJECTS = stores._FAR_OBJECTS
+
+
+class TestSplitRequests:
+    """A long range of an object is fetched by several requests at once."""
+
+    @pytest.fixture
+    def store(self, tmp_path, monkeypatch):
+        """Return a store of 2 chunks of 24 KiB, of which 1 KiB is long enough to be split."""
+        upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
+        create(tmp_path, (128, 48), (64, 48))[...] = self.DATA
+        monkeypatch.setattr(stores, "_FAR_OBJECTS", {"obstore.store.LocalStore"})
+        monkeypatch.setattr(fetch, "MIN_PART_BYTES", 1 << 10)
+        return zarr.storage.ObjectStore(upstream.LocalStore(str(tmp_path)), read_only=True)
+
+    DATA = np.arange(128 * 48).reshape(128, 48) * 1.5
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """Return the ranges that are asked for; `change` may change the answers."""
+        ranges, get_range = [], stores._get_object_range
+
+        async def get(store, path, start, end):
+            ranges.append((path, start, end))
+            answer = await get_range(store, path, start, end)
+            return answer if answer is None else get.change(answer)
+
+        get.change = lambda answer: answer
+        get.ranges = ranges
+        monkeypatch.setattr(stores, "_get_object_range", get)
+        return get
+
+    @pytest.mark.parametrize("concurrency", [1, 3, 10, None])
+    def test_as_many_requests_as_zarr_s_limit_has_room_for(self, store, asked, concurrency):
+        array = open_array(store, mode="r")
+        with zarr.config.set({"async.concurrency": concurrency}):
+            assert np.array_equal(array[:64], self.DATA[:64])
+        num = {1: 0, 3: 3, 10: 10, None: 24}[concurrency]
+        assert len(asked.ranges) == num
+        assert sum(end - start for _, start, end in asked.ranges) == (num > 0) * 64 * 48 * 8
+
+    def test_chunks_share_the_room(self, store, asked, reads):
+        array = open_array(store, mode="r")
+        reads.clear()
+        assert np.array_equal(array[...], self.DATA)
+        assert len(asked.ranges) == 10  # the first begins before the second, with all of them
+        assert reads.count("whole") == 0
+
+    def test_a_long_part_is_split_too(self, store, asked):
+        array = open_array(store, mode="r")
+        assert np.array_equal(array[8:40], self.DATA[8:40])
+        assert len(asked.ranges) == 10
+        assert min(start for _, start, _ in asked.ranges) == 8 * 48 * 8
+
+    def test_a_missing_chunk_takes_one_request(self, store, asked, tmp_path):
+        (tmp_path / "c/0/0").unlink()
+        assert (open_array(store, mode="r")[:64] == 0).all()
+        assert len(asked.ranges) == 1
+
+    def test_without_versions_nothing_is_split_again(self, store, asked, reads):
+        asked.change = lambda answer: answer._replace(version=None)
+        array = open_array(store, mode="r")
+        for num in (1, 1, 1):
+            reads.clear()
+            assert np.array_equal(array[:64], self.DATA[:64])
+            assert reads.count("whole") == 1
+            assert len(asked.ranges) == num
+        assert np.array_equal(array[8:40], self.DATA[8:40])
+        assert len(asked.ranges) == 2
+
+    def test_versions_that_differ(self, store, asked, reads):
+        versions = iter(range(100))
+        asked.change = lambda answer: answer._replace(version=next(versions))
+        array = open_array(store, mode="r")
+        reads.clear()
+        assert np.array_equal(array[:64], self.DATA[:64])
+        assert reads.count("whole") == 1
+
+    def test_another_length(self, store, asked, tmp_path):
+        (tmp_path / "c/0/0").write_bytes(bytes(64 * 48 * 8 + 1))
+        with pytest.raises(ValueError, match="holds 24577 bytes, expected 24576"):
+            open_array(store, mode="r")[:64]
+        assert len(asked.ranges) == 10
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"numcodecs_bytes.split_requests": False}, {"numcodecs_bytes.max_gap_bytes": 1 << 20}],
+        ids=str,
+    )
+    def test_it_can_be_switched_off(self, store, asked, settings):
+        array = open_array(store, mode="r")
+        with zarr.config.set(settings):
+            assert np.array_equal(array[:64], self.DATA[:64])
+            assert len(asked.ranges) == 0
+            assert np.array_equal(array[8:40], self.DATA[8:40])
+            assert len(asked.ranges) == 1
+
+    def test_a_setting_that_is_neither(self, store):
+        array = open_array(store, mode="r")
+        with (
+            zarr.config.set({"numcodecs_bytes.split_requests": "no"}),
+            pytest.raises(ValueError, match="must be True or False, got 'no'"),
+        ):
+            array[:64]
+
+    def test_files_of_this_machine_are_not_split(self, store, asked, monkeypatch):
+        monkeypatch.setattr(stores, "_FAR_OBJECTS", FAR_OBJECTS)
+        assert np.array_equal(open_array(store, mode="r")[:64], self.DATA[:64])
+        assert asked.ranges == []
+
+    def test_the_classes_of_far_stores_have_these_names(self):
+        upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
+        for kind in (upstream.S3Store, upstream.GCSStore, upstream.AzureStore, upstream.HTTPStore):
+            assert stores._known_name(kind) in FAR_OBJECTS
 
 
 class TestReplacedMethods:
