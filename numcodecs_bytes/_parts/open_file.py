@@ -10,7 +10,6 @@ import stat
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -278,7 +277,11 @@ def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> Open
     # Checked before opening, because opening a pipe affects its writer.
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a Path takes 2 us
         raise OSError(f"{path} is not a regular file")
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    return open_part(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), offset, num_bytes)
+
+
+def open_part(descriptor: int, offset: int = 0, num_bytes: int | None = None) -> OpenFile:
+    """Do the same for a file that is open; the descriptor is closed with the part."""
     try:
         length = max(os.fstat(descriptor).st_size - offset, 0)
     except BaseException:
@@ -313,10 +316,3 @@ def _preadv_at_once(descriptor: int, view: memoryview, position: int) -> int:
 def _pread_at_once(descriptor: int, size: int, position: int) -> bytes:
     raw = bytearray(size)
     return bytes(raw[: os.preadv(descriptor, [raw], position, os.RWF_NOWAIT)])
-
-
-def read_from_file(file: Any, size: int, position: int) -> bytes:
-    """Read from a seekable file object; ``partial(read_from_file, file)`` is a `ReadAt`."""
-    file.seek(position)
-    data: bytes = file.read(size)
-    return data

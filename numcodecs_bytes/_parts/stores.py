@@ -49,10 +49,11 @@ To add a store:
    ``tests/parts/test_stores.py``.
 """
 
-import contextlib
 import logging
 import numbers
+import os
 import re
+import struct
 import sys
 import weakref
 import zipfile
@@ -78,7 +79,7 @@ from zarr.storage import (
 )
 
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._parts.open_file import OpenFile, open_local, read_from_file
+from numcodecs_bytes._parts.open_file import OpenFile, open_local, open_part
 from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
 from numcodecs_bytes._parts.refusals import ReadWhole, refusing
 
@@ -384,17 +385,29 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
 
 
 def _open_member(store: ZipStore, path: str) -> OpenFile:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(store._lock)  # noqa: SLF001
+    with store._lock:  # noqa: SLF001
         if not store._is_open:  # noqa: SLF001 # closed in the meantime
             raise ReadWhole
-        archive = store._zf  # noqa: SLF001
+        archive: Any = store._zf  # noqa: SLF001
         member = archive.getinfo(path)
         is_encrypted = member.flag_bits & 1
-        if member.compress_type != zipfile.ZIP_STORED or is_encrypted:
+        if member.compress_type != zipfile.ZIP_STORED or is_encrypted or not hasattr(os, "pread"):
             raise ReadWhole
-        file = stack.enter_context(archive.open(member))
-        return OpenFile(partial(read_from_file, file), stack.pop_all().close, member.file_size)
+        archive.open(member).close()  # raises if what precedes the member is damaged
+        # The archive's own file has one position for all threads, and may be closed at any time.
+        archive.fp.flush()
+        descriptor = os.dup(archive.fp.fileno())
+    try:
+        header = os.pread(descriptor, _ZIP_HEADER.size, member.header_offset)
+        num_before = _ZIP_HEADER.size + sum(_ZIP_HEADER.unpack(header))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return open_part(descriptor, member.header_offset + num_before, member.file_size)
+
+
+# What precedes a member: in its last 4 bytes the lengths of the name and of the field that follow.
+_ZIP_HEADER = struct.Struct("<26xHH")
 
 
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
