@@ -159,15 +159,17 @@ def test_every_store_of_local_files(tmp_path, left):
         assert None not in left
 
 
-def test_threads_share_a_zip_file(tmp_path, left, everything):
+def test_threads_share_a_zip_file(tmp_path, left, monkeypatch):
     """Since Python 3.12, zipfile mixes up members that are read in turn."""
     data = np.arange(64 * 64 * 8).reshape(64 * 8, 64)
     with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
         create(store, data.shape, (8, 64), "i8")[...] = data
     store = zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True)
     array = zarr.open_array(store, mode="r", zarr_format=3)
+    seek = zipfile.ZipExtFile.seek
+    monkeypatch.setattr(zipfile.ZipExtFile, "seek", lambda *a: time.sleep(1e-4) or seek(*a))
     with zarr.config.set({"threading.max_workers": 4, "codec_pipeline.max_workers": 4}):
-        for selection in [(slice(None, None, 3),), (slice(None), 63)] * (100 if everything else 10):
+        for selection in [(slice(None, None, 3),), (slice(None), 63)] * 5:
             np.testing.assert_array_equal(array[selection], data[selection])
     assert None not in left
     store.close()
