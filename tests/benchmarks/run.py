@@ -18,6 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import cost
+import far
+import many
 import partial_read
 import raw
 import whole
@@ -31,6 +33,8 @@ SECTIONS = {
     "raw": raw.section,
     "whole": whole.section,
     "partial": partial_read.section,
+    "many": many.section,
+    "far": far.section,
     "cost": cost.section,
 }
 PACKAGES = ("zarr", "numcodecs", "numpy", "ml_dtypes", "zarrs", "tensorstore")
