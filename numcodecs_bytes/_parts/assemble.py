@@ -77,7 +77,8 @@ def select_fetched(fetched: Array, stored: AnyDType, plan: Plan, selection: Any)
     """
     if not plan.is_whole and math.prod(plan.shape) == 0:
         return np.empty(plan.shape, stored)
-    strides = tuple(stride * stored.itemsize for stride in plan.window_strides)
+    item_size = stored.itemsize
+    strides = [stride * item_size for stride in plan.window_strides]
     # Unlike as_strided, this raises if the window reaches beyond the memory.
     raw = np.ascontiguousarray(fetched)
     selected: Array = np.ndarray(plan.window_shape, stored, raw, strides=strides)

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -44,7 +43,6 @@ PARALLEL_BYTES = 1 << 19
 SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
 # How long a read that is cancelled waits for its threads, which may be filling the array.
 LAST_SECONDS = 1.0
-SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
 
 
 async def read_files(  # noqa: PLR0913
@@ -202,21 +200,14 @@ class _Worker:
 
     def _recipe(self, source: File, selection: Any) -> "_Recipe | None":
         """Return how to read a selection; None if it is not a box."""
-        key = selection if SLICES_HAVE_HASHES else key_of(selection)
-        try:
-            return self._recipes[key]
-        except KeyError:
-            self._recipes[key] = recipe = self._new_recipe(source, selection)
-            return recipe
-        except TypeError:  # arrays have no hash
+        if (key := key_of(selection)) is None:
             return None
-
-    def _new_recipe(self, source: File, selection: Any) -> "_Recipe | None":
-        chunk = self._chunk._replace(selection=selection)
-        if key_of(selection) is None:
-            return None
-        box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
-        return None if box is None else _Recipe(self._job, source, chunk, box, self._block)
+        if key not in self._recipes:
+            chunk = self._chunk._replace(selection=selection)
+            box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
+            recipe = None if box is None else _Recipe(self._job, source, chunk, box, self._block)
+            self._recipes[key] = recipe
+        return self._recipes[key]
 
     def _read_box(self, file: OpenFile, recipe: "_Recipe", region: Array) -> None:
         if recipe.is_contiguous:

@@ -185,6 +185,8 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
                 is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
                 place = source.place if is_short and not getter.is_blocking else ""
                 read = partial(_read_file, source, chunk, plan, place, adapts=gap is None)
+                if isinstance(getter, Blocking):
+                    return read(_always), plan, None
                 return await getter.run(read, source.in_thread, place in quick_places), plan, None
             if gap is not None or not splits_requests():
                 source = source._replace(max_parts=1)
@@ -196,6 +198,10 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
     return raw, plan_whole(chunk.shape, chunk.stored.itemsize, chunk.axis_order), refusal
+
+
+def _always() -> bool:
+    return True
 
 
 def plan_chunk(source: File | Remote, chunk: Chunk, gap: int | None) -> Plan:

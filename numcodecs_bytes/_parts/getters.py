@@ -251,10 +251,6 @@ class Blocking:
         byte_range = RangeByteRequest(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
 
-    async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: ARG002, FBT001
-        """See `OnLoop`."""
-        return read(lambda: True)
-
     async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:  # noqa: ARG002
         """Get all ranges, one after another."""
         for request in ranges.requests():

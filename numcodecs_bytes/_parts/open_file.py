@@ -81,7 +81,7 @@ class OpenFile:
         self.num_bytes = num_bytes
         self._offset = offset
         self._descriptor = descriptor
-        self._block = np.empty(0, np.uint8)  # reused by all reads
+        self._block: UInt8Array | None = None  # reused by all reads
 
     def read(
         self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool
@@ -212,7 +212,7 @@ class OpenFile:
                 view = view[size:]
             return out[num_bytes:]
         if len(starts) == 1:
-            if len(self._block) < num_bytes:
+            if self._block is None or len(self._block) < num_bytes:
                 self._block = np.empty(num_bytes, np.uint8)
             read = self._block[:num_bytes]
             self._fill(read.data, int(starts[0]))
@@ -239,8 +239,7 @@ class OpenFile:
         return out[num_bytes:]
 
     def _fill(self, view: memoryview, position: int) -> None:
-        while len(view):
-            num_read = self._read_into(view, position)
+        while (num_read := self._read_into(view, position)) < len(view):
             if not num_read:
                 raise _Stopped
             view = view[num_read:]

@@ -133,7 +133,9 @@ def plan_read(
     if (of_selectors := key_of(selectors)) is None:
         sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
         limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
-        if min(sizes, default=0) > FEW and stored.num_bytes <= limit:  # whatever the indices are
+        # What lies before and after so many indices, if they are anywhere.
+        around = 2 * stored.num_bytes // (min(sizes, default=0) + 1)
+        if sizes and stored.num_bytes <= limit and around < LOOK_BYTES:
             return plan_whole(*stored)
         return _plan(selectors, stored, coalescing)
     key = of_selectors, stored, coalescing
@@ -177,18 +179,20 @@ MAX_CACHED, MAX_CACHED_PIECES = 512, 256
 
 def key_of(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return what identifies slices and integers; None for other selectors."""
-    key: list[Any] = []
-    for selector in selectors:
-        if type(selector) is slice:  # hashable since Python 3.12
-            bounds = selector.start, selector.stop, selector.step
-            if not all(bound is None or type(bound) is int for bound in bounds):
-                return None
-            key.append(bounds)
-        elif type(selector) is int:
-            key.append(selector)
-        else:
-            return None
-    return tuple(key)
+    if not _IN_KEYS.issuperset(map(type, selectors)):
+        return None
+    key = selectors
+    if not _SLICES_HAVE_HASHES:
+        key = tuple((s.start, s.stop, s.step) if type(s) is slice else s for s in selectors)
+    try:
+        hash(key)
+    except TypeError:  # the bounds of a slice may be arrays
+        return None
+    return key
+
+
+_IN_KEYS = {slice, int}
+_SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
 
 
 def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan:
@@ -259,8 +263,8 @@ NEARLY_WHOLE = 0.9
 # A selection of slices is also dense if the bytes from its first to its last element cost no more
 # than its pieces; but only if these take at most so many bytes, or this many times the selection.
 SLAB_BYTES, SLAB_FACTOR = 1 << 23, 2
-# Of so many indices it is worth the time to look where they are.
-FEW = 16
+# To look where indices are takes as long as to read so many bytes.
+LOOK_BYTES = 1 << 19
 
 
 def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:

@@ -235,7 +235,10 @@ SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store
 
 def find_source(byte_getter: object) -> Source:
     """Return how to read parts of a chunk."""
-    return source_finder()(byte_getter)
+    if type(byte_getter) is StorePath and _has_own_methods(byte_getter, StorePath):
+        return _of_store(byte_getter.store)(byte_getter.path)
+    is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+    return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
 
 
 def source_finder() -> Callable[[object], Source]:
@@ -246,11 +249,11 @@ def source_finder() -> Callable[[object], Source]:
     def find(byte_getter: Any) -> Source:
         nonlocal judged, source_of
         is_plain = type(byte_getter) is StorePath and _attributes(byte_getter).isdisjoint(_READING)
-        if not is_plain or byte_getter.store is not judged:
-            if not is_plain or not _has_own_methods(byte_getter, StorePath):
-                is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
-                name = _name_of(type(byte_getter))
-                return Whole("" if is_in_shard else f"{name} is not a StorePath")
+        if not is_plain or (
+            byte_getter.store is not judged and not _has_own_methods(byte_getter, StorePath)
+        ):
+            return find_source(byte_getter)
+        if byte_getter.store is not judged:
             judged, source_of = byte_getter.store, _of_store(byte_getter.store)
         return source_of(byte_getter.path)
 
