@@ -10,6 +10,7 @@ import asyncio
 import functools
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,9 +24,10 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.boxes import Box, box_of
 from numcodecs_bytes._parts.fetch import Chunk, plan_chunk
+from numcodecs_bytes._parts.getters import Places
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, key_of
-from numcodecs_bytes._parts.stores import File, source_finder
+from numcodecs_bytes._parts.stores import File, find_source, source_finder
 from numcodecs_bytes._threads import file_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -89,6 +91,9 @@ async def read_files(  # noqa: PLR0913
     return job.exist
 
 
+slow_places = Places()  # where the last chunk of a batch was slow
+
+
 class _Job:
     """What the threads share."""
 
@@ -109,13 +114,19 @@ class _Job:
         self._adapts = num_workers is None
         is_parallel = self._mean_bytes >= PARALLEL_BYTES
         self._num_workers = num_workers or (os.cpu_count() if is_parallel else None) or 1
-        self._left = iter(range(len(batch)))
-        self._helpers: list[Future[None]] = []
+        self._left, self._lock = iter(range(len(batch))), threading.Lock()
+        self._helpers: list[Future[bool]] = []
 
     def run(self) -> None:
         """Read all chunks, with the help of other threads."""
+        source = find_source(self.batch[0][0])
+        where = source.place if self._adapts and isinstance(source, File) else None
         self._start_helpers(self._num_workers - 1)
-        self._work(starts_helpers=self._adapts)
+        if where in slow_places:
+            self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
+        was_slow = self._work(starts_helpers=self._adapts and where not in slow_places)
+        if where is not None:
+            (slow_places.add if was_slow else slow_places.discard)(where)
         for helper in self._helpers:
             if not helper.cancel():  # one that still waits for a thread has nothing left to do
                 helper.result()
@@ -128,10 +139,14 @@ class _Job:
             except RuntimeError:  # the interpreter is shutting down and starts no new threads
                 return
 
-    def _work(self, *, starts_helpers: bool = False, only_if_slow: bool = False) -> None:
-        """Read one chunk after the other: what several threads do at a time."""
-        worker = _Worker(self)
-        for k in self._left:
+    def _next(self) -> int | None:
+        with self._lock:
+            return next(self._left, None)
+
+    def _work(self, *, starts_helpers: bool = False, only_if_slow: bool = False) -> bool:
+        """Read one chunk after the other, as several threads do; return if the last was slow."""
+        worker, is_slow = _Worker(self), False
+        while self.is_wanted and (k := self._next()) is not None:
             start = time.perf_counter()
             byte_getter, spec, selection, place, *_ = self.batch[k]
             self.exist[k] = worker.read(byte_getter, spec, selection, place)
@@ -140,8 +155,9 @@ class _Job:
             if starts_helpers and is_slow:
                 starts_helpers = False
                 self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
-            if not self.is_wanted or (only_if_slow and not is_slow):
-                return
+            if only_if_slow and not is_slow:
+                break
+        return is_slow
 
 
 class _Worker:

@@ -260,7 +260,7 @@ def _read_at_once(file: OpenFile, plan: Plan, place: str, seconds: float) -> UIn
         quick_places.ban(place)
         raise WouldWait from None
     if fetched is None:
-        quick_places.forget(place)
+        quick_places.discard(place)
         raise WouldWait
     quick_places.note(place, seconds)
     return fetched

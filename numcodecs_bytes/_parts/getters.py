@@ -30,38 +30,47 @@ QUICK_OPEN_SECONDS, QUICK_READ_SECONDS = 1e-4, 5e-4
 MAX_PLACES = 1000
 
 
-class _Places:
+class Places:
+    """A set of the roots of stores, of bounded size."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._places
+
+    def add(self, place: str) -> None:
+        """Remember a place."""
+        if len(self._places) >= MAX_PLACES:
+            self._places.clear()
+        self._places.add(place)
+
+    def discard(self, place: str) -> None:
+        """Forget a place, if it was remembered."""
+        self._places.discard(place)
+
+
+class _QuickPlaces(Places):
     """Where short reads are tried on the event loop."""
 
     def __init__(self) -> None:
-        self._quick: set[str] = set()
-        self._banned: set[str] = set()
-
-    def __contains__(self, place: str) -> bool:
-        return place in self._quick
+        super().__init__()
+        self._banned = Places()
 
     def note(self, place: str, open_seconds: float, read_seconds: float = 0.0) -> None:
         """Remember how long it took to open a file, and to read from it."""
         if open_seconds > QUICK_OPEN_SECONDS or read_seconds > QUICK_READ_SECONDS:
-            self.forget(place)
+            self.discard(place)
         elif place and place not in self._banned:
-            if len(self._quick) >= MAX_PLACES:
-                self._quick.clear()
-            self._quick.add(place)
-
-    def forget(self, place: str) -> None:
-        """Try no more there, until a read in a thread is quick."""
-        self._quick.discard(place)
+            self.add(place)
 
     def ban(self, place: str) -> None:
         """Never try again there: its file system can't read at once."""
-        self.forget(place)
-        if len(self._banned) >= MAX_PLACES:
-            self._banned.clear()
+        self.discard(place)
         self._banned.add(place)
 
 
-quick_places = _Places()
+quick_places = _QuickPlaces()
 # What counts as zarr's limit where that is None.
 UNLIMITED = 1000
 

@@ -203,7 +203,7 @@ class TestThreads:
     @pytest.fixture
     def opened(self, tmp_path, monkeypatch):
         """Return the array, and the threads that open its chunk, one after the other."""
-        monkeypatch.setattr(fetch, "quick_places", places := getters._Places())
+        monkeypatch.setattr(fetch, "quick_places", places := getters._QuickPlaces())
         monkeypatch.setattr(OpenFile, "is_on_disk", True)
         monkeypatch.setattr(getters, "QUICK_OPEN_SECONDS", 1000.0)
         monkeypatch.setattr(getters, "QUICK_READ_SECONDS", 1000.0)
@@ -252,13 +252,13 @@ class TestThreads:
         monkeypatch.setattr(OpenFile, "read_at_once", read_at_once)
         read, places = opened
         assert [name == "zarr_io" for name in read()] == [False, True, False, False]
-        assert not places._quick
+        assert not places._places
 
     def test_few_places_are_remembered(self):
-        places = getters._Places()
+        places = getters._QuickPlaces()
         for k in range(3 * getters.MAX_PLACES):
             places.note(f"quick {k}", 0)
             places.ban(f"banned {k}")
         assert "quick 2999" in places
         assert "banned 2999" not in places
-        assert max(len(places._quick), len(places._banned)) <= getters.MAX_PLACES
+        assert max(len(places._places), len(places._banned._places)) <= getters.MAX_PLACES
