@@ -1,11 +1,12 @@
-"""Codec pipelines that read parts of every uncompressed chunk: Zarr v2, column-major, transposed.
+"""Codec pipelines that read uncompressed chunks by batches, in part, and of every layout.
 
-zarr's own pipelines read parts of a chunk only if ``bytes`` is the only codec. With one of these as
-zarr's ``codec_pipeline.path``, parts of chunks are also read from
+zarr's own pipelines hand one chunk after the other to the codec, and read parts of a chunk only if
+``bytes`` is the only codec. With one of these as zarr's ``codec_pipeline.path``, the chunks of a
+selection are read together if they are in local files, and others in part, of
 
+- Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
 - Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
-  ``order``
-- Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``.
+  ``order``.
 
 Other arrays, and all writes, are left to zarr's pipeline:
 
@@ -264,7 +265,9 @@ NUM_LOOKED_AT = 8
 
 
 class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
-    """zarr's default pipeline, which also reads parts of Zarr v2 and transposed chunks.
+    """zarr's default pipeline, but uncompressed chunks of local files are read by batches.
+
+    Of chunks elsewhere that are uncompressed, parts are read, also of Zarr v2 and of transposed ones.
 
     To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
     ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
