@@ -267,7 +267,7 @@ NUM_LOOKED_AT = 8
 class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
     """zarr's default pipeline, but uncompressed chunks of local files are read by batches.
 
-    Of chunks elsewhere that are uncompressed, parts are read, also of Zarr v2 and of transposed ones.
+    Of chunks elsewhere that are uncompressed, parts are read, also of Zarr v2 and transposed ones.
 
     To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
     ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.

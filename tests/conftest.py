@@ -96,9 +96,13 @@ def everything():
     return EVERYTHING
 
 
-@pytest.fixture(params=PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
-def pipeline(request):
-    """Run a test in the default and in the fused pipeline."""
+@pytest.fixture(
+    params=PIPELINES + OUR_PIPELINES[:1] * EVERYTHING, ids=lambda path: path.rsplit(".", 1)[-1]
+)
+def pipeline(request, monkeypatch):
+    """Run a test in the default and in the fused pipeline; of everything, in ours as well."""
+    if request.param in OUR_PIPELINES:
+        monkeypatch.setattr("numcodecs_bytes.zarr_pipeline.FEW", 0)
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
 

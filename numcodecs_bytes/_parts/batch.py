@@ -8,7 +8,6 @@ read chunk by chunk, which finds another way or raises the error.
 
 import asyncio
 import functools
-import itertools
 import os
 import threading
 import time
@@ -164,9 +163,9 @@ class _Worker:
     """What each thread has for itself: a block, and how to read boxes through it."""
 
     def __init__(self, job: _Job) -> None:
-        self._job, self._out = job, job.out
+        self.job, self._out = job, job.out
         self._find = source_finder()
-        self._block = np.empty(BLOCK_BYTES, np.uint8)
+        self._block = np.empty(0, np.uint8)
         self._spec: Any = None
         self._chunk: Any = None
         self._recipes: dict[Any, _Recipe | None] = {}
@@ -197,12 +196,12 @@ class _Worker:
     def _set_spec(self, spec: ArraySpec) -> None:
         """Prepare for chunks of a shape; of an array, they differ in nothing else."""
         if self._spec is None or spec.shape != self._spec.shape:
-            self._chunk, self._recipes = self._job.chunk_of(spec), {}
+            self._chunk, self._recipes = self.job.chunk_of(spec), {}
             self._num_bytes = self._chunk.num_bytes
         self._spec = spec
 
     def _read(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
-        drop_axes = self._job.drop_axes
+        drop_axes = self.job.drop_axes
         recipe = None if drop_axes or not _is_box(place) else self._recipe(source, selection)
         if recipe is not None:
             region = self._out[(*place, ...)]
@@ -210,7 +209,7 @@ class _Worker:
                 self._read_box(file, recipe, region)
                 return
         chunk = self._chunk._replace(selection=selection)
-        plan = plan_chunk(source, chunk, self._job.gap)
+        plan = plan_chunk(source, chunk, self.job.gap)
         selected = self._read_plan(file, chunk, plan)
         self._out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
 
@@ -221,9 +220,14 @@ class _Worker:
         if key not in self._recipes:
             chunk = self._chunk._replace(selection=selection)
             box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
-            recipe = None if box is None else _Recipe(self._job, source, chunk, box, self._block)
-            self._recipes[key] = recipe
+            self._recipes[key] = None if box is None else _Recipe(self, source, chunk, box)
         return self._recipes[key]
+
+    def block(self, num_bytes: int) -> Array:
+        """Return memory into which this thread may read anything at any time."""
+        if len(self._block) < num_bytes:
+            self._block = np.empty(num_bytes, np.uint8)
+        return self._block[:num_bytes]
 
     def _read_box(self, file: OpenFile, recipe: "_Recipe", region: Array) -> None:
         if recipe.is_contiguous:
@@ -232,7 +236,7 @@ class _Worker:
                 file.read_into(as_bytes(as_stored), recipe.start)
                 return
         for step in recipe.steps:
-            if not self._job.is_wanted:
+            if not self.job.is_wanted:
                 raise EOFError
             if step.plan is None:
                 file.read_into(step.raw, step.start)
@@ -244,8 +248,8 @@ class _Worker:
             region[step.place] = selected
 
     def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
-        adapts = self._job.gap is None
-        fetched = file.read(plan.ranges, lambda: self._job.is_wanted, adapts=adapts)
+        adapts = self.job.gap is None
+        fetched = file.read(plan.ranges, lambda: self.job.is_wanted, adapts=adapts)
         if fetched is None:
             raise EOFError
         return ready_to_copy(
@@ -302,14 +306,13 @@ class _Recipe:
         The axes of the selection in the order in which they are stored; None means C order.
     """
 
-    def __init__(self, job: _Job, source: File, chunk: Chunk, box: Box, block: Array) -> None:
-        self._job, self._source, self._chunk = job, source, chunk
-        self._box, self._block = box, block
+    def __init__(self, worker: _Worker, source: File, chunk: Chunk, box: Box) -> None:
+        self._worker, self._source, self._chunk, self._box = worker, source, chunk, box
         self.shape, self.start, self.dtype = box.shape, box.start, chunk.dtype
         is_as_stored = chunk.stored == self.dtype == copied_as(self.dtype)
         self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
         is_solid = box.num_bytes == box.num_selected_bytes
-        self.is_contiguous = self.is_plain and is_solid and job.out.dtype == self.dtype
+        self.is_contiguous = self.is_plain and is_solid and worker.job.out.dtype == self.dtype
         order = tuple(box.kept.index(k) for k in box.order if k in box.kept)
         self.order = None if order == tuple(range(len(order))) else order
 
@@ -317,20 +320,22 @@ class _Recipe:
     def steps(self) -> list[_Step]:
         """What to read, in the order in which it is stored."""
         source, chunk, box = self._source, self._chunk, self._box
-        plan = plan_chunk(source, chunk, self._job.gap)
+        plan = plan_chunk(source, chunk, self._worker.job.gap)
         if plan.num_requests == 1:
-            return list(itertools.starmap(self._in_block, box.split(BLOCK_BYTES)))
+            parts = list(box.split(BLOCK_BYTES))
+            block = self._worker.block(max(part.num_bytes for _, part in parts))
+            return [self._at_once(place, part, block) for place, part in parts]
         if box.num_selected_bytes <= PIECES_BYTES:
             return [_Step((), chunk, plan=plan)]
         steps = []
         for place, part in box.split(PIECES_BYTES, in_pieces=True):
             of_part = chunk._replace(selection=part.selection)
-            plan = plan_chunk(source, of_part, self._job.gap)
+            plan = plan_chunk(source, of_part, self._worker.job.gap)
             steps.append(_Step(place, of_part, plan=plan))
         return steps
 
-    def _in_block(self, place: tuple[slice, ...], part: Box) -> _Step:
-        raw = self._block[: part.num_bytes]
+    def _at_once(self, place: tuple[slice, ...], part: Box, block: Array) -> _Step:
+        raw = block[: part.num_bytes]
         strides = [part.steps[k] for k in part.kept]
         elements: Array = np.ndarray(part.shape, self._chunk.stored, raw, strides=strides)
         return _Step(place, self._chunk, part.start, raw, elements)

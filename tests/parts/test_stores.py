@@ -506,6 +506,7 @@ def reads(monkeypatch):
         note(owner, "get_range", "ranges")
     note(stores, "_get_object_range", "ranges")
     note(OpenFile, "read", "file")
+    note(OpenFile, "read_into", "file")
     return seen
 
 
