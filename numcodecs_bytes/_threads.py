@@ -4,6 +4,7 @@ While the interpreter shuts down, when no thread can be started, they run in the
 """
 
 import asyncio
+import concurrent.futures.thread
 import functools
 import os
 from collections.abc import Callable
@@ -43,6 +44,11 @@ def compute_pool() -> ThreadPoolExecutor:
     Separate from the event loop's default executor, whose threads block on stores.
     """
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="numcodecs_bytes")
+
+
+def is_ending() -> bool:
+    """Whether the interpreter is shutting down, and waits for the threads of pools."""
+    return getattr(concurrent.futures.thread, "_shutdown", False)
 
 
 @functools.cache

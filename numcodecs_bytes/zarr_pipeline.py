@@ -232,7 +232,7 @@ class ReadsBatches:
     ) -> "Sequence[bool | None]":
         """Read the chunks in local files; return whether each exists, or None if it is left."""
         array, nothing = out.as_ndarray_like(), [None] * len(batch)
-        if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray:
+        if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
             return nothing
         if len(batch) <= FEW and array.nbytes <= AT_ONCE_BYTES:
             return nothing  # read on the event loop, if that can be

@@ -7,12 +7,14 @@ read chunk by chunk, which finds another way or raises the error.
 """
 
 import asyncio
+import contextvars
 import functools
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.array_spec import ArraySpec
@@ -27,15 +29,16 @@ from numcodecs_bytes._parts.getters import Places
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, key_of
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
-from numcodecs_bytes._threads import file_pool, run_in_thread
+from numcodecs_bytes._threads import MAX_FILE_THREADS, file_pool, is_ending, run_in_thread
 from numcodecs_bytes._zarr_versions import fill_value_or_default
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 # So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
 # in the CPU cache. Smaller blocks make threads wait for each other more often.
 BLOCK_BYTES = PIECES_BYTES = 1 << 20
+# So many bytes are read straight to their place at a time. Then a read may be cancelled.
+STRAIGHT_BYTES = 1 << 23
+# A thread remembers so many selections, if they are read in few steps and pieces.
+MAX_RECIPES, MAX_PIECES = 64, 256
 # From so many selected bytes per chunk on, all cores together are faster than one thread. Below,
 # threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
@@ -80,13 +83,17 @@ async def read_files(  # noqa: PLR0913
         another length or can't be read, for example.
     """
     job = _Job(batch, out, drop_axes, chunk_of, gap, num_workers)
-    reading = asyncio.ensure_future(run_in_thread(file_pool(), job.run))
+    run = functools.partial(contextvars.copy_context().run, job.run)
+    reading = asyncio.ensure_future(run_in_thread(file_pool(), run))
     try:
         await asyncio.shield(reading)
     except asyncio.CancelledError:
         job.is_wanted = False
         await asyncio.wait([reading], timeout=LAST_SECONDS)
+        reading.cancel()
         raise
+    if is_ending():
+        job.finish()
     return job.exist
 
 
@@ -113,49 +120,78 @@ class _Job:
         self._adapts = num_workers is None
         is_parallel = self._mean_bytes >= PARALLEL_BYTES
         self._num_workers = num_workers or (os.cpu_count() if is_parallel else None) or 1
-        self._left, self._lock = iter(range(len(batch))), threading.Lock()
-        self._helpers: list[Future[bool]] = []
+        self._left = iter(range(len(batch)))
+        self._state = threading.Condition()
+        self._num_working, self._is_over = 0, False
 
     def run(self) -> None:
-        """Read all chunks, with the help of other threads."""
+        """Read all chunks, with the help of other threads; none of them works afterwards."""
         source = find_source(self.batch[0][0])
         where = source.place if self._adapts and isinstance(source, File) else None
-        self._start_helpers(self._num_workers - 1)
-        if where in slow_places:
-            self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
-        was_slow = self._work(starts_helpers=self._adapts and where not in slow_places)
-        if where is not None:
-            (slow_places.add if was_slow else slow_places.discard)(where)
-        for helper in self._helpers:
-            if not helper.cancel():  # one that still waits for a thread has nothing left to do
-                helper.result()
+        try:
+            self._start_helpers(self._num_workers - 1)
+            if where in slow_places:
+                self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
+            was_slow = self._work(starts_helpers=self._adapts and where not in slow_places)
+            if where is not None:
+                (slow_places.add if was_slow else slow_places.discard)(where)
+        finally:
+            with self._state:
+                self._is_over = True
+                self._state.wait_for(lambda: not self._num_working)
+
+    def finish(self) -> None:
+        """Read in this thread what was left because the interpreter waits for other threads."""
+        self._is_over = False
+        self._work(is_waited_for=False)
 
     def _start_helpers(self, num: int, *, only_if_slow: bool = False) -> None:
-        work = functools.partial(self._work, only_if_slow=only_if_slow)
-        for _ in range(min(num, len(self.batch) - 1)):
+        for _ in range(min(num, len(self.batch) - 1, MAX_FILE_THREADS)):
+            run = contextvars.copy_context().run  # with NumPy's errstate, for example
             try:
-                self._helpers.append(file_pool().submit(work))
-            except RuntimeError:  # the interpreter is shutting down and starts no new threads
+                file_pool().submit(run, self._work, only_if_slow=only_if_slow)
+            except RuntimeError:  # no further thread can be started
                 return
 
-    def _next(self) -> int | None:
-        with self._lock:
+    def _next(self, is_waited_for: bool) -> int | None:  # noqa: FBT001
+        if is_waited_for and is_ending():
+            return None
+        with self._state:
             return next(self._left, None)
 
-    def _work(self, *, starts_helpers: bool = False, only_if_slow: bool = False) -> bool:
-        """Read one chunk after the other, as several threads do; return if the last was slow."""
+    def _work(
+        self,
+        *,
+        starts_helpers: bool = False,
+        only_if_slow: bool = False,
+        is_waited_for: bool = True,
+    ) -> bool:
+        """Read one chunk after the other, as several threads do; return if the last was slow.
+
+        If the interpreter ends, it waits for the threads of a pool, but nobody may wait for the
+        result any more. So these stop if the thread `is_waited_for` then.
+        """
+        with self._state:
+            if self._is_over:  # this thread comes too late
+                return False
+            self._num_working += 1
         worker, is_slow = _Worker(self), False
-        while self.is_wanted and (k := self._next()) is not None:
-            start = time.perf_counter()
-            byte_getter, spec, selection, place, *_ = self.batch[k]
-            self.exist[k] = worker.read(byte_getter, spec, selection, place)
-            seconds = time.perf_counter() - start
-            is_slow = seconds > SLOW_SECONDS + self._mean_bytes / BYTES_PER_SECOND
-            if starts_helpers and is_slow:
-                starts_helpers = False
-                self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
-            if only_if_slow and not is_slow:
-                break
+        try:
+            while self.is_wanted and (k := self._next(is_waited_for)) is not None:
+                start = time.perf_counter()
+                byte_getter, spec, selection, place, *_ = self.batch[k]
+                self.exist[k] = worker.read(byte_getter, spec, selection, place)
+                seconds = time.perf_counter() - start
+                is_slow = seconds > SLOW_SECONDS + self._mean_bytes / BYTES_PER_SECOND
+                if starts_helpers and is_slow:
+                    starts_helpers = False
+                    self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
+                if only_if_slow and not is_slow:
+                    break
+        finally:
+            with self._state:
+                self._num_working -= 1
+                self._state.notify_all()
         return is_slow
 
 
@@ -220,6 +256,8 @@ class _Worker:
         if key not in self._recipes:
             chunk = self._chunk._replace(selection=selection)
             box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
+            if len(self._recipes) >= MAX_RECIPES:
+                self._recipes.clear()
             self._recipes[key] = None if box is None else _Recipe(self, source, chunk, box)
         return self._recipes[key]
 
@@ -233,9 +271,9 @@ class _Worker:
         if recipe.is_contiguous:
             as_stored = region if recipe.order is None else region.transpose(recipe.order)
             if as_stored.flags.c_contiguous:
-                file.read_into(as_bytes(as_stored), recipe.start)
+                self._read_straight(file, as_bytes(as_stored), recipe.start)
                 return
-        for step in recipe.steps:
+        for step in recipe.steps():
             if not self.job.is_wanted:
                 raise EOFError
             if step.plan is None:
@@ -246,6 +284,12 @@ class _Worker:
             else:
                 selected = self._read_plan(file, step.chunk, step.plan)
             region[step.place] = selected
+
+    def _read_straight(self, file: OpenFile, out: Array, start: int) -> None:
+        for done in range(0, len(out), STRAIGHT_BYTES):
+            if not self.job.is_wanted:
+                raise EOFError
+            file.read_into(out[done : done + STRAIGHT_BYTES], start + done)
 
     def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
         adapts = self.job.gap is None
@@ -311,31 +355,48 @@ class _Recipe:
         self.shape, self.start, self.dtype = box.shape, box.start, chunk.dtype
         is_as_stored = chunk.stored == self.dtype == copied_as(self.dtype)
         self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
-        is_solid = box.num_bytes == box.num_selected_bytes
-        self.is_contiguous = self.is_plain and is_solid and worker.job.out.dtype == self.dtype
+        self._is_solid = box.num_bytes == box.num_selected_bytes
+        is_same = worker.job.out.dtype == self.dtype
+        self.is_contiguous = self.is_plain and self._is_solid and is_same
         order = tuple(box.kept.index(k) for k in box.order if k in box.kept)
         self.order = None if order == tuple(range(len(order))) else order
+        self._steps: list[_Step] | None = None
 
-    @functools.cached_property
-    def steps(self) -> list[_Step]:
-        """What to read, in the order in which it is stored."""
-        source, chunk, box = self._source, self._chunk, self._box
-        plan = plan_chunk(source, chunk, self._worker.job.gap)
-        if plan.num_requests == 1:
-            parts = list(box.split(BLOCK_BYTES))
-            block = self._worker.block(max(part.num_bytes for _, part in parts))
-            return [self._at_once(place, part, block) for place, part in parts]
-        if box.num_selected_bytes <= PIECES_BYTES:
-            return [_Step((), chunk, plan=plan)]
-        steps = []
+    def steps(self) -> Iterable[_Step]:
+        """Return what to read, in the order in which it is stored."""
+        if self._steps is not None:
+            return self._steps
+        num_pieces, first = 0, []
+        steps = self._made()
+        for step in steps:
+            first.append(step)
+            num_pieces += 1 if step.plan is None else len(step.plan.ranges.piece_starts)
+            if num_pieces > MAX_PIECES:
+                return itertools.chain(first, steps)
+        self._steps = first
+        return first
+
+    def _made(self) -> Iterator[_Step]:
+        box, chunk = self._box, self._chunk
+        if self._is_solid:
+            yield from self._in_blocks(box)
+            return
         for place, part in box.split(PIECES_BYTES, in_pieces=True):
             of_part = chunk._replace(selection=part.selection)
-            plan = plan_chunk(source, of_part, self._worker.job.gap)
-            steps.append(_Step(place, of_part, plan=plan))
-        return steps
+            plan = plan_chunk(self._source, of_part, self._worker.job.gap)
+            if plan.num_requests > 1:
+                yield _Step(place, of_part, plan=plan)
+                continue
+            for step in self._in_blocks(part):
+                places = zip(place, step.place, strict=True)
+                moved = tuple(slice(a.start + b.start, a.start + b.stop) for a, b in places)
+                yield step._replace(place=moved)
 
-    def _at_once(self, place: tuple[slice, ...], part: Box, block: Array) -> _Step:
-        raw = block[: part.num_bytes]
-        strides = [part.steps[k] for k in part.kept]
-        elements: Array = np.ndarray(part.shape, self._chunk.stored, raw, strides=strides)
-        return _Step(place, self._chunk, part.start, raw, elements)
+    def _in_blocks(self, box: Box) -> Iterator[_Step]:
+        """Yield steps that read all bytes of a box."""
+        stored = self._chunk.stored
+        for place, part in box.split(BLOCK_BYTES):
+            raw = self._worker.block(part.num_bytes)
+            strides = [part.steps[k] for k in part.kept]
+            elements: Array = np.ndarray(part.shape, stored, raw, strides=strides)
+            yield _Step(place, self._chunk, part.start, raw, elements)

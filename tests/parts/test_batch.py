@@ -28,7 +28,7 @@ from zarr.codecs import TransposeCodec
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes import zarr_pipeline
+from numcodecs_bytes import _threads, zarr_pipeline
 from numcodecs_bytes._parts import batch, open_file, plan
 from numcodecs_bytes._parts.boxes import box_of
 from numcodecs_bytes.zarr import BytesCodec
@@ -237,7 +237,7 @@ class TestCalls:
 
     def test_the_same_selection_of_many_chunks_is_planned_once(self, tmp_path, monkeypatch):
         """For each thread."""
-        create(tmp_path, (8 * MIB // 8, 8), (MIB // 8, 8), endian="big")[...] = 1
+        create(tmp_path, (MIB // 8, 8), (MIB // 64, 8), endian="big")[...] = 1
         array = zarr.open_array(tmp_path, mode="r")
         plans, plan_chunk = [], batch.plan_chunk
         monkeypatch.setattr(batch, "plan_chunk", lambda *a: plans.append(a) or plan_chunk(*a))
@@ -402,6 +402,47 @@ class TestWorkers:
             assert (array[...] == 1).all()
         assert at_once == [3]
 
+    def test_a_setting_of_a_million_starts_few(self, array, at_once):
+        with zarr.config.set({"threading.max_workers": 10**6, "codec_pipeline.max_workers": 10**6}):
+            assert (array[...] == 1).all()
+        assert at_once[0] <= _threads.MAX_FILE_THREADS + 1
+
+    def test_one_that_comes_too_late_reads_nothing(self, array, monkeypatch):
+        """As threads do that the system could not start before."""
+        jobs, run = [], batch._Job.run
+        monkeypatch.setattr(batch._Job, "run", lambda job: jobs.append(job) or run(job))
+        array[...]
+        (job,) = jobs
+        job._left = iter(range(9))
+        job.out[...] = 7
+        job._work()
+        assert (job.out == 7).all()
+
+    def test_the_last_chunks_are_read_on_the_loop_while_the_interpreter_ends(
+        self, array, monkeypatch
+    ):
+        """It waits for the threads of pools, in which nothing more is read then."""
+        names, read = [], batch._Worker.read
+
+        def noting(*arguments):
+            names.append(threading.current_thread().name)
+            return read(*arguments)
+
+        monkeypatch.setattr(batch._Worker, "read", noting)
+        monkeypatch.setattr(batch, "is_ending", lambda: len(names) >= 10)
+        assert (array[...] == 1).all()
+        assert len(names) == 64
+        assert len({name for name in names[10:] if "zarr_io" not in name}) == 0
+
+    def test_numpy_s_error_state_is_the_caller_s(self, tmp_path):
+        create(tmp_path, (4, 8), (1, 8))[...] = 1e300
+        array = zarr.open_array(tmp_path, mode="r")
+        if "Fused" in type(array.async_array.codec_pipeline).__name__:
+            pytest.skip("the threads of zarr's fused pipeline do not know it either")
+        out = cpu.NDBuffer(np.zeros((4, 8), "f4"))
+        with np.errstate(over="raise"), pytest.raises(FloatingPointError):
+            array.get_basic_selection(..., out=out)
+
     def test_one_for_small_chunks(self, array, monkeypatch):
         threads = set()
         read = batch._Worker.read
@@ -416,14 +457,25 @@ class TestWorkers:
 def test_memory_is_the_output_and_some_blocks(tmp_path, track):
     """Whatever the size of the chunks, which zarr alone holds whole."""
     size = (128 if EVERYTHING else 48) * MIB
-    settings = {"shape": size // 8192, "chunks": size // 8192, "endian": "big"}
     create(tmp_path / "a", (size // 8192, 1024), None, endian="big")[...] = 1
     array = zarr.open_array(tmp_path / "a", mode="r")
-    del settings
     for selection in [(), (slice(None), slice(0, 512)), (slice(None, None, 2),), (slice(3, -3),)]:
         peak, result = track(lambda s=selection: array[s])
         assert (result == 1).all()
         assert peak <= result.nbytes + 16 * MIB
+
+
+def test_memory_of_selections_that_differ_from_chunk_to_chunk(tmp_path, track):
+    num, chunk = 60, 16 * MIB
+    create(tmp_path, num * chunk // 8, chunk // 8)
+    (tmp_path / "c").mkdir()
+    for k in range(num):
+        (tmp_path / f"c/{k}").touch()
+        os.truncate(tmp_path / f"c/{k}", chunk)
+    array = zarr.open_array(tmp_path, mode="r")
+    peak, result = track(lambda: array[::521])
+    assert (result == 0).all()
+    assert peak <= result.nbytes + 16 * MIB
 
 
 @pytest.fixture
