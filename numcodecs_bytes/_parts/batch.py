@@ -189,6 +189,7 @@ class _Job:
                 if only_if_slow and not is_slow:
                     break
         finally:
+            worker.forget()
             with self._state:
                 self._num_working -= 1
                 self._state.notify_all()
@@ -260,6 +261,10 @@ class _Worker:
                 self._recipes.clear()
             self._recipes[key] = None if box is None else _Recipe(self, source, chunk, box)
         return self._recipes[key]
+
+    def forget(self) -> None:
+        """Forget the recipes, which refer to this worker and would keep its block alive."""
+        self._recipes.clear()
 
     def block(self, num_bytes: int) -> Array:
         """Return memory into which this thread may read anything at any time."""

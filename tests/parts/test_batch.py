@@ -1,10 +1,12 @@
 """Batches of chunks in local files: right for every array, frugal with calls, harmless when cut."""
 
 import asyncio
+import gc
 import os
 import random
 import threading
 import time
+import weakref
 import zipfile
 
 import numcodecs
@@ -463,6 +465,24 @@ def test_memory_is_the_output_and_some_blocks(tmp_path, track):
         peak, result = track(lambda s=selection: array[s])
         assert (result == 1).all()
         assert peak <= result.nbytes + 16 * MIB
+
+
+def test_no_block_is_kept_after_a_read(tmp_path):
+    create(tmp_path, (64, 64), (16, 16))[...] = 1
+    array = zarr.open_array(tmp_path, mode="r")
+    workers, init = [], batch._Worker.__init__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            batch._Worker, "__init__", lambda w, job: workers.append(weakref.ref(w)) or init(w, job)
+        )
+        gc.collect()
+        gc.disable()
+        try:
+            array[...]
+            assert workers
+            assert [worker() for worker in workers] == [None] * len(workers)
+        finally:
+            gc.enable()
 
 
 def test_memory_of_selections_that_differ_from_chunk_to_chunk(tmp_path, track):
