@@ -234,8 +234,9 @@ class ReadsBatches:
         array, nothing = out.as_ndarray_like(), [None] * len(batch)
         if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
             return nothing
-        if len(batch) <= FEW and array.nbytes <= AT_ONCE_BYTES:
-            return nothing  # read on the event loop, if that can be
+        is_on_loop = isinstance(self, BatchedCodecPipeline)
+        if is_on_loop and len(batch) <= FEW and array.nbytes <= AT_ONCE_BYTES:
+            return nothing
         reader: Any = self._reader
         find = source_finder()
         if not any(
@@ -258,8 +259,8 @@ class ReadsBatches:
 
 
 _RESULTS: dict[Any, Any] = {True: {"status": "present"}, False: {"status": "missing"}}
-# Up to so many chunks are not worth a thread of their own if little of them is read.
-FEW = 2
+# Little of up to so many chunks is read on the event loop, as soon as a thread would begin.
+FEW = 8
 # References of a store may point to files and to elsewhere, or be missing. So many are looked at.
 NUM_LOOKED_AT = 8
 
