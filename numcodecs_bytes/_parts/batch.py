@@ -39,7 +39,7 @@ BLOCK_BYTES = PIECES_BYTES = 1 << 20
 STRAIGHT_BYTES = 1 << 23
 # A thread remembers so many selections, if they are read in few steps and pieces.
 MAX_RECIPES, MAX_PIECES = 64, 256
-# From so many selected bytes per chunk on, all cores together are faster than one thread. Below,
+# From so many bytes per chunk on, all cores together are faster than one thread. Below,
 # threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 # A chunk that takes SLOW_SECONDS longer than its bytes at BYTES_PER_SECOND is not in the page
@@ -116,10 +116,9 @@ class _Job:
         self.chunk_of, self.gap = chunk_of, gap
         self.exist: list[bool | None] = [None] * len(batch)
         self.is_wanted = True
-        self._mean_bytes = out.nbytes // len(batch)
         self._adapts = num_workers is None
-        is_parallel = self._mean_bytes >= PARALLEL_BYTES
-        self._num_workers = num_workers or (os.cpu_count() if is_parallel else None) or 1
+        is_parallel = out.nbytes >= PARALLEL_BYTES * len(batch)
+        self._num_workers = num_workers or (_num_cores() if is_parallel else 1)
         self._left = iter(range(len(batch)))
         self._state = threading.Condition()
         self._num_working, self._is_over = 0, False
@@ -182,10 +181,13 @@ class _Job:
                 byte_getter, spec, selection, place, *_ = self.batch[k]
                 self.exist[k] = worker.read(byte_getter, spec, selection, place)
                 seconds = time.perf_counter() - start
-                is_slow = seconds > SLOW_SECONDS + self._mean_bytes / BYTES_PER_SECOND
+                is_slow = seconds > SLOW_SECONDS + worker.num_read / BYTES_PER_SECOND
                 if starts_helpers and is_slow:
                     starts_helpers = False
                     self._start_helpers(SLOW_WORKERS - self._num_workers, only_if_slow=True)
+                elif starts_helpers and self._num_workers == 1 and worker.num_read > PARALLEL_BYTES:
+                    self._num_workers = _num_cores()
+                    self._start_helpers(self._num_workers - 1)
                 if only_if_slow and not is_slow:
                     break
         finally:
@@ -196,8 +198,20 @@ class _Job:
         return is_slow
 
 
+def _num_cores() -> int:
+    return os.cpu_count() or 1
+
+
 class _Worker:
-    """What each thread has for itself: a block, and how to read boxes through it."""
+    """What each thread has for itself: a block, and how to read boxes through it.
+
+    Attributes
+    ----------
+    num_read : int
+        How many bytes of the last chunk were read.
+    """
+
+    num_read = 0
 
     def __init__(self, job: _Job) -> None:
         self.job, self._out = job, job.out
@@ -209,6 +223,7 @@ class _Worker:
 
     def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
         """Read a chunk; return whether it exists, or None if it was not read."""
+        self.num_read = 0
         try:
             source = self._find(byte_getter)
             if not isinstance(source, File):
@@ -283,6 +298,7 @@ class _Worker:
                 raise EOFError
             if step.plan is None:
                 file.read_into(step.raw, step.start)
+                self.num_read += len(step.raw)
                 selected = (
                     step.elements if recipe.is_plain else ready_to_copy(step.elements, recipe.dtype)
                 )
@@ -291,6 +307,7 @@ class _Worker:
             region[step.place] = selected
 
     def _read_straight(self, file: OpenFile, out: Array, start: int) -> None:
+        self.num_read = len(out)
         for done in range(0, len(out), STRAIGHT_BYTES):
             if not self.job.is_wanted:
                 raise EOFError
@@ -299,6 +316,7 @@ class _Worker:
     def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
         adapts = self.job.gap is None
         fetched = file.read(plan.ranges, lambda: self.job.is_wanted, adapts=adapts)
+        self.num_read += plan.ranges.num_bytes
         if fetched is None:
             raise EOFError
         return ready_to_copy(

@@ -137,18 +137,21 @@ class Costs(NamedTuple):
         To plan, and to assemble, several pieces.
     request : int
         To request one of several pieces.
+    per_index : int
+        To plan, request and assemble the piece of one of several indices.
     """
 
     any_plan: int
     pieces: int
     request: int
+    per_index: int
 
-    def of(self, num_requests: int) -> int:
-        """Return what takes as long as so many pieces, without their bytes."""
-        return self.pieces + num_requests * self.request
+    def of(self, num_indices: int) -> int:
+        """Return what takes as long as the pieces of so many indices, without their bytes."""
+        return self.pieces + num_indices * self.per_index
 
 
-NO_COSTS = Costs(0, 0, 0)
+NO_COSTS = Costs(0, 0, 0, 0)
 
 
 class Coalescing(NamedTuple):

@@ -93,8 +93,9 @@ _told_of: weakref.WeakSet[type] = weakref.WeakSet()
 # need 50 KiB to several MiB: `OpenFile` detects these and reads blocks.
 LOCAL_MAX_GAP_BYTES = 1 << 12
 # In a file in the page cache, 64 KiB are read while a plan is made, 2.25 MiB while several pieces
-# are planned and assembled, and 48 KiB in the time of one request.
-LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=9 << 18, request=3 << 14)
+# are planned and assembled, 48 KiB in the time of one request, and 96 KiB while the piece of one
+# index is planned, requested and assembled.
+LOCAL_COSTS = Costs(any_plan=1 << 16, pieces=9 << 18, request=3 << 14, per_index=3 << 15)
 # For other stores: a latency of 30 ms at 100 MB/s is worth 3 MB, or 0.3 MB for each of 10
 # concurrent requests (zarr's `async.concurrency`) if a chunk has these to itself. In a simulation
 # of such a store with rows, boxes, columns, steps and points, 256 KiB took at most 1.15 times as

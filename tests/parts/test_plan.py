@@ -49,7 +49,7 @@ def selections(draw, shape):
 
 
 gaps = st.sampled_from([0, 1, 8, 40, 100, 10**9])
-some_costs = st.sampled_from([NO_COSTS, Costs(0, 50, 8), Costs(20, 200, 1)])
+some_costs = st.sampled_from([NO_COSTS, Costs(0, 50, 8, 8), Costs(20, 200, 1, 3)])
 
 
 any_gap = gaps.map(Coalescing)
