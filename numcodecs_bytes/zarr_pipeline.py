@@ -40,7 +40,12 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._parts.batch import read_files
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
-from numcodecs_bytes._parts.stores import File, configured_gap_bytes, source_finder
+from numcodecs_bytes._parts.stores import (
+    LOCAL_COSTS,
+    File,
+    configured_gap_bytes,
+    source_finder,
+)
 from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
@@ -234,10 +239,12 @@ class ReadsBatches:
         array, nothing = out.as_ndarray_like(), [None] * len(batch)
         if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
             return nothing
-        is_on_loop = isinstance(self, BatchedCodecPipeline)
-        if is_on_loop and len(batch) <= FEW and array.nbytes <= AT_ONCE_BYTES:
-            return nothing
         reader: Any = self._reader
+        is_small = reader.chunk_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
+        are_few = len(batch) <= (FEW_SMALL if is_small else FEW)
+        is_on_loop = isinstance(self, BatchedCodecPipeline)
+        if is_on_loop and are_few and array.nbytes <= AT_ONCE_BYTES:
+            return nothing
         find = source_finder()
         if not any(
             isinstance(find(byte_getter), File) for byte_getter, *_ in batch[:NUM_LOOKED_AT]
@@ -259,8 +266,9 @@ class ReadsBatches:
 
 
 _RESULTS: dict[Any, Any] = {True: {"status": "present"}, False: {"status": "missing"}}
-# Little of up to so many chunks is read on the event loop, as soon as a thread would begin.
-FEW = 8
+# Little of up to so many chunks, or of small ones, is read on the event loop in the time that a
+# thread takes to begin.
+FEW, FEW_SMALL = 2, 8
 # References of a store may point to files and to elsewhere, or be missing. So many are looked at.
 NUM_LOOKED_AT = 8
 

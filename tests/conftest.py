@@ -103,6 +103,7 @@ def pipeline(request, monkeypatch):
     """Run a test in the default and in the fused pipeline; of everything, in ours as well."""
     if request.param in OUR_PIPELINES:
         monkeypatch.setattr("numcodecs_bytes.zarr_pipeline.FEW", 0)
+        monkeypatch.setattr("numcodecs_bytes.zarr_pipeline.FEW_SMALL", 0)
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
 

@@ -50,6 +50,7 @@ ZARR_ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codec
 def every_batch(monkeypatch):
     """Read the smallest batches in threads, too."""
     monkeypatch.setattr(zarr_pipeline, "FEW", 0)
+    monkeypatch.setattr(zarr_pipeline, "FEW_SMALL", 0)
 
 
 @pytest.fixture
