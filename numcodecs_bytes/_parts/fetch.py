@@ -284,6 +284,8 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
         await _get_all(getter, source, parts, first_alone=store not in answering)
         if parts.num_present:
             answering.add(store)
+            if parts.version is None:
+                untagged.add(store)
         if parts.are_complete:
             return parts.fetched
         if parts.is_missing and not parts.num_present and source.tells_missing:
@@ -373,7 +375,7 @@ class _Parts:
         self.first: Answer | None = None  # to the first request, if that was asked before
         self.ranges = ranges
         self.num_requests = len(ranges.starts)
-        self._version: object = None
+        self.version: object = None
         self._chunk_bytes = chunk.num_bytes
 
     @property
@@ -394,9 +396,9 @@ class _Parts:
             # An answer that is too short may come from another version of the chunk.
             refusal = "returns more bytes than requested" if len(raw) > expected else None
             raise ReadWhole(refusal, raw if len(raw) == self._chunk_bytes else None)
-        if self.num_present and answer.version != self._version:
+        if self.num_present and answer.version != self.version:
             raise _Changed
-        self._version = answer.version
+        self.version = answer.version
         self.num_present += 1
         if self.num_requests == 1 and len(request.piece_starts) == 1:
             self.fetched = raw

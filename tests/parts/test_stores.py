@@ -752,6 +752,14 @@ class TestSplitRequests:
         assert np.array_equal(array[8:40], self.DATA[8:40])
         assert len(asked.ranges) == 2
 
+    def test_a_part_tells_that_there_are_no_versions(self, store, asked):
+        asked.change = lambda answer: answer._replace(version=None)
+        array = open_array(store, mode="r")
+        assert array[3, 5] == self.DATA[3, 5]
+        asked.ranges.clear()
+        assert np.array_equal(array[:64], self.DATA[:64])
+        assert asked.ranges == []
+
     def test_versions_that_differ(self, store, asked, reads):
         versions = iter(range(100))
         asked.change = lambda answer: answer._replace(version=next(versions))
