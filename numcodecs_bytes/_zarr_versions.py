@@ -32,7 +32,8 @@ FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline"
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 
-fill_value_or_default: Any = zarr.core.codec_pipeline.fill_value_or_default  # type: ignore[attr-defined]
+_pipelines: Any = zarr.core.codec_pipeline  # which has it from elsewhere in newer versions
+fill_value_or_default = _pipelines.fill_value_or_default
 
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
