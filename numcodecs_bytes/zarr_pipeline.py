@@ -167,8 +167,9 @@ def _find_reader(pipeline: Any) -> _Reader | None:
             return _V2Reader(None)
         only = codecs[0] if len(codecs) == 1 else None
         return _V2Reader(only) if type(only) is Bytes else None
-    is_known = type(codec) in (BytesCodec, zarr.codecs.BytesCodec)
-    if not is_known or any(type(c) is not TransposeCodec for c in before):
+    if type(codec) is not BytesCodec and type(codec) is not zarr.codecs.BytesCodec:
+        return None
+    if any(type(c) is not TransposeCodec for c in before):
         return None
     return _TransposeReader(before, codec)
 
