@@ -53,8 +53,14 @@ def is_ending() -> bool:
 
 @functools.cache
 def file_pool() -> ThreadPoolExecutor:
-    """Return a pool of threads that wait for files."""
+    """Return a pool of threads that wait for files: one for each read."""
     return ThreadPoolExecutor(MAX_FILE_THREADS, thread_name_prefix="numcodecs_bytes_files")
+
+
+@functools.cache
+def helper_pool() -> ThreadPoolExecutor:
+    """Return a pool of threads that help those of `file_pool`, and that no read has to wait for."""
+    return ThreadPoolExecutor(MAX_FILE_THREADS, thread_name_prefix="numcodecs_bytes_helpers")
 
 
 MAX_FILE_THREADS = 32
@@ -63,3 +69,4 @@ MAX_FILE_THREADS = 32
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork
     os.register_at_fork(after_in_child=compute_pool.cache_clear)
     os.register_at_fork(after_in_child=file_pool.cache_clear)
+    os.register_at_fork(after_in_child=helper_pool.cache_clear)

@@ -1,4 +1,4 @@
-"""Codec pipelines that read uncompressed chunks by batches, in part, and of every layout.
+"""Codec pipelines that read uncompressed chunks in batches, in part, and of every layout.
 
 zarr's own pipelines hand one chunk after the other to the codec, and read parts of a chunk only if
 ``bytes`` is the only codec. With one of these as zarr's ``codec_pipeline.path``, the chunks of a
@@ -67,7 +67,7 @@ class _Layout(NamedTuple):
 
 
 class _Reader(BytesCodec):
-    """Reads parts of chunks that are not stored by the bytes codec alone.
+    """Reads parts of uncompressed chunks.
 
     zarr's pipelines, called by `ReadsBatches.read`, use only its partial decoding methods.
     """
@@ -125,7 +125,7 @@ class _V2Reader(_Reader):
 
 
 class _TransposeReader(_Reader):
-    """Reads Zarr v3 chunks that are transposed and then stored by the bytes codec."""
+    """Reads Zarr v3 chunks that are transposed, or not, and then stored by the bytes codec."""
 
     _transposes: tuple[TransposeCodec, ...]
     _bytes: zarr.codecs.BytesCodec
@@ -157,7 +157,7 @@ class _TransposeReader(_Reader):
 
 
 def _find_reader(pipeline: Any) -> _Reader | None:
-    """Return the reader for chunks that zarr's own pipelines read whole, or None."""
+    """Return the reader for the chunks of a pipeline, or None if they are not uncompressed."""
     if pipeline.bytes_bytes_codecs:
         return None
     codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
@@ -175,7 +175,7 @@ def _find_reader(pipeline: Any) -> _Reader | None:
 
 
 def can_read_parts(array: "zarr.Array[Any]") -> bool:
-    """Whether these pipelines read parts of an array's chunks that zarr's own read whole."""
+    """Whether these pipelines read parts of an array's chunks."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
@@ -219,7 +219,7 @@ class ReadsBatches:
         if not batch or not self._reads(batch[0][1]):
             return await zarrs.read(batch, out, drop_axes)
         exist = await self._read_files(batch, out, drop_axes)
-        results = [_RESULTS.get(exists) for exists in exist]
+        results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
         left = [k for k, exists in enumerate(exist) if exists is None]
         if left:
             others = await self._reading.read([batch[k] for k in left], out, drop_axes)
@@ -266,18 +266,17 @@ class ReadsBatches:
         return max(num, 1) if isinstance(num, int) else None
 
 
-_RESULTS: dict[Any, Any] = {True: {"status": "present"}, False: {"status": "missing"}}
-# Little of up to so many chunks, or of small ones, is read on the event loop in the time that a
-# thread takes to begin.
+# A short selection of up to FEW chunks, or FEW_SMALL small ones, is read on the event loop: a
+# thread would take as long to begin.
 FEW, FEW_SMALL = 2, 8
 # References of a store may point to files and to elsewhere, or be missing. So many are looked at.
 NUM_LOOKED_AT = 8
 
 
 class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
-    """zarr's default pipeline, but uncompressed chunks of local files are read by batches.
+    """zarr's default pipeline, but uncompressed chunks in local files are read in batches.
 
-    Of chunks elsewhere that are uncompressed, parts are read, also of Zarr v2 and transposed ones.
+    Uncompressed chunks elsewhere, including Zarr v2 and transposed ones, are read in part.
 
     To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
     ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.

@@ -97,7 +97,8 @@ def everything():
 
 
 @pytest.fixture(
-    params=PIPELINES + OUR_PIPELINES[:1] * EVERYTHING, ids=lambda path: path.rsplit(".", 1)[-1]
+    params=[*PIPELINES, *(OUR_PIPELINES[:1] if EVERYTHING else [])],
+    ids=lambda path: path.rsplit(".", 1)[-1],
 )
 def pipeline(request, monkeypatch):
     """Run a test in the default and in the fused pipeline; of everything, in ours as well."""

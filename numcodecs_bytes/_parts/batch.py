@@ -29,14 +29,18 @@ from numcodecs_bytes._parts.getters import Places
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, key_of
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
-from numcodecs_bytes._threads import MAX_FILE_THREADS, file_pool, is_ending, run_in_thread
+from numcodecs_bytes._threads import (
+    MAX_FILE_THREADS,
+    file_pool,
+    helper_pool,
+    is_ending,
+    run_in_thread,
+)
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 # So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
 # in the CPU cache. Smaller blocks make threads wait for each other more often.
 BLOCK_BYTES = PIECES_BYTES = 1 << 20
-# So many bytes are read straight to their place at a time. Then a read may be cancelled.
-STRAIGHT_BYTES = 1 << 23
 # A thread remembers so many selections, if they are read in few steps and pieces.
 MAX_RECIPES, MAX_PIECES = 64, 256
 # From so many bytes per chunk on, all cores together are faster than one thread. Below,
@@ -125,6 +129,8 @@ class _Job:
 
     def run(self) -> None:
         """Read all chunks, with the help of other threads; none of them works afterwards."""
+        if self._is_over:  # queued, but run elsewhere because no thread could be started
+            return
         source = find_source(self.batch[0][0])
         where = source.place if self._adapts and isinstance(source, File) else None
         try:
@@ -148,7 +154,7 @@ class _Job:
         for _ in range(min(num, len(self.batch) - 1, MAX_FILE_THREADS)):
             run = contextvars.copy_context().run  # with NumPy's errstate, for example
             try:
-                file_pool().submit(run, self._work, only_if_slow=only_if_slow)
+                helper_pool().submit(run, self._work, only_if_slow=only_if_slow)
             except RuntimeError:  # no further thread can be started
                 return
 
@@ -291,13 +297,13 @@ class _Worker:
         if recipe.is_contiguous:
             as_stored = region if recipe.order is None else region.transpose(recipe.order)
             if as_stored.flags.c_contiguous:
-                self._read_straight(file, as_bytes(as_stored), recipe.start)
+                out = as_bytes(as_stored)
+                self.num_read = len(out)
+                file.read_into(out, recipe.start, self._is_wanted)
                 return
         for step in recipe.steps():
-            if not self.job.is_wanted:
-                raise EOFError
             if step.plan is None:
-                file.read_into(step.raw, step.start)
+                file.read_into(step.raw, step.start, self._is_wanted)
                 self.num_read += len(step.raw)
                 selected = (
                     step.elements if recipe.is_plain else ready_to_copy(step.elements, recipe.dtype)
@@ -306,16 +312,12 @@ class _Worker:
                 selected = self._read_plan(file, step.chunk, step.plan)
             region[step.place] = selected
 
-    def _read_straight(self, file: OpenFile, out: Array, start: int) -> None:
-        self.num_read = len(out)
-        for done in range(0, len(out), STRAIGHT_BYTES):
-            if not self.job.is_wanted:
-                raise EOFError
-            file.read_into(out[done : done + STRAIGHT_BYTES], start + done)
+    def _is_wanted(self) -> bool:
+        return self.job.is_wanted
 
     def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
         adapts = self.job.gap is None
-        fetched = file.read(plan.ranges, lambda: self.job.is_wanted, adapts=adapts)
+        fetched = file.read(plan.ranges, self._is_wanted, adapts=adapts)
         self.num_read += plan.ranges.num_bytes
         if fetched is None:
             raise EOFError

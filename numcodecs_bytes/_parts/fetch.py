@@ -170,7 +170,7 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
         await getter.let_others_start()
         num_requests = max(1, max_requests() // chunks_in_flight.num)
         gap_bytes = max(source.max_gap_bytes, REQUEST_BYTES // num_requests)
-        max_parts = 1 if getter.is_blocking else min(source.max_parts, num_requests)
+        max_parts = min(source.max_parts, num_requests) if getter.starts_tasks else 1
         source = source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts)
         return await _fetch_from(getter, chunk, source)
 
@@ -271,49 +271,54 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
     store = getattr(getter.byte_getter, "store", None)
-    if part_bytes := _part_bytes(source, plan, store):
-        parts = await _get_split(getter, source, _Parts(chunk, plan.ranges.cut(part_bytes)))
-        if parts is not None:
-            return None if parts.is_missing else parts.fetched
-        untagged.add(store)
+    ranges = _split_ranges(source, plan) if store not in untagged else plan.ranges
+    if len(ranges.starts) > plan.num_requests:
+        parts = _Parts(chunk, ranges)
+        await _get_split(getter, source, parts, is_whole=plan.is_whole)
+        if parts.are_settled:
+            return parts.fetched if parts.are_complete else None
+        if parts.first is not None:
+            untagged.add(store)
     if plan.is_whole:
         raise ReadWhole
     for _ in range(_NUM_TRIES if source.get else 1):
         parts = _Parts(chunk, plan.ranges)
         # A store that ignores ranges would return many whole chunks at once.
         await _get_all(getter, source, parts, first_alone=store not in answering)
-        if parts.num_present:
-            answering.add(store)
-            if parts.version is None:
-                untagged.add(store)
-        if parts.are_complete:
-            return parts.fetched
-        if parts.is_missing and not parts.num_present and source.tells_missing:
-            return None
+        if parts.num_present and parts.version is None:
+            untagged.add(store)
+        if parts.are_settled and (source.tells_missing or parts.are_complete):
+            return parts.fetched if parts.are_complete else None
     # The chunk keeps being overwritten, or was created or deleted in the meantime.
     raise ReadWhole
 
 
-def _part_bytes(source: Remote, plan: Plan, store: object) -> int | None:
-    """Return the length of the requests into which to split long ranges; None not to split any."""
-    if source.max_parts == 1 or plan.ranges.num_bytes < 2 * MIN_PART_BYTES or store in untagged:
-        return None
-    return max(MIN_PART_BYTES, -(-plan.ranges.num_bytes // source.max_parts))
+def _split_ranges(source: Remote, plan: Plan) -> Ranges:
+    """Return the ranges of a plan, long ones split into several."""
+    num_bytes = plan.ranges.num_bytes
+    num_parts = min(source.max_parts, num_bytes // MIN_PART_BYTES)
+    return plan.ranges.cut(-(-num_bytes // num_parts)) if num_parts > 1 else plan.ranges
 
 
-async def _get_split(getter: Getter, source: Remote, parts: "_Parts") -> "_Parts | None":
-    """Get all ranges; return None if the first answer does not tell the version of the chunk."""
-    with _explaining(parts):
-        parts.first = await _ask(getter, source, next(parts.ranges.requests()))
-    if parts.first is None:
+async def _get_split(getter: Getter, source: Remote, parts: "_Parts", *, is_whole: bool) -> None:
+    """Get all ranges; only the beginning of the first if that does not tell the version."""
+    request = next(parts.ranges.requests())
+    try:
+        answer = await _ask(getter, source, request)
+    except Exception as error:
+        reason = explain_failure(error, 1)
+        if reason is None or (is_whole and reason.refusal is None):
+            raise  # the same request again would fail as well
+        raise reason from error
+    if answer is None:
         parts.is_missing = True
-        return parts
-    if parts.first.version is None:
-        return None
-    await _get_all(getter, source, parts, first_alone=False)
-    if not parts.are_complete:
+        return
+    if answer.num_bytes not in (None, parts.chunk_bytes):
         raise ReadWhole
-    return parts
+    parts.first = request.start, answer
+    if answer.version is not None:
+        await _get_all(getter, source, parts, first_alone=False)
+        parts.first = None
 
 
 async def _get_all(getter: Getter, source: Remote, parts: "_Parts", *, first_alone: bool) -> None:
@@ -321,12 +326,16 @@ async def _get_all(getter: Getter, source: Remote, parts: "_Parts", *, first_alo
     get = partial(_get_part, getter, source, parts)
     with contextlib.suppress(_Changed):
         await getter.get_all(parts.ranges, get, first_alone=first_alone)
+    if parts.num_present:
+        answering.add(getattr(getter.byte_getter, "store", None))
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Request) -> None:
     if parts.is_missing:
         return  # stop after the first missing range
-    answer, parts.first = parts.first, None
+    answer = None
+    if parts.first is not None and parts.first[0] == request.start:
+        answer = parts.first[1]
     with _explaining(parts):
         if answer is None:
             answer = await _ask(getter, source, request)
@@ -372,30 +381,36 @@ class _Parts:
         self.fetched = np.empty(0, np.uint8)
         self.num_present = 0
         self.is_missing = False
-        self.first: Answer | None = None  # to the first request, if that was asked before
+        # The answer to a request that was asked before, and where that range starts.
+        self.first: tuple[int, Answer] | None = None
         self.ranges = ranges
         self.num_requests = len(ranges.starts)
         self.version: object = None
-        self._chunk_bytes = chunk.num_bytes
+        self.chunk_bytes = chunk.num_bytes
 
     @property
     def are_complete(self) -> bool:
         """Whether all of them are there."""
         return self.num_present == self.num_requests
 
+    @property
+    def are_settled(self) -> bool:
+        """Whether all of them are there, or the chunk is missing."""
+        return self.are_complete or (self.is_missing and not self.num_present)
+
     def take(self, request: Request, answer: Answer | None, raw: UInt8Array | None) -> None:
         """Check an answer and copy its pieces to their place."""
         if answer is None or raw is None:
             self.is_missing = True
             return
-        if answer.num_bytes not in (None, self._chunk_bytes):
+        if answer.num_bytes not in (None, self.chunk_bytes):
             raise ReadWhole
         raw = raw.view(np.uint8)
         expected = request.end - request.start
         if len(raw) != expected:
             # An answer that is too short may come from another version of the chunk.
             refusal = "returns more bytes than requested" if len(raw) > expected else None
-            raise ReadWhole(refusal, raw if len(raw) == self._chunk_bytes else None)
+            raise ReadWhole(refusal, raw if len(raw) == self.chunk_bytes else None)
         if self.num_present and answer.version != self.version:
             raise _Changed
         self.version = answer.version

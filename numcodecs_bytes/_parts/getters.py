@@ -131,6 +131,11 @@ class OnLoop:
 
     is_blocking = False
 
+    @property
+    def starts_tasks(self) -> bool:
+        """Whether several requests may be in flight at once."""
+        return _is_task()
+
     def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
@@ -243,6 +248,7 @@ class Blocking:
     """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
 
     is_blocking = True
+    starts_tasks = False
 
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter

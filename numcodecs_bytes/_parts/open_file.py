@@ -32,6 +32,9 @@ BLOCK_BYTES = 1 << 18
 # than BATCH_SECONDS.
 SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
 
+# Of a longer contiguous range, cancellation is checked after so many bytes.
+UNCANCELLED_BYTES = 1 << 23
+
 # A piece takes 0.3 to 1 us if it is in the page cache. If it takes at least SLOW_SECONDS in each of
 # the first NUM_TIMED batches, the file is on a disk or a network, and coalescing over larger gaps
 # is tried as well. The first blocks of that may take up to LONGER_AT_FIRST times as long per piece,
@@ -108,7 +111,7 @@ class OpenFile:
         num_ranges = SHORT if is_short else FIRST_BATCH
         try:
             if len(ranges.starts) == len(ranges.piece_starts) == 1:  # contiguous, or a whole chunk
-                self._fill(fetched.data, self._offset + int(ranges.starts[0]))
+                self.read_into(fetched, int(ranges.starts[0]), is_wanted)
                 return fetched
             if adapts and not is_short:
                 ranges, out = self._choose(ranges, out, is_wanted)
@@ -122,15 +125,21 @@ class OpenFile:
             return None
         return fetched
 
-    def read_into(self, out: UInt8Array, start: int) -> None:
+    def read_into(self, out: UInt8Array, start: int, is_wanted: Callable[[], bool]) -> None:
         """Fill contiguous memory with the bytes of the part that begin at `start`.
 
         Raises
         ------
         EOFError
-            If the file is too short.
+            If the file is too short, or the read was cancelled.
         """
-        self._fill(out.data, self._offset + start)
+        view, position = out.data, self._offset + start
+        while len(view) > UNCANCELLED_BYTES:
+            self._fill(view[:UNCANCELLED_BYTES], position)
+            view, position = view[UNCANCELLED_BYTES:], position + UNCANCELLED_BYTES
+            if not is_wanted():
+                raise _Stopped
+        self._fill(view, position)
 
     @property
     def is_on_disk(self) -> bool:
@@ -280,7 +289,7 @@ def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> Open
 
 
 def open_part(descriptor: int, offset: int = 0, num_bytes: int | None = None) -> OpenFile:
-    """Do the same for a file that is open; the descriptor is closed with the part."""
+    """Return part of a file that is open; closing the part, or an error, closes the descriptor."""
     try:
         length = max(os.fstat(descriptor).st_size - offset, 0)
     except BaseException:

@@ -385,6 +385,8 @@ def _of_local_store(store: LocalStore) -> SourceOf:
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:
+    if not hasattr(os, "pread"):
+        return _always(Whole("this system can't read members of a zip file in several threads"))
     return lambda path: File(partial(_open_member, store, path), (KeyError,), in_thread=False)
 
 
@@ -395,19 +397,28 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
         archive: Any = store._zf  # noqa: SLF001
         member = archive.getinfo(path)
         is_encrypted = member.flag_bits & 1
-        if member.compress_type != zipfile.ZIP_STORED or is_encrypted or not hasattr(os, "pread"):
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        if not is_stored or is_encrypted or member.compress_size != member.file_size:
             raise ReadWhole
         archive.open(member).close()  # raises if what precedes the member is damaged
         # The archive's own file has one position for all threads, and may be closed at any time.
         archive.fp.flush()
         descriptor = os.dup(archive.fp.fileno())
     try:
-        header = os.pread(descriptor, _ZIP_HEADER.size, member.header_offset)
-        num_before = _ZIP_HEADER.size + sum(_ZIP_HEADER.unpack(header))
+        start = _end_of_header(descriptor, member.header_offset)
     except BaseException:
         os.close(descriptor)
         raise
-    return open_part(descriptor, member.header_offset + num_before, member.file_size)
+    return open_part(descriptor, start, member.file_size)
+
+
+def _end_of_header(descriptor: int, start: int) -> int:
+    """Return where a member of a zip file begins whose header begins at `start`."""
+    header = os.pread(descriptor, _ZIP_HEADER.size, start)
+    if len(header) < _ZIP_HEADER.size:
+        raise ReadWhole
+    name_length, extra_length = _ZIP_HEADER.unpack(header)
+    return start + _ZIP_HEADER.size + int(name_length + extra_length)
 
 
 # What precedes a member: in its last 4 bytes the lengths of the name and of the field that follow.
@@ -432,7 +443,8 @@ async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answ
         raw: Any = await response.bytes_async()
         return np.frombuffer(raw, np.uint8)
 
-    return Answer(read, response.meta["size"], response.meta["e_tag"])
+    tag = response.meta["e_tag"] or ""
+    return Answer(read, response.meta["size"], None if tag.startswith("W/") else tag or None)
 
 
 # Those whose connections, not the memory of this machine, limit how quickly bytes arrive.

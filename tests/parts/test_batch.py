@@ -117,6 +117,23 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
     assert None not in left
 
 
+def test_a_zip_member_of_two_lengths_is_refused_as_by_zarr(tmp_path):
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        create(store, 64, 8)[...] = 1
+    raw = bytearray((tmp_path / "a.zip").read_bytes())
+    entry = raw.rindex(b"c/7") - 46  # in the directory at the end
+    assert raw[entry : entry + 4] == b"PK\1\2"
+    assert raw[entry + 20 : entry + 24] == (64).to_bytes(4, "little")  # the compressed size
+    raw[entry + 20 : entry + 24] = (32).to_bytes(4, "little")
+    (tmp_path / "a.zip").write_bytes(raw)
+    store = zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True)
+    with zarr.config.set(ZARR_ALONE), pytest.raises(Exception, match=".") as of_zarr:
+        zarr.open_array(store, mode="r", zarr_format=3)[...]
+    with pytest.raises(of_zarr.type):
+        zarr.open_array(store, mode="r", zarr_format=3)[...]
+    store.close()
+
+
 def stores_of(tmp_path, data, **settings):
     """Yield an array of the same data in each store whose chunks are in local files."""
     fsspec = pytest.importorskip("fsspec")
