@@ -32,6 +32,8 @@ def _format(found: dict[str, Any]) -> str:
     ]
     how = "found" if found["finds_data_types"] else "import numcodecs_bytes.zarr_data_types first"
     lines += [f"  zarr, data types r*, bfloat16, ...: {how}"]
+    if found["writes_in_place"]:
+        lines += [f"  parts of chunks are written in place: {found['writes_in_place']}"]
     lines += [f"  {o['key']} is {o['value']!r} by {o['source']}" for o in found["overrides"]]
     return "\n".join(lines)
 

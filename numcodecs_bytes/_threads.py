@@ -63,6 +63,12 @@ def helper_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_FILE_THREADS, thread_name_prefix="numcodecs_bytes_helpers")
 
 
+@functools.cache
+def write_pool() -> ThreadPoolExecutor:
+    """Return a pool of threads that write, and wait for locks."""
+    return ThreadPoolExecutor(MAX_FILE_THREADS, thread_name_prefix="numcodecs_bytes_writes")
+
+
 MAX_FILE_THREADS = 32
 
 
@@ -70,3 +76,4 @@ if hasattr(os, "register_at_fork"):  # threads do not survive a fork
     os.register_at_fork(after_in_child=compute_pool.cache_clear)
     os.register_at_fork(after_in_child=file_pool.cache_clear)
     os.register_at_fork(after_in_child=helper_pool.cache_clear)
+    os.register_at_fork(after_in_child=write_pool.cache_clear)

@@ -7,6 +7,8 @@ from typing import Any
 
 import zarr
 import zarr.abc.codec
+import zarr.codecs
+import zarr.core.chunk_grids
 import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
@@ -29,6 +31,9 @@ STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 # New in 3.2.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
 
+# New in 3.3: the index of a shard is decoded without an event loop.
+DECODES_INDEX_AT_ONCE = hasattr(zarr.codecs.ShardingCodec, "_decode_shard_index_sync")
+
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 
@@ -38,3 +43,13 @@ fill_value_or_default = _pipelines.fill_value_or_default
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
 DataTypeValidationError: Any = _errors.DataTypeValidationError
+
+
+def chunk_grid_of(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
+    """Return the regular grid by which an array, or a shard, is divided into chunks."""
+    if hasattr(_grids.ChunkGrid, "from_sizes"):
+        return _grids.ChunkGrid.from_sizes(shape, chunk_shape)
+    return _grids.RegularChunkGrid(chunk_shape=chunk_shape)
+
+
+_grids: Any = zarr.core.chunk_grids

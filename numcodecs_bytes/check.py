@@ -181,7 +181,7 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
 def _partial_reads(array: Any) -> str:
     """Return whether parts of chunks can be read, and if not, why."""
     answer = _partial_reads_of_codecs(array)
-    if answer == "yes":
+    if answer.startswith("yes"):
         first = array.metadata.encode_chunk_key((0,) * array.ndim)
         source = find_source(array.store_path / first)
         if isinstance(source, Whole) and source.why:
@@ -199,17 +199,18 @@ def _partial_reads_of_codecs(array: Any) -> str:
         names = [codec.to_dict()["name"] for codec in codecs]
         is_plain = isinstance(codecs[0], BytesCodec)
     others = [name for name in names if name != "bytes"]
-    if others == ["sharding_indexed"]:
-        return "no: zarr reads whole inner chunks of a shard"
     try:
         can_be_read = can_read_parts(array)
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         can_be_read = False
     if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
-        return "yes"
+        return "yes: inner chunks in part" if others == ["sharding_indexed"] else "yes"
     if array.metadata.zarr_format == 3 and not others:
         codec = type(codecs[0])
         return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
+    if others == ["sharding_indexed"]:
+        but = f"; {PIPELINE} reads them in part" if can_be_read else ""
+        return f"no: zarr reads whole inner chunks of a shard{but}"
     if can_be_read:
         reason = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
         is_v2 = array.metadata.zarr_format == 2 and array.order == "C"

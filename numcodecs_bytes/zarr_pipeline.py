@@ -5,6 +5,7 @@ zarr's own pipelines hand one chunk after the other to the codec, and read parts
 selection are read together if they are in local files, and others in part, of
 
 - Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
+- shards whose inner chunks are stored so
 - Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
   ``order``.
 
@@ -28,7 +29,9 @@ from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.storage import StorePath
 
+from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
@@ -38,15 +41,24 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._parts.batch import read_files
+from numcodecs_bytes._parts.batch import Batch, read_files
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
+from numcodecs_bytes._parts.in_place import Writes, encode_unchecked, write_in_place
+from numcodecs_bytes._parts.names import name_of_chunk
+from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
 from numcodecs_bytes._parts.stores import (
     LOCAL_COSTS,
     File,
     configured_gap_bytes,
+    configured_write_in_place,
     source_finder,
 )
-from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline
+from numcodecs_bytes._zarr_versions import (
+    DECODES_INDEX_AT_ONCE,
+    HAS_RESULTS,
+    HAS_STRUCT,
+    FusedCodecPipeline,
+)
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -80,8 +92,13 @@ class _Reader(BytesCodec):
         """Return how a chunk is stored, or None if zarr's own pipeline must read it."""
         raise NotImplementedError
 
-    def chunk_of(self, chunk_spec: ArraySpec) -> Chunk:
-        """Return the chunk, without a selection."""
+    @property
+    def makes_valid(self) -> bool:
+        """Whether the array's codec writes no bools other than 0 and 1."""
+        raise NotImplementedError
+
+    def chunk_of(self, chunk_spec: ArraySpec) -> Chunk | Shard:
+        """Return the chunk, without a selection, or the shard."""
         return self._chunk((), chunk_spec)
 
     def _chunk(self, selection: Any, chunk_spec: ArraySpec) -> Chunk:
@@ -106,6 +123,10 @@ class _V2Reader(_Reader):
     def __init__(self, codec: Bytes | None) -> None:
         super().__init__(endian=None)
         object.__setattr__(self, "_bytes", codec)
+
+    @property
+    def makes_valid(self) -> bool:
+        return self._bytes is not None
 
     def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         dtype = chunk_spec.dtype.to_native_dtype()
@@ -137,6 +158,10 @@ class _TransposeReader(_Reader):
         object.__setattr__(self, "_transposes", transposes)
         object.__setattr__(self, "_bytes", codec)
 
+    @property
+    def makes_valid(self) -> bool:
+        return isinstance(self._bytes, BytesCodec)
+
     def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
         axis_order = tuple(range(len(chunk_spec.shape)))
         for codec in self._transposes:
@@ -156,6 +181,47 @@ class _TransposeReader(_Reader):
             return None
 
 
+class _ShardReader(_Reader):
+    """Reads shards whose inner chunks are stored like the chunks that `_TransposeReader` reads."""
+
+    _codec: Any
+    _inner: _TransposeReader
+
+    def __init__(self, codec: zarr.codecs.ShardingCodec, inner: _TransposeReader) -> None:
+        super().__init__(endian=None)
+        object.__setattr__(self, "_codec", codec)
+        object.__setattr__(self, "_inner", inner)
+
+    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
+        layout = self._inner.layout(self._codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+        # zarr 3.1.6 can't read its own structures in shards.
+        if layout is None or (layout.dtype.kind == "V" and not HAS_STRUCT):
+            return None
+        return layout if layout.stored.itemsize else None
+
+    def chunk_of(self, chunk_spec: ArraySpec) -> Shard:
+        inner = self._inner._chunk((), self._codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+        return Shard(self._codec, chunk_spec, inner)
+
+    async def _decode_partial_single(
+        self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec
+    ) -> Any:
+        return await fetch_shard(byte_getter, self.chunk_of(chunk_spec), selection)
+
+    def _decode_partial_sync(self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec) -> Any:
+        return fetch_shard_sync(byte_getter, self.chunk_of(chunk_spec), selection)
+
+
+def _find_shard_reader(codec: zarr.codecs.ShardingCodec) -> _ShardReader | None:
+    """Return the reader for shards, or None if zarr's own pipeline must read them."""
+    inner = _find_reader(BatchedCodecPipeline.from_codecs(codec.codecs))
+    # New in 3.3; where a codec for the index needs an event loop, threads can't decode it.
+    is_sync: Any = getattr(codec, "_index_codecs_sync_capable", bool)
+    can_decode_index = not hasattr(codec, "_decode_shard_index_sync") or is_sync()
+    is_plain = type(inner) is _TransposeReader and can_decode_index
+    return _ShardReader(codec, inner) if is_plain else None  # type: ignore[arg-type]
+
+
 def _find_reader(pipeline: Any) -> _Reader | None:
     """Return the reader for the chunks of a pipeline, or None if they are not uncompressed."""
     if pipeline.bytes_bytes_codecs:
@@ -167,6 +233,8 @@ def _find_reader(pipeline: Any) -> _Reader | None:
             return _V2Reader(None)
         only = codecs[0] if len(codecs) == 1 else None
         return _V2Reader(only) if type(only) is Bytes else None
+    if type(codec) is zarr.codecs.ShardingCodec and not before:
+        return _find_shard_reader(codec)
     if type(codec) is not BytesCodec and type(codec) is not zarr.codecs.BytesCodec:
         return None
     if any(type(c) is not TransposeCodec for c in before):
@@ -182,7 +250,7 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     reader = _find_reader(BatchedCodecPipeline.from_codecs(codecs))
     return reader is not None and None is not reader.layout(
         ArraySpec(
-            shape=array.chunks,
+            shape=array.shards or array.chunks,
             dtype=metadata.dtype,
             fill_value=metadata.fill_value,
             config=ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False),
@@ -219,6 +287,8 @@ class ReadsBatches:
         if not batch or not self._reads(batch[0][1]):
             return await zarrs.read(batch, out, drop_axes)
         exist = await self._read_files(batch, out, drop_axes)
+        if exist is None:
+            return await self._reading.read(batch, out, drop_axes)
         results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
         left = [k for k, exists in enumerate(exist) if exists is None]
         if left:
@@ -226,6 +296,48 @@ class ReadsBatches:
             for k, result in zip(left, others or (), strict=HAS_RESULTS):
                 results[k] = result
         return tuple(results) if HAS_RESULTS else None
+
+    async def write(
+        self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
+    ) -> None:
+        """Write to the selections of chunks from `value`, like zarr's pipeline.
+
+        Raises
+        ------
+        RuntimeError
+            If `numcodecs_bytes.write_in_place` is "require", and a part of a chunk can't be written
+            in place.
+        """
+        zarrs: Any = super()
+        if not (mode := configured_write_in_place()):
+            await zarrs.write(batch_info, value, drop_axes)
+            return
+        batch = list(batch_info)
+        left = await self._write_in_place(batch, value, drop_axes)
+        for k, why in left.items():
+            if why and mode == "require":
+                raise RuntimeError(
+                    f"part of {name_of_chunk(batch[k][0])} can't be written in place, as "
+                    f"numcodecs_bytes.write_in_place in zarr's config requires: {why}"
+                )
+        if left:
+            await zarrs.write([batch[k] for k in left], value, drop_axes)
+
+    async def _write_in_place(
+        self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]
+    ) -> dict[int, str]:
+        """Write parts of chunks in local files; return which are left to zarr, and why."""
+        reader: Any = self._reader
+        why = ""
+        if not batch or not self._reads(batch[0][1]) or isinstance(reader, _ShardReader):
+            why = "its codecs, or its data type, do not allow it"
+        elif not isinstance(values := value.as_ndarray_like(), np.ndarray):
+            why = "the values are not in host memory"
+        if why:
+            return {k: "" if is_complete else why for k, (*_, is_complete) in enumerate(batch)}
+        encode = encode_array if reader.makes_valid else encode_unchecked
+        chunk_of: Any = reader.chunk_of  # no shard
+        return await write_in_place(Writes(batch, values, drop_axes, chunk_of, encode))
 
     def _reads(self, chunk_spec: ArraySpec) -> bool:
         """Whether parts of an array's chunks can be read."""
@@ -235,29 +347,28 @@ class ReadsBatches:
 
     async def _read_files(
         self, batch: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]
-    ) -> "Sequence[bool | None]":
-        """Read the chunks in local files; return whether each exists, or None if it is left."""
-        array, nothing = out.as_ndarray_like(), [None] * len(batch)
+    ) -> "Sequence[bool | None] | None":
+        """Read the chunks in local files.
+
+        Returns whether each exists, or None if it is left; None if all of them are left.
+        """
+        array = out.as_ndarray_like()
         if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
-            return nothing
-        reader: Any = self._reader
-        is_small = reader.chunk_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
-        are_few = len(batch) <= (FEW_SMALL if is_small else FEW)
-        is_on_loop = isinstance(self, BatchedCodecPipeline)
-        if is_on_loop and are_few and array.nbytes <= AT_ONCE_BYTES:
-            return nothing
+            return None
         find = source_finder()
-        if not any(
-            isinstance(find(byte_getter), File) for byte_getter, *_ in batch[:NUM_LOOKED_AT]
-        ):
-            return nothing
+        some = (byte_getter for byte_getter, *_ in batch[:NUM_LOOKED_AT])
+        if type(batch[0][0]) is not StorePath or not any(isinstance(find(b), File) for b in some):
+            return None
+        reader: Any = self._reader
+        is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(reader, _ShardReader)
+        if is_short and not is_shard and isinstance(self, BatchedCodecPipeline):
+            is_small = reader.chunk_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
+            if len(batch) <= (FEW_SMALL if is_small else FEW):
+                return None
+        at_once = is_short and is_shard and len(batch) <= FEW and DECODES_INDEX_AT_ONCE
+        gap, num_workers = configured_gap_bytes(), self._num_workers()
         return await read_files(
-            batch,
-            array,
-            drop_axes,
-            chunk_of=reader.chunk_of,
-            gap=configured_gap_bytes(),
-            num_workers=self._num_workers(),
+            Batch(batch, array, drop_axes, reader.chunk_of, gap, num_workers, at_once)
         )
 
     def _num_workers(self) -> int | None:
@@ -290,7 +401,7 @@ if FusedCodecPipeline is None:
 else:
 
     class FusedBytesPipeline(ReadsBatches, FusedCodecPipeline):  # type: ignore[misc]
-        """zarr's fused pipeline (3.2 and newer) with the reads of `BytesPipeline`."""
+        """zarr's fused pipeline (3.3 and newer) with the reads of `BytesPipeline`."""
 
         _setting = "codec_pipeline.max_workers"
 

@@ -7,6 +7,7 @@ A test with the mark `matrix` has many combinations of parameters. Unless NUMCOD
 import collections
 import importlib.util
 import itertools
+import tracemalloc
 
 import pytest
 import zarr
@@ -130,3 +131,18 @@ def pytest_ignore_collect(collection_path, config):
     """Leave the benchmarks out, which need more than the tests do, unless they are asked for."""
     named = any("benchmarks" in str(argument) for argument in config.invocation_params.args)
     return True if collection_path.name == "benchmarks" and not named else None
+
+
+@pytest.fixture
+def track():
+    """Return a function that calls another, and returns its peak of memory and its result."""
+
+    def tracked(function):
+        tracemalloc.start()
+        try:
+            result = function()
+            return tracemalloc.get_traced_memory()[1], result
+        finally:
+            tracemalloc.stop()
+
+    return tracked

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import textwrap
 from importlib.metadata import entry_points
 
@@ -270,6 +271,22 @@ class TestReport:
         # zarr 3.1.6 never loads the entry points.
         how = "found" if hasattr(zarr.dtype, "Struct") else "import numcodecs_bytes.zarr_data_types"
         assert any(f"data types r*, bfloat16, ...: {how}" in line for line in lines)
+
+    @pytest.mark.parametrize(
+        ("pipeline", "mode", "said"),
+        [
+            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "require", "yes"),
+            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "True", "yes"),
+            ("zarr.core.codec_pipeline.BatchedCodecPipeline", "True", "no: codec_pipeline.path"),
+            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "always", "no: .*'require'"),
+        ],
+    )
+    def test_written_in_place(self, pipeline, mode, said):
+        found = self.report(
+            ZARR_CODEC_PIPELINE__PATH=pipeline, ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE=mode
+        )
+        assert re.search(f"written in place: {said}", found)
+        assert "written in place" not in self.report()
 
     def test_json(self):
         found = json.loads(self.report("--json"))

@@ -314,7 +314,7 @@ class TestPassedOnToZarr:
         data = np.random.default_rng(0).random((6, 7))
         for name, settings in {
             "compressed": {"filters": [TransposeCodec(order=(1, 0))]},
-            "sharded": {"chunks": (2, 2), "shards": (4, 4), "compressors": None},
+            "sharded": {"chunks": (2, 2), "shards": (4, 4)},  # and compressed
         }.items():
             shape = {"shape": (6, 7), "chunks": (4, 4)}
             zarr.create_array(tmp_path / name, dtype="f8", **(shape | settings))[...] = data

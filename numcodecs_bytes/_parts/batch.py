@@ -20,14 +20,17 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._core.copy import as_bytes
-from numcodecs_bytes._core.dtypes import Array, copied_as
+from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.boxes import Box, box_of
-from numcodecs_bytes._parts.fetch import Chunk, plan_chunk
-from numcodecs_bytes._parts.getters import Places
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk, coalescing_of, plan_chunk, trying
+from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import Plan, key_of
+from numcodecs_bytes._parts.plan import Plan, is_whole, key_of
+from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
+from numcodecs_bytes._parts.refusals import ReadWhole
+from numcodecs_bytes._parts.shards import Shard, ShardSelection, groups_of, pieces_of
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
@@ -41,10 +44,12 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 # So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
 # in the CPU cache. Smaller blocks make threads wait for each other more often.
 BLOCK_BYTES = PIECES_BYTES = 1 << 20
+# Inner chunks up to this size are copied many at a time, if a whole shard is read.
+SMALL_BYTES = 1 << 14
 # A thread remembers so many selections, if they are read in few steps and pieces.
 MAX_RECIPES, MAX_PIECES = 64, 256
-# From so many bytes per chunk on, all cores together are faster than one thread. Below,
-# threads wait for each other: most of the time is spent in Python.
+# From so many bytes per chunk on, all cores together are faster than one thread. Below, threads
+# wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 # A chunk that takes SLOW_SECONDS longer than its bytes at BYTES_PER_SECOND is not in the page
 # cache. Then SLOW_WORKERS threads wait for files.
@@ -53,20 +58,12 @@ SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
 LAST_SECONDS = 1.0
 
 
-async def read_files(  # noqa: PLR0913
-    batch: Sequence[Any],
-    out: Array,
-    drop_axes: tuple[int, ...],
-    *,
-    chunk_of: Callable[[ArraySpec], Chunk],
-    gap: int | None,
-    num_workers: int | None,
-) -> list[bool | None]:
-    """Read the selections of chunks in local files into an array.
+class Batch(NamedTuple):
+    """The selections of many chunks, and how to read them.
 
-    Parameters
+    Attributes
     ----------
-    batch : sequence of tuple
+    items : sequence of tuple
         What zarr passes to the `read` of its pipelines, at least one: byte getter, specification of
         the chunk, selection of it, selection of `out` and more.
     out : numpy.ndarray
@@ -74,11 +71,26 @@ async def read_files(  # noqa: PLR0913
     drop_axes : tuple of int
         Axes of length 1 of the selections that are missing in `out`.
     chunk_of : callable
-        Takes the specification of a chunk and returns the chunk, with any selection.
+        Takes the specification of a chunk and returns the chunk, with any selection, or the shard.
     gap : int or None
         Largest gap over which to read in bytes, if the user set it.
     num_workers : int or None
         Number of threads, if the user set it.
+    at_once : bool
+        Whether so little is selected that the event loop may read it from the page cache.
+    """
+
+    items: Sequence[Any]
+    out: Array
+    drop_axes: tuple[int, ...]
+    chunk_of: Callable[[ArraySpec], Chunk | Shard]
+    gap: int | None
+    num_workers: int | None
+    at_once: bool = False
+
+
+async def read_files(batch: Batch) -> list[bool | None]:
+    """Read the selections of the chunks that are in local files into the output array.
 
     Returns
     -------
@@ -86,7 +98,9 @@ async def read_files(  # noqa: PLR0913
         Whether each chunk exists; None if it was not read, because it is in no file, the file has
         another length or can't be read, for example.
     """
-    job = _Job(batch, out, drop_axes, chunk_of, gap, num_workers)
+    job = _Job(batch)
+    if batch.at_once and job.has_read_at_once():
+        return job.exist
     run = functools.partial(contextvars.copy_context().run, job.run)
     reading = asyncio.ensure_future(run_in_thread(file_pool(), run))
     try:
@@ -107,23 +121,15 @@ slow_places = Places()  # where the last chunk of a batch was slow
 class _Job:
     """What the threads share."""
 
-    def __init__(  # noqa: PLR0913, PLR0917
-        self,
-        batch: Sequence[Any],
-        out: Array,
-        drop_axes: tuple[int, ...],
-        chunk_of: Callable[[ArraySpec], Chunk],
-        gap: int | None,
-        num_workers: int | None,
-    ) -> None:
-        self.batch, self.out, self.drop_axes = batch, out, drop_axes
-        self.chunk_of, self.gap = chunk_of, gap
-        self.exist: list[bool | None] = [None] * len(batch)
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        num = len(batch.items)
+        self.exist: list[bool | None] = [None] * num
         self.is_wanted = True
-        self._adapts = num_workers is None
-        is_parallel = out.nbytes >= PARALLEL_BYTES * len(batch)
-        self._num_workers = num_workers or (_num_cores() if is_parallel else 1)
-        self._left = iter(range(len(batch)))
+        self._adapts = batch.num_workers is None
+        is_parallel = batch.out.nbytes >= PARALLEL_BYTES * num
+        self._num_workers = batch.num_workers or (_num_cores() if is_parallel else 1)
+        self._left = iter(range(num))
         self._state = threading.Condition()
         self._num_working, self._is_over = 0, False
 
@@ -131,7 +137,7 @@ class _Job:
         """Read all chunks, with the help of other threads; none of them works afterwards."""
         if self._is_over:  # queued, but run elsewhere because no thread could be started
             return
-        source = find_source(self.batch[0][0])
+        source = find_source(self.batch.items[0][0])
         where = source.place if self._adapts and isinstance(source, File) else None
         try:
             self._start_helpers(self._num_workers - 1)
@@ -145,13 +151,28 @@ class _Job:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
 
+    def has_read_at_once(self) -> bool:
+        """Read all chunks in this thread if they are in the page cache, or return False."""
+        source = find_source(self.batch.items[0][0])
+        if not isinstance(source, File) or source.place not in quick_places:
+            return False
+        worker = _Worker(self, at_once=True)
+        try:
+            self.exist = [worker.read(*item[:4]) for item in self.batch.items]
+        except WouldWait:
+            return False
+        finally:
+            worker.forget()
+        return True
+
     def finish(self) -> None:
         """Read in this thread what was left because the interpreter waits for other threads."""
         self._is_over = False
+        self._left = iter([k for k, exists in enumerate(self.exist) if exists is None])
         self._work(is_waited_for=False)
 
     def _start_helpers(self, num: int, *, only_if_slow: bool = False) -> None:
-        for _ in range(min(num, len(self.batch) - 1, MAX_FILE_THREADS)):
+        for _ in range(min(num, len(self.batch.items) - 1, MAX_FILE_THREADS)):
             run = contextvars.copy_context().run  # with NumPy's errstate, for example
             try:
                 helper_pool().submit(run, self._work, only_if_slow=only_if_slow)
@@ -176,15 +197,15 @@ class _Job:
         If the interpreter ends, it waits for the threads of a pool, but nobody may wait for the
         result any more. So these stop if the thread `is_waited_for` then.
         """
+        worker, is_slow = _Worker(self, is_waited_for=is_waited_for), False
         with self._state:
             if self._is_over:  # this thread comes too late
                 return False
             self._num_working += 1
-        worker, is_slow = _Worker(self), False
         try:
             while self.is_wanted and (k := self._next(is_waited_for)) is not None:
                 start = time.perf_counter()
-                byte_getter, spec, selection, place, *_ = self.batch[k]
+                byte_getter, spec, selection, place, *_ = self.batch.items[k]
                 self.exist[k] = worker.read(byte_getter, spec, selection, place)
                 seconds = time.perf_counter() - start
                 is_slow = seconds > SLOW_SECONDS + worker.num_read / BYTES_PER_SECOND
@@ -219,13 +240,18 @@ class _Worker:
 
     num_read = 0
 
-    def __init__(self, job: _Job) -> None:
-        self.job, self._out = job, job.out
+    def __init__(self, job: _Job, *, at_once: bool = False, is_waited_for: bool = False) -> None:
+        self.job, self.batch, self._out = job, job.batch, job.batch.out
+        self._at_once = at_once  # on the event loop, which must not wait
+        self._is_waited_for = is_waited_for
+        self._runner = asyncio.Runner()
         self._find = source_finder()
         self._block = np.empty(0, np.uint8)
         self._spec: Any = None
         self._chunk: Any = None
+        self._shard: Shard | None = None
         self._recipes: dict[Any, _Recipe | None] = {}
+        self._selected: dict[Any, ShardSelection] = {}
 
     def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
         """Read a chunk; return whether it exists, or None if it was not read."""
@@ -236,40 +262,127 @@ class _Worker:
                 return None
             if spec is not self._spec:  # zarr 3.1.6 makes one for each chunk
                 self._set_spec(spec)
+            start = time.perf_counter()
             try:
                 file = source.open()
             except source.missing:
                 self._out[place] = fill_value_or_default(spec)
                 return False
             try:
-                if file.num_bytes != self._num_bytes:
-                    return None
-                self._read(file, source, selection, place)
+                opened = time.perf_counter()
+                if self._at_once:
+                    with trying(source.place):
+                        self._read_file(file.at_once(), source, selection, place)
+                else:
+                    self._read_file(file, source, selection, place)
+                if self.batch.at_once and file.is_on_disk:
+                    seconds = 0.0 if self._at_once else time.perf_counter() - opened
+                    quick_places.note(source.place, opened - start, seconds)
             finally:
                 file.close()
+        except WouldWait:
+            raise
         except Exception:  # noqa: BLE001 # chunk by chunk, it is raised again
             return None
         return True
 
+    def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
+        if self._shard is not None:
+            self._read_shard(file, source, self._shard, selection, place)
+        elif file.num_bytes == self._chunk.num_bytes:
+            self._read(file, source, selection, self._out, place)
+        else:
+            raise ReadWhole
+
     def _set_spec(self, spec: ArraySpec) -> None:
         """Prepare for chunks of a shape; of an array, they differ in nothing else."""
         if self._spec is None or spec.shape != self._spec.shape:
-            self._chunk, self._recipes = self.job.chunk_of(spec), {}
-            self._num_bytes = self._chunk.num_bytes
+            found = self.batch.chunk_of(spec)
+            self._shard = found if isinstance(found, Shard) else None
+            self._chunk = found.chunk if isinstance(found, Shard) else found
+            self._recipes, self._selected = {}, {}
         self._spec = spec
 
-    def _read(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
-        drop_axes = self.job.drop_axes
+    def _read(self, file: OpenFile, source: File, selection: Any, out: Array, place: Any) -> None:
+        drop_axes = self.batch.drop_axes if out is self._out else ()
         recipe = None if drop_axes or not _is_box(place) else self._recipe(source, selection)
         if recipe is not None:
-            region = self._out[(*place, ...)]
+            region = out[(*place, ...)]
             if region.shape == recipe.shape:
                 self._read_box(file, recipe, region)
                 return
         chunk = self._chunk._replace(selection=selection)
-        plan = plan_chunk(source, chunk, self.job.gap)
+        plan = plan_chunk(source, chunk, self.batch.gap)
         selected = self._read_plan(file, chunk, plan)
-        self._out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
+        out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
+
+    def _read_shard(
+        self, file: OpenFile, source: File, shard: Shard, selection: Any, place: Any
+    ) -> None:
+        """Read a selection of a shard, its inner chunks in the order in which they are stored."""
+        shape, is_small = shard.spec.shape, self._chunk.num_bytes <= SMALL_BYTES
+        if shape and is_small and is_whole(selection, shape) and _is_box(place):
+            region = self._out[place]
+            if region.shape == shape:
+                self._read_small_chunks(file, source, shard, region)
+                return
+        selected = self._select(source, shard, selection)
+        if self._at_once and shard.index_bytes + selected.num_bytes > AT_ONCE_BYTES:
+            raise WouldWait
+        index = self._index_of(file, shard)
+        present, starts, missing = shard.locate_selected(index, selected, file.num_bytes)
+        drop_axes = self.batch.drop_axes
+        region = self._out[(*place, ...)] if _is_box(place) and not drop_axes else None
+        if region is not None and region.shape == selected.shape == selected.flat_shape:
+            out = region
+        else:
+            out = np.empty(selected.flat_shape, self._out.dtype)
+        shard.fill(out, missing)
+        for some in groups_of(present, BLOCK_BYTES):
+            self._stop_if_unwanted()
+            if some.stop - some.start == 1:
+                of_chunk = file.part(int(starts[some.start]), self._chunk.num_bytes)
+                inner = present[some.start]
+                self._read(of_chunk, source, inner.selection, out, inner.place)
+                continue
+            pieces = join_adjacent(*pieces_of(present[some], starts[some]))
+            ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
+            shard.scatter(out, self._fetch(file, ranges), present[some])
+        if out is not region:
+            out = out.reshape(selected.shape)
+            self._out[place] = out.squeeze(axis=drop_axes) if drop_axes else out
+
+    def _read_small_chunks(self, file: OpenFile, source: File, shard: Shard, region: Array) -> None:
+        """Read all inner chunks of a shard, many at a time."""
+        chunk = self._chunk
+        grid, coordinates = shard.grid_of(region)
+        index = self._index_of(file, shard)
+        present, starts, missing = shard.locate(index, coordinates, file.num_bytes)
+        if len(missing):
+            grid[tuple(along[missing] for along in coordinates)] = fill_value_or_default(shard.spec)
+        num = BLOCK_BYTES // chunk.num_bytes or 1
+        for first in range(0, len(present), num):
+            self._stop_if_unwanted()
+            some = slice(first, first + num)
+            pieces = join_adjacent(starts[some], starts[some] + chunk.num_bytes)
+            ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
+            elements = self._fetch(file, ranges).view(chunk.stored)
+            inner = elements.reshape(-1, *grid.shape[len(coordinates) :])
+            place = tuple(along[present[some]] for along in coordinates)
+            grid[place] = ready_to_copy(inner, chunk.dtype)
+
+    def _index_of(self, file: OpenFile, shard: Shard) -> Any:
+        return shard.decode_index(shard.read_index(file, self._is_wanted), self._runner.run)
+
+    def _select(self, source: File, shard: Shard, selection: Any) -> ShardSelection:
+        key = key_of(selection)
+        if key is None:
+            return shard.select(selection, source, self.batch.gap)
+        if key not in self._selected:
+            if len(self._selected) >= MAX_RECIPES:
+                self._selected.clear()
+            self._selected[key] = shard.select(selection, source, self.batch.gap)
+        return self._selected[key]
 
     def _recipe(self, source: File, selection: Any) -> "_Recipe | None":
         """Return how to read a selection; None if it is not a box."""
@@ -286,6 +399,8 @@ class _Worker:
     def forget(self) -> None:
         """Forget the recipes, which refer to this worker and would keep its block alive."""
         self._recipes.clear()
+        self._selected.clear()
+        self._runner.close()
 
     def block(self, num_bytes: int) -> Array:
         """Return memory into which this thread may read anything at any time."""
@@ -298,10 +413,11 @@ class _Worker:
             as_stored = region if recipe.order is None else region.transpose(recipe.order)
             if as_stored.flags.c_contiguous:
                 out = as_bytes(as_stored)
-                self.num_read = len(out)
+                self.num_read += len(out)
                 file.read_into(out, recipe.start, self._is_wanted)
                 return
         for step in recipe.steps():
+            self._stop_if_unwanted()
             if step.plan is None:
                 file.read_into(step.raw, step.start, self._is_wanted)
                 self.num_read += len(step.raw)
@@ -313,17 +429,24 @@ class _Worker:
             region[step.place] = selected
 
     def _is_wanted(self) -> bool:
-        return self.job.is_wanted
+        return self.job.is_wanted and not (self._is_waited_for and is_ending())
+
+    def _stop_if_unwanted(self) -> None:
+        if not self._is_wanted():
+            raise EOFError
 
     def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
-        adapts = self.job.gap is None
-        fetched = file.read(plan.ranges, self._is_wanted, adapts=adapts)
-        self.num_read += plan.ranges.num_bytes
-        if fetched is None:
-            raise EOFError
+        fetched = self._fetch(file, plan.ranges)
         return ready_to_copy(
             select_fetched(fetched, chunk.stored, plan, chunk.selection), chunk.dtype
         )
+
+    def _fetch(self, file: OpenFile, ranges: Ranges) -> UInt8Array:
+        fetched = file.read(ranges, self._is_wanted, adapts=self.batch.gap is None)
+        self.num_read += ranges.num_bytes
+        if fetched is None:
+            raise EOFError
+        return fetched
 
 
 def _is_box(place: Any) -> bool:
@@ -381,7 +504,7 @@ class _Recipe:
         is_as_stored = chunk.stored == self.dtype == copied_as(self.dtype)
         self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
         self._is_solid = box.num_bytes == box.num_selected_bytes
-        is_same = worker.job.out.dtype == self.dtype
+        is_same = worker.batch.out.dtype == self.dtype
         self.is_contiguous = self.is_plain and self._is_solid and is_same
         order = tuple(box.kept.index(k) for k in box.order if k in box.kept)
         self.order = None if order == tuple(range(len(order))) else order
@@ -408,7 +531,7 @@ class _Recipe:
             return
         for place, part in box.split(PIECES_BYTES, in_pieces=True):
             of_part = chunk._replace(selection=part.selection)
-            plan = plan_chunk(self._source, of_part, self._worker.job.gap)
+            plan = plan_chunk(self._source, of_part, self._worker.batch.gap)
             if plan.num_requests > 1:
                 yield _Step(place, of_part, plan=plan)
                 continue

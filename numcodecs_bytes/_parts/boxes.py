@@ -5,7 +5,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from numcodecs_bytes._parts.plan import strides_of
+from numcodecs_bytes._parts.ranges import Indices
 
 
 class Box(NamedTuple):
@@ -57,6 +60,30 @@ class Box(NamedTuple):
         return math.prod(self.shape) * self.item_size
 
     @property
+    def num_runs(self) -> int:
+        """Number of contiguous runs."""
+        return math.prod(len(self.indices[k]) for k in self._outer_axes()[0])
+
+    def runs(self) -> tuple[Indices, int]:
+        """Return where each contiguous run begins in bytes, ascending, and their length in bytes.
+
+        Runs may be adjacent.
+        """
+        axes, length = self._outer_axes()
+        starts = np.array([self.start])
+        for k in axes:
+            along = np.arange(len(self.indices[k])) * self.steps[k]
+            starts = np.add.outer(starts, along).ravel()
+        return starts, length
+
+    def _outer_axes(self) -> tuple[list[int], int]:
+        """Return the axes along which the runs lie, and the length of a run in bytes."""
+        steps, axes, length = self.steps, list(self.order), self.item_size
+        while axes and (len(self.indices[axes[-1]]) == 1 or steps[axes[-1]] == length):
+            length *= len(self.indices[axes.pop()])
+        return axes, length
+
+    @property
     def selection(self) -> tuple[Any, ...]:
         """What selects the box from the chunk."""
         return tuple(
@@ -82,6 +109,17 @@ class Box(NamedTuple):
         box : Box
             The part; a single element may be larger than `max_bytes`.
         """
+        cuts = self._cuts(max_bytes, in_pieces=in_pieces)
+        for cut in itertools.product(*(cuts[k] for k in self.order)):
+            of = dict(zip(self.order, cut, strict=True))
+            indices = tuple(along[of[k]] for k, along in enumerate(self.indices))
+            yield tuple(of[k] for k in self.kept), self._replace(indices=indices)
+
+    def num_parts(self, max_bytes: int) -> int:
+        """Return the number of parts that `split` yields."""
+        return math.prod(map(len, self._cuts(max_bytes)))
+
+    def _cuts(self, max_bytes: int, *, in_pieces: bool = False) -> list[list[slice]]:
         nums = [len(i) for i in self.indices]
         steps = self.steps
         if in_pieces:
@@ -94,10 +132,7 @@ class Box(NamedTuple):
             cuts[k] = [slice(i, min(i + num, nums[k])) for i in range(0, nums[k], num)]
             if one <= max_bytes:
                 break
-        for cut in itertools.product(*(cuts[k] for k in self.order)):
-            of = dict(zip(self.order, cut, strict=True))
-            indices = tuple(self.indices[k][of[k]] for k in range(len(nums)))
-            yield tuple(of[k] for k in self.kept), self._replace(indices=indices)
+        return cuts
 
 
 def _span(nums: Iterable[int], steps: Iterable[int], item_size: int) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from numcodecs_bytes._parts.getters import (
     IsWanted,
     OnLoop,
     SyncByteGetter,
+    T,
     WouldWait,
     chunks_in_flight,
     max_requests,
@@ -62,7 +63,7 @@ AT_ONCE_BYTES = 1 << 19
 # A long range is split into requests of at least so many bytes.
 MIN_PART_BYTES = 1 << 23
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
-_NUM_TRIES = 3
+NUM_TRIES = 3
 
 
 class Chunk(NamedTuple):
@@ -128,11 +129,15 @@ async def fetch(byte_getter: ByteGetter, chunk: Chunk) -> Any:
 
 def fetch_sync(byte_getter: SyncByteGetter, chunk: Chunk) -> Any:
     """Do the same as `fetch`, using only the byte getter's `get_sync`."""
-    coroutine = _fetch(Blocking(byte_getter, chunk.prototype), chunk)
+    return run_blocking(_fetch(Blocking(byte_getter, chunk.prototype), chunk))
+
+
+def run_blocking(coroutine: Coroutine[None, None, T]) -> T:
+    """Return the result of a coroutine that uses a `Blocking` getter."""
     try:
         coroutine.send(None)
     except StopIteration as done:
-        return done.value
+        return done.value  # type: ignore[no-any-return]
     coroutine.close()
     raise RuntimeError("a synchronous read awaited the event loop")
 
@@ -141,10 +146,7 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     try:
         fetched, plan, refusal = await _fetch_parts(getter, chunk)
     except Exception as error:
-        note = f"while reading {name_of_chunk(getter.byte_getter)}"
-        with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
-            if note not in getattr(error, "__notes__", ()):
-                error.add_note(note)
+        add_name(error, getter.byte_getter)
         raise
     if fetched is None:
         return None
@@ -160,6 +162,14 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     return ready_to_copy(selected, chunk.dtype)
 
 
+def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
+    """Add a note to an error that names the chunk."""
+    note = f"while {doing} {name_of_chunk(byte_getter)}"
+    with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
 async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
     """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
     is_readable = chunk.stored.itemsize and chunk.is_on_cpu
@@ -167,12 +177,18 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     if not isinstance(source, Remote):
         return await _fetch_from(getter, chunk, source)
     with chunks_in_flight:
-        await getter.let_others_start()
-        num_requests = max(1, max_requests() // chunks_in_flight.num)
-        gap_bytes = max(source.max_gap_bytes, REQUEST_BYTES // num_requests)
-        max_parts = min(source.max_parts, num_requests) if getter.starts_tasks else 1
-        source = source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts)
-        return await _fetch_from(getter, chunk, source)
+        return await _fetch_from(getter, chunk, await share_requests(getter, source))
+
+
+async def share_requests(getter: Getter, source: Remote) -> Remote:
+    """Return how to read one of the `chunks_in_flight`."""
+    await getter.let_others_start()
+    num_requests = max(1, max_requests() // chunks_in_flight.num)
+    gap_bytes = max(source.max_gap_bytes, REQUEST_BYTES // num_requests)
+    max_parts = min(source.max_parts, num_requests) if getter.starts_tasks else 1
+    if configured_gap_bytes() is not None or not splits_requests():
+        max_parts = 1
+    return source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts)
 
 
 async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any, Plan, str | None]:
@@ -188,8 +204,6 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
                 if isinstance(getter, Blocking):
                     return read(_always), plan, None
                 return await getter.run(read, source.in_thread, place in quick_places), plan, None
-            if gap is not None or not splits_requests():
-                source = source._replace(max_parts=1)
             if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
@@ -207,19 +221,23 @@ def _always() -> bool:
 def plan_chunk(source: File | Remote, chunk: Chunk, gap: int | None) -> Plan:
     """Return what to read of a chunk; `gap` is the largest one in bytes, if the user set it."""
     item_size = chunk.stored.itemsize
+    coalescing = coalescing_of(source, gap)
+    if chunk.num_bytes <= coalescing.costs.any_plan:
+        return plan_whole(chunk.shape, item_size, chunk.axis_order)
+    return plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
+
+
+def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
+    """Return how pieces are coalesced; `gap` is the largest gap in bytes, if the user set it."""
     max_gap_bytes = source.max_gap_bytes if gap is None else gap
     if isinstance(source, Remote) and source.in_one_request:
         max_gap_bytes = sys.maxsize
-    costs = source.costs if gap is None else NO_COSTS
-    if chunk.num_bytes <= costs.any_plan:
-        return plan_whole(chunk.shape, item_size, chunk.axis_order)
-    coalescing = Coalescing(
+    return Coalescing(
         max_gap_bytes,
         BLOCK_BYTES if isinstance(source, File) else None,
         dense_bytes=max_gap_bytes if gap is None else 0,
-        costs=costs,
+        costs=source.costs if gap is None else NO_COSTS,
     )
-    return plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
 
 
 def _read_file(  # noqa: PLR0913
@@ -254,16 +272,25 @@ def _read_file(  # noqa: PLR0913
 
 def _read_at_once(file: OpenFile, plan: Plan, place: str, seconds: float) -> UInt8Array:
     """Return the pieces of a plan, or raise `WouldWait`."""
-    try:
-        fetched = file.read_at_once(plan.ranges)
-    except NotImplementedError:
-        quick_places.ban(place)
-        raise WouldWait from None
-    if fetched is None:
-        quick_places.discard(place)
-        raise WouldWait
+    with trying(place):
+        fetched = file.at_once().read(plan.ranges, _always, adapts=False)
+        if fetched is None:
+            raise BlockingIOError
     quick_places.note(place, seconds)
     return fetched
+
+
+@contextlib.contextmanager
+def trying(place: str) -> Iterator[None]:
+    """Raise `WouldWait` instead of the errors of a file that is read at once."""
+    try:
+        yield
+    except BlockingIOError:
+        quick_places.discard(place)
+        raise WouldWait from None
+    except (OSError, NotImplementedError):
+        quick_places.ban(place)
+        raise WouldWait from None
 
 
 async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> UInt8Array | None:
@@ -271,9 +298,9 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
     store = getattr(getter.byte_getter, "store", None)
-    ranges = _split_ranges(source, plan) if store not in untagged else plan.ranges
+    ranges = split_ranges(source, plan.ranges) if store not in untagged else plan.ranges
     if len(ranges.starts) > plan.num_requests:
-        parts = _Parts(chunk, ranges)
+        parts = Parts(ranges, chunk.num_bytes)
         await _get_split(getter, source, parts, is_whole=plan.is_whole)
         if parts.are_settled:
             return parts.fetched if parts.are_complete else None
@@ -281,10 +308,10 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
             untagged.add(store)
     if plan.is_whole:
         raise ReadWhole
-    for _ in range(_NUM_TRIES if source.get else 1):
-        parts = _Parts(chunk, plan.ranges)
+    for _ in range(NUM_TRIES if source.get else 1):
+        parts = Parts(plan.ranges, chunk.num_bytes)
         # A store that ignores ranges would return many whole chunks at once.
-        await _get_all(getter, source, parts, first_alone=store not in answering)
+        await get_all_parts(getter, source, parts, first_alone=store not in answering)
         if parts.num_present and parts.version is None:
             untagged.add(store)
         if parts.are_settled and (source.tells_missing or parts.are_complete):
@@ -293,18 +320,17 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     raise ReadWhole
 
 
-def _split_ranges(source: Remote, plan: Plan) -> Ranges:
-    """Return the ranges of a plan, long ones split into several."""
-    num_bytes = plan.ranges.num_bytes
-    num_parts = min(source.max_parts, num_bytes // MIN_PART_BYTES)
-    return plan.ranges.cut(-(-num_bytes // num_parts)) if num_parts > 1 else plan.ranges
+def split_ranges(source: Remote, ranges: Ranges) -> Ranges:
+    """Return the ranges of a chunk, long ones split into several."""
+    num_parts = min(source.max_parts, ranges.num_bytes // MIN_PART_BYTES)
+    return ranges.cut(-(-ranges.num_bytes // num_parts)) if num_parts > 1 else ranges
 
 
-async def _get_split(getter: Getter, source: Remote, parts: "_Parts", *, is_whole: bool) -> None:
+async def _get_split(getter: Getter, source: Remote, parts: "Parts", *, is_whole: bool) -> None:
     """Get all ranges; only the beginning of the first if that does not tell the version."""
     request = next(parts.ranges.requests())
     try:
-        answer = await _ask(getter, source, request)
+        answer = await ask(getter, source, request.start, request.end)
     except Exception as error:
         reason = explain_failure(error, 1)
         if reason is None or (is_whole and reason.refusal is None):
@@ -313,24 +339,29 @@ async def _get_split(getter: Getter, source: Remote, parts: "_Parts", *, is_whol
     if answer is None:
         parts.is_missing = True
         return
-    if answer.num_bytes not in (None, parts.chunk_bytes):
-        raise ReadWhole
+    parts.check_length(answer)
     parts.first = request.start, answer
     if answer.version is not None:
-        await _get_all(getter, source, parts, first_alone=False)
+        await get_all_parts(getter, source, parts)
         parts.first = None
 
 
-async def _get_all(getter: Getter, source: Remote, parts: "_Parts", *, first_alone: bool) -> None:
-    """Get the ranges of a plan until all are there, or the chunk has changed."""
+async def get_all_parts(getter: Getter, source: Remote, parts: "Parts", **how: bool) -> None:
+    """Get the ranges of some parts, as `how` says, until all are there or the chunk has changed.
+
+    Raises
+    ------
+    ReadWhole
+        If a range is not answered as requested.
+    """
     get = partial(_get_part, getter, source, parts)
     with contextlib.suppress(_Changed):
-        await getter.get_all(parts.ranges, get, first_alone=first_alone)
+        await getter.get_all(parts.ranges, get, **how)
     if parts.num_present:
         answering.add(getattr(getter.byte_getter, "store", None))
 
 
-async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Request) -> None:
+async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Request) -> None:
     if parts.is_missing:
         return  # stop after the first missing range
     answer = None
@@ -338,16 +369,19 @@ async def _get_part(getter: Getter, source: Remote, parts: "_Parts", request: Re
         answer = parts.first[1]
     with _explaining(parts):
         if answer is None:
-            answer = await _ask(getter, source, request)
+            answer = await ask(getter, source, request.start, request.end)
         raw = None if answer is None else await answer.read()
     parts.take(request, answer, raw)
 
 
-async def _ask(getter: Getter, source: Remote, request: Request) -> Answer | None:
-    """Return the beginning of an answer, or None if the chunk does not exist."""
+async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> Answer | None:
+    """Return the beginning of an answer, or None if the chunk does not exist.
+
+    If `end` is None, `start` is negative, and counts from the end of the chunk.
+    """
     if source.get is not None:
-        return await source.get(request.start, request.end)
-    buffer = await getter.get_range(request.start, request.end)
+        return await source.get(start, end)
+    buffer = await getter.get_range(start, end)
     if buffer is None:
         return None
     raw = buffer.as_numpy_array()
@@ -359,7 +393,7 @@ async def _ask(getter: Getter, source: Remote, request: Request) -> Answer | Non
 
 
 @contextlib.contextmanager
-def _explaining(parts: "_Parts") -> Iterator[None]:
+def _explaining(parts: "Parts") -> Iterator[None]:
     """Raise `ReadWhole` for errors after which a chunk is to be read whole."""
     try:
         yield
@@ -374,10 +408,25 @@ class _Changed(Exception):  # noqa: N818 # not an error
     """The chunk was overwritten between two requests."""
 
 
-class _Parts:
-    """The pieces of a plan, collected while their ranges arrive in any order."""
+_ANY_VERSION = object()
 
-    def __init__(self, chunk: Chunk, ranges: Ranges) -> None:
+
+class Parts:
+    """The pieces of ranges, collected while these arrive in any order.
+
+    Parameters
+    ----------
+    ranges : Ranges
+        The ranges.
+    num_bytes : int or None
+        Length of the chunk, if known.
+    version : object
+        The version of the chunk that the pieces must be from; by default that of the first one.
+    """
+
+    def __init__(
+        self, ranges: Ranges, num_bytes: int | None, version: object = _ANY_VERSION
+    ) -> None:
         self.fetched = np.empty(0, np.uint8)
         self.num_present = 0
         self.is_missing = False
@@ -385,8 +434,8 @@ class _Parts:
         self.first: tuple[int, Answer] | None = None
         self.ranges = ranges
         self.num_requests = len(ranges.starts)
-        self.version: object = None
-        self.chunk_bytes = chunk.num_bytes
+        self.version = version
+        self.chunk_bytes = num_bytes
 
     @property
     def are_complete(self) -> bool:
@@ -398,20 +447,27 @@ class _Parts:
         """Whether all of them are there, or the chunk is missing."""
         return self.are_complete or (self.is_missing and not self.num_present)
 
+    def check_length(self, answer: Answer) -> None:
+        """Raise `ReadWhole` if the chunk has another length."""
+        if (
+            None not in (answer.num_bytes, self.chunk_bytes)
+            and answer.num_bytes != self.chunk_bytes
+        ):
+            raise ReadWhole
+
     def take(self, request: Request, answer: Answer | None, raw: UInt8Array | None) -> None:
         """Check an answer and copy its pieces to their place."""
         if answer is None or raw is None:
             self.is_missing = True
             return
-        if answer.num_bytes not in (None, self.chunk_bytes):
-            raise ReadWhole
+        self.check_length(answer)
         raw = raw.view(np.uint8)
         expected = request.end - request.start
         if len(raw) != expected:
             # An answer that is too short may come from another version of the chunk.
             refusal = "returns more bytes than requested" if len(raw) > expected else None
             raise ReadWhole(refusal, raw if len(raw) == self.chunk_bytes else None)
-        if self.num_present and answer.version != self.version:
+        if self.version not in (_ANY_VERSION, answer.version):
             raise _Changed
         self.version = answer.version
         self.num_present += 1

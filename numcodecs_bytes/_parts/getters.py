@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import zarr
-from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest
+from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
@@ -118,6 +118,10 @@ def max_requests() -> int:
     return int(zarr.config.get("async.concurrency") or UNLIMITED)
 
 
+def _request(start: int, end: int | None) -> ByteRequest:
+    return SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+
+
 class OnLoop:
     """Gets bytes on the event loop, like zarr's default pipeline.
 
@@ -149,9 +153,12 @@ class OnLoop:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
         return await self.byte_getter.get(self._prototype)
 
-    async def get_range(self, start: int, end: int) -> Buffer | None:
-        """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk."""
-        return await self.byte_getter.get(self._prototype, RangeByteRequest(start, end))
+    async def get_range(self, start: int, end: int | None) -> Buffer | None:
+        """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk.
+
+        If `end` is None, `start` is negative, and counts from the end of the chunk.
+        """
+        return await self.byte_getter.get(self._prototype, _request(start, end))
 
     async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: FBT001
         """Return the result of `read`, called with a function that says if it is still wanted.
@@ -170,13 +177,16 @@ class OnLoop:
         finally:
             cancelled.append(True)
 
-    async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:
+    async def get_all(
+        self, ranges: Ranges, get: Get, *, first_alone: bool = False, of_shard: bool = False
+    ) -> None:
         """Get all ranges concurrently, after the first one if `first_alone`.
 
         This coroutine always requests one range after the other, just as zarr's own codec would
         request the whole chunk. Helper tasks join in while the event loop has fewer requests in
         flight than zarr's `async.concurrency`. No task ever waits for a free slot, which could
-        deadlock: the store that occupies one may be reading another array inside `get`.
+        deadlock: the store that occupies one may be reading another array inside `get`. zarr takes
+        that limit for each shard, so only other chunks share their slots.
         """
         requests = ranges.requests()
         num_left = len(ranges.starts)
@@ -189,7 +199,9 @@ class OnLoop:
             for request in requests:
                 await get(request)
             return
-        slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), _Slots())
+        slots = _Slots()
+        if not of_shard:
+            slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), slots)
         limit = max_requests()
         failure = None
         slots.num_taken += 1
@@ -261,12 +273,12 @@ class Blocking:
         """See `OnLoop`."""
         return self.byte_getter.get_sync(prototype=self._prototype)
 
-    async def get_range(self, start: int, end: int) -> Buffer | None:
+    async def get_range(self, start: int, end: int | None) -> Buffer | None:
         """See `OnLoop`."""
-        byte_range = RangeByteRequest(start, end)
+        byte_range = _request(start, end)
         return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
 
-    async def get_all(self, ranges: Ranges, get: Get, *, first_alone: bool) -> None:  # noqa: ARG002
+    async def get_all(self, ranges: Ranges, get: Get, **_: bool) -> None:
         """Get all ranges, one after another."""
         for request in ranges.requests():
             await get(request)

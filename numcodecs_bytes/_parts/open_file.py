@@ -141,6 +141,19 @@ class OpenFile:
                 raise _Stopped
         self._fill(view, position)
 
+    def part(self, start: int, num_bytes: int) -> "OpenFile":
+        """Return a part of this part, which is open as long as this is."""
+        read_into = None if self._descriptor is None else self._read_into
+        return self._with(self._read_at, read_into, start, num_bytes)
+
+    def _with(
+        self, read_at: ReadAt, read_into: ReadInto | None, start: int, num_bytes: int
+    ) -> "OpenFile":
+        file = OpenFile(read_at, self.close, num_bytes, self._offset + start, self._descriptor)
+        if read_into is not None:
+            file._read_into = read_into  # another instance of this class
+        return file
+
     @property
     def is_on_disk(self) -> bool:
         """Whether the file is on a block device of this machine, and not on a network, say."""
@@ -148,26 +161,23 @@ class OpenFile:
             return False
         return os.major(os.fstat(self._descriptor).st_dev) != 0
 
-    def read_at_once(self, ranges: Ranges) -> UInt8Array | None:
-        """Return the pieces of some ranges as `read` does; None if that has to wait for a disk.
+    def at_once(self) -> "OpenFile":
+        """Return the same part, whose reads raise errors where they have to wait for a disk.
+
+        They raise BlockingIOError, or another OSError if the file system does not say whether it
+        has to wait.
 
         Raises
         ------
         NotImplementedError
-            If this system or file system does not say so.
+            If this system does not say so.
         """
         descriptor = self._descriptor
         if descriptor is None or not hasattr(os, "RWF_NOWAIT"):
             raise NotImplementedError
         read_at = partial(_pread_at_once, descriptor)
-        file = OpenFile(read_at, self.close, self.num_bytes, self._offset)
-        file._read_into = partial(_preadv_at_once, descriptor)
-        try:
-            return file.read(ranges, lambda: True, adapts=False)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise NotImplementedError from error
+        read_into = partial(_preadv_at_once, descriptor)
+        return self._with(read_at, read_into, 0, self.num_bytes)
 
     def _choose(
         self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]

@@ -198,7 +198,7 @@ _SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
 def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan:
     plan = None
     # Offsets are NumPy integers; no store has a chunk too large for them.
-    if stored.num_bytes <= sys.maxsize and not _is_whole(selectors, stored.shape):
+    if stored.num_bytes <= sys.maxsize and not is_whole(selectors, stored.shape):
         plan = _plan_slab(selectors, stored, coalescing)
         if plan is not None:
             pass
@@ -241,7 +241,7 @@ def strides_of(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tu
     return tuple(strides)
 
 
-def _is_whole(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> bool:
+def is_whole(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> bool:
     """Whether a selection is a full slice of every axis (a fast check)."""
     return len(selectors) == len(chunk_shape) and all(
         isinstance(s, slice)

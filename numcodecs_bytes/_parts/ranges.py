@@ -154,6 +154,13 @@ class Costs(NamedTuple):
 NO_COSTS = Costs(0, 0, 0, 0)
 
 
+def join_adjacent(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:
+    """Return the same bytes in fewer pieces; pieces are in ascending order."""
+    is_edge = np.ones(len(starts) + 1, bool)
+    is_edge[1:-1] = starts[1:] != ends[:-1]
+    return starts[is_edge[:-1]], ends[is_edge[1:]]
+
+
 class Coalescing(NamedTuple):
     """How pieces are coalesced into ranges.
 

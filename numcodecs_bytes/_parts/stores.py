@@ -4,27 +4,28 @@ Range requests are an optimization, used only if they are known to be reliable. 
 read whole, as zarr's own codec does: by the byte getter's `get`, or `get_sync` in zarr's fused
 pipeline.
 
-| store                             | parts of a chunk | its length      | one version      |
-|-----------------------------------|------------------|-----------------|------------------|
-| LocalStore                        | of an open file  | of the file     | yes              |
-| MemoryStore, a shard in memory    | whole: a view    | yes             | yes              |
-| ZipStore: stored members          | of an open file  | in the archive  | yes; CRC ignored |
-| ZipStore: compressed members      | whole            | yes             | yes              |
-| ObjectStore                       | ranges           | in responses    | by their `e_tag` |
-| FsspecStore on local files, also  | of an open file  | of the file     | yes              |
-| by reference                      |                  |                 |                  |
-| FsspecStore on HTTP, S3, GCS,     | ranges           | of a reference  | unknown          |
-| Azure and obstore, also through   |                  |                 |                  |
-| `reference` and `dir`             |                  |                 |                  |
-| Icechunk; VirtualiZarr (2.8)      | ranges           | unknown         | unknown          |
-| WrapperStore                      | like the store that it wraps                         |
-| named by the user                 | ranges           | unknown         | unknown          |
-| named by the user, a subclass of  | like the store that it wraps, but where that gives   |
-| WrapperStore                      | one version, with one request                        |
-| any other                         | whole            | yes             | yes              |
+| store                        | parts of a chunk | its length     | one version      | in place |
+|------------------------------|------------------|----------------|------------------|----------|
+| LocalStore                   | of an open file  | of the file    | yes              | yes      |
+| MemoryStore, a shard in memory| whole: a view    | yes            | yes              | no       |
+| ZipStore: stored members     | of an open file  | in the archive | yes; CRC ignored | no       |
+| ZipStore: compressed members | whole            | yes            | yes              | no       |
+| ObjectStore                  | ranges           | in responses   | by their `e_tag` | no       |
+| FsspecStore on local files,  | of an open file  | of the file    | no: rewrites the | no       |
+| also by reference            |                  |                | file             |          |
+| FsspecStore on HTTP, S3, GCS,| ranges           | of a reference | unknown          | no       |
+| Azure, obstore, also through |                  |                |                  |          |
+| `reference` and `dir`        |                  |                |                  |          |
+| Icechunk; VirtualiZarr (2.8) | ranges           | unknown        | unknown          | no       |
+| WrapperStore                 | like the store that it wraps                       | no       |
+| named by the user            | ranges           | unknown        | unknown          | no       |
+| named by the user, a subclass| like the store that it wraps, but where that gives | no       |
+| of WrapperStore              | one version, with one request                      |          |
+| any other                    | whole            | yes            | yes              | no       |
 
 "Its length" is how the length of the chunk is checked, "one version" whether all parts of a chunk
-are known to come from the same version of it.
+are known to come from the same version of it, if chunks are replaced. "In place" is whether parts
+of a chunk can be written so, which the user must ask for: that makes no version.
 
 A store is known only if it is exactly the class of a line, with the methods of that class, and is
 accessed through an exact `StorePath`: an overridden method must be called, and what it does with a
@@ -199,7 +200,8 @@ class Remote(NamedTuple):
         Length of the chunk, if known before the first request.
     get : callable or None
         Takes the first byte and the end (exclusive) of a range and returns the answer, or None if
-        the chunk does not exist. If this is None, the byte getter is used.
+        the chunk does not exist. If the end is None, the first byte is negative, and counts from
+        the end of the chunk. If `get` is None, the byte getter is used.
     max_gap_bytes : int
         Largest gap over which ranges are coalesced.
     in_one_request : bool
@@ -211,7 +213,7 @@ class Remote(NamedTuple):
 
     tells_missing: bool = True
     num_bytes: int | None = None
-    get: Callable[[int, int], Awaitable[Answer | None]] | None = None
+    get: Callable[[int, int | None], Awaitable[Answer | None]] | None = None
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
     costs: Costs = NO_COSTS
     in_one_request: bool = False
@@ -228,6 +230,32 @@ class Whole(NamedTuple):
     """
 
     why: str = ""
+
+
+_WRITING = ("set", "set_sync", "_set", "set_if_not_exists", "delete", "delete_sync")
+_OWN_WRITING = {
+    owner: [getattr(owner, name, None) for name in _WRITING] for owner in (LocalStore, StorePath)
+}
+
+
+def file_to_write(byte_setter: Any) -> str | Whole:
+    """Return the path of the file of a chunk that may be written in place, or why it may not.
+
+    Only of a LocalStore, exactly that class, with its own methods: others may do more than write.
+    """
+    store = getattr(byte_setter, "store", None)
+    if type(byte_setter) is not StorePath or type(store) is not LocalStore:
+        return Whole(f"{_name_of(type(store or byte_setter))} is not zarr's LocalStore")
+    for instance, owner in ((byte_setter, StorePath), (store, LocalStore)):
+        own = [getattr(owner, name, None) for name in _WRITING]
+        is_own = own == _OWN_WRITING[owner] and _attributes(instance).isdisjoint(_WRITING)
+        if not is_own or not _has_own_methods(instance, owner):
+            return Whole(f"methods of {_name_of(owner)} are replaced")
+    if type(store.root) is not _PATH:
+        return Whole(f"{_name_of(type(store.root))} is not a path of Python's own")
+    if store.read_only or not store._is_open:  # noqa: SLF001
+        return Whole("the store is read-only, or closed")
+    return f"{store.root}/{byte_setter.path}"
 
 
 Source = File | Remote | Whole
@@ -431,13 +459,19 @@ def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
     return lambda path: Remote(get=partial(_get_object_range, objects, path), max_parts=max_parts)
 
 
-async def _get_object_range(store: Any, path: str, start: int, end: int) -> Answer | None:
+async def _get_object_range(store: Any, path: str, start: int, end: int | None) -> Answer | None:
     import obstore  # noqa: PLC0415 # optional, but installed if there is such a store
 
+    byte_range: Any = {"suffix": -start} if end is None else (start, end)
     try:
-        response = await obstore.get_async(store, path, options={"range": (start, end)})
+        response = await obstore.get_async(store, path, options={"range": byte_range})
     except ALLOWED_EXCEPTIONS:
         return None
+    except obstore.exceptions.NotSupportedError:  # a suffix, by Azure
+        if end is not None:
+            raise
+        num_bytes = (await obstore.head_async(store, path))["size"]
+        return await _get_object_range(store, path, max(num_bytes + start, 0), num_bytes)
 
     async def read() -> UInt8Array:
         raw: Any = await response.bytes_async()
@@ -568,6 +602,25 @@ def splits_requests() -> bool:
             f"numcodecs_bytes.split_requests in zarr's config must be True or False, got {splits!r}"
         )
     return splits is not False
+
+
+def configured_write_in_place() -> bool | str:
+    """Return `numcodecs_bytes.write_in_place` from zarr's config: True, "require", or else False.
+
+    Raises
+    ------
+    ValueError
+        If it is something else.
+    """
+    if _SPELLINGS.isdisjoint(zarr.config.config):
+        return False
+    mode = zarr.config.get("numcodecs_bytes.write_in_place", None) or False
+    if mode not in (False, True, "require"):
+        raise ValueError(
+            "numcodecs_bytes.write_in_place in zarr's config must be True, False or 'require', got "
+            f"{mode!r}"
+        )
+    return mode
 
 
 _SPELLINGS = {"numcodecs_bytes", "numcodecs-bytes"}

@@ -12,6 +12,9 @@ import zarr
 import zarr.dtype
 import zarr.registry
 
+from numcodecs_bytes._parts.in_place import has_pipeline
+from numcodecs_bytes._parts.stores import configured_write_in_place
+
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
 
 
@@ -29,9 +32,23 @@ def report() -> dict[str, Any]:
             name: version(name) for name in ("numcodecs-bytes", "numcodecs", "zarr", "numpy")
         },
         "answers": answers,
+        "writes_in_place": _writes_in_place(),
         "overrides": [*_overrides("bytes"), *_overrides("endian")],
         "finds_data_types": _finds_data_types(),
     }
+
+
+def _writes_in_place() -> str | None:
+    """Return whether parts of chunks are written in place, and if not why; None if not asked for.
+
+    Zarr's config is looked at, not an array: one that is open may have another pipeline.
+    """
+    try:
+        if not configured_write_in_place():
+            return None
+        return "yes" if has_pipeline() else "no: codec_pipeline.path is none of numcodecs_bytes"
+    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
+        return f"no: {error}"
 
 
 def _finds_data_types() -> bool:

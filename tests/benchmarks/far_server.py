@@ -34,8 +34,11 @@ async def answer(
             total = path.stat().st_size
             status, more, first, last = "200 OK", "", 0, total - 1
             for header in headers:
-                if found := re.match(r"range: *bytes=(\d+)-(\d*)", header, re.IGNORECASE):
-                    first, last = int(found[1]), min(int(found[2] or last), last)
+                if found := re.match(r"range: *bytes=(\d*)-(\d*)", header, re.IGNORECASE):
+                    if found[1]:
+                        first, last = int(found[1]), min(int(found[2] or last), last)
+                    else:
+                        first = max(total - int(found[2]), 0)
                     status = "206 Partial Content"
                     more = f"Content-Range: bytes {first}-{last}/{total}\r\n"
             num_bytes = last + 1 - first

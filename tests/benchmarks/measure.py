@@ -36,17 +36,25 @@ class Settings:
     out: Path  # for results
 
 
-def measure(contenders: Contenders, seconds: float, least: int = 5, most: int = 101) -> Times:
-    """Return the seconds that each contender took in each round.
+def measure(
+    contenders: Contenders,
+    seconds: float,
+    least: int = 5,
+    most: int = 101,
+    before: Callable[[], Any] | None = None,
+) -> Times:
+    """Return the seconds that each contender took in each round, without what is done `before`.
 
     At least `least` rounds, then more within `seconds`; twice `seconds` where rounds differ
     by more than 10 %. A first run does not count, unless each takes a second.
     """
-    first = {name: _time(run) for name, run in contenders.items()}
+    first = {name: _time(run, before=before) for name, run in contenders.items()}
     for name, run in contenders.items():
         if first[name] < SHORT_SECONDS:
-            first[name] = _time(run)
-    repeats = {name: max(1, math.ceil(TURN_SECONDS / took)) for name, took in first.items()}
+            first[name] = _time(run, before=before)
+    repeats = dict.fromkeys(first, 1)
+    if before is None:
+        repeats = {name: max(1, math.ceil(TURN_SECONDS / took)) for name, took in first.items()}
     are_long = min(first.values()) > LONG_SECONDS
     times: Times = {name: [took] if are_long else [] for name, took in first.items()}
     names, order = list(contenders), random.Random(0)  # noqa: S311 # no secret
@@ -60,14 +68,18 @@ def measure(contenders: Contenders, seconds: float, least: int = 5, most: int = 
         for name in names:
             run = contenders[name]
             if not times[name] or times[name][-1] < SHORT_SECONDS:
-                run()
-            times[name].append(_time(run, repeats[name]))
+                _time(run, before=before)
+            times[name].append(_time(run, repeats[name], before))
         # Else one would always come after the same other, in the memory that that one left.
         order.shuffle(names)
     return times
 
 
-def _time(run: Callable[[], Any], repeats: int = 1) -> float:
+def _time(
+    run: Callable[[], Any], repeats: int = 1, before: Callable[[], Any] | None = None
+) -> float:
+    if before is not None:
+        before()
     start = time.perf_counter()
     for _ in range(repeats):
         run()

@@ -19,9 +19,11 @@ from pathlib import Path
 
 import cost
 import far
+import in_place
 import many
 import partial_read
 import raw
+import shards
 import whole
 import zarr.registry
 from measure import GIB, Settings
@@ -35,6 +37,8 @@ SECTIONS = {
     "partial": partial_read.section,
     "many": many.section,
     "far": far.section,
+    "shards": shards.section,
+    "in_place": in_place.section,
     "cost": cost.section,
 }
 PACKAGES = ("zarr", "numcodecs", "numpy", "ml_dtypes", "zarrs", "tensorstore")

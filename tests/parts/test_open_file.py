@@ -148,6 +148,17 @@ class TestSlowFiles:
         assert file.read_column(adapts=False) == len(file.sizes)
 
 
+def always():
+    return True
+
+
+def raising(error):
+    def raise_it(*_):
+        raise error
+
+    return raise_it
+
+
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system can't read at once")
 class TestAtOnce:
     """What is in the page cache is read without a thread."""
@@ -158,8 +169,8 @@ class TestAtOnce:
     def test_pieces_in_the_page_cache(self, path):
         file = open_local(path, OFFSET, RAW.size)
         try:
-            fetched = file.read_at_once(self.RANGES)
-        except NotImplementedError:
+            fetched = file.at_once().read(self.RANGES, always, adapts=False)
+        except OSError:
             pytest.skip("the file system of temporary files can't read at once")
         finally:
             file.close()
@@ -177,12 +188,10 @@ class TestAtOnce:
         monkeypatch.setattr(os, "preadv", wait)
         file = open_local(path, OFFSET, RAW.size)
         try:
-            if number == errno.EAGAIN:
-                assert file.read_at_once(self.RANGES) is None
-            else:
-                with pytest.raises(NotImplementedError):
-                    file.read_at_once(self.RANGES)
-            fetched = file.read(self.RANGES, lambda: True, adapts=True)
+            expected = BlockingIOError if number == errno.EAGAIN else OSError
+            with pytest.raises(expected):
+                file.at_once().read(self.RANGES, always, adapts=False)
+            fetched = file.read(self.RANGES, always, adapts=True)
         finally:
             file.close()
         np.testing.assert_array_equal(fetched, self.EXPECTED)
@@ -192,7 +201,7 @@ class TestAtOnce:
         monkeypatch.setattr(os, "preadv", lambda d, b, p, _: preadv(d, [b[0][:1]], p))
         ranges = Coalescing(0).coalesce(np.array([5]), np.array([9000]))
         file = open_local(path, OFFSET, RAW.size)
-        fetched = file.read_at_once(ranges)
+        fetched = file.at_once().read(ranges, always, adapts=False)
         file.close()
         np.testing.assert_array_equal(fetched, RAW[5:9000])
 
@@ -220,18 +229,15 @@ class TestThreads:
             array = zarr.open_array(tmp_path, mode="r")
             yield lambda: [array[3, k] for k in range(3)] == [1] * 3 and threads, places
 
-    def read_now(self, ranges):
-        return self.read(ranges, lambda: True, adapts=False)
-
     def test_on_the_loop_where_the_last_one_was_quick(self, opened, monkeypatch):
-        monkeypatch.setattr(OpenFile, "read_at_once", TestThreads.read_now)
+        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
         read, _ = opened
         assert [name == "zarr_io" for name in read()] == [False, True, True]
 
     @pytest.mark.parametrize("what", ["QUICK_OPEN_SECONDS", "QUICK_READ_SECONDS", "is_on_disk"])
     def test_in_threads_elsewhere(self, opened, monkeypatch, what):
         """On a network to open a file may take long, and for ever where it is gone."""
-        monkeypatch.setattr(OpenFile, "read_at_once", TestThreads.read_now)
+        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
         if what == "is_on_disk":
             monkeypatch.setattr(OpenFile, what, False)
         else:
@@ -241,15 +247,12 @@ class TestThreads:
 
     def test_in_a_thread_where_it_would_wait(self, opened, monkeypatch):
         """Until a read there is quick again."""
-        monkeypatch.setattr(OpenFile, "read_at_once", lambda *_: None)
+        monkeypatch.setattr(OpenFile, "at_once", raising(BlockingIOError))
         read, _ = opened
         assert [name == "zarr_io" for name in read()] == [False, True, False, True, False]
 
     def test_once_where_it_can_not_be_tried(self, opened, monkeypatch):
-        def read_at_once(*_):
-            raise NotImplementedError
-
-        monkeypatch.setattr(OpenFile, "read_at_once", read_at_once)
+        monkeypatch.setattr(OpenFile, "at_once", raising(NotImplementedError))
         read, places = opened
         assert [name == "zarr_io" for name in read()] == [False, True, False, False]
         assert not places._places

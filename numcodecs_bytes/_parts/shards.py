@@ -1,0 +1,506 @@
+"""Read parts of the uncompressed inner chunks of shards.
+
+An inner chunk is a part of a file or of an object: the ranges of each are planned as for any chunk,
+moved to where it begins, and coalesced with those of others. Whatever is unusual in a shard, such
+as inner chunks of another length or a damaged index, is left to zarr's own codec, which reads whole
+inner chunks, or raises the error.
+"""
+
+import asyncio
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import NDBuffer, cpu
+from zarr.core.indexing import get_indexer
+from zarr.storage import MemoryStore, StorePath
+
+from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
+from numcodecs_bytes._parts.fetch import (
+    MIN_PART_BYTES,
+    NUM_TRIES,
+    Chunk,
+    Parts,
+    add_name,
+    ask,
+    coalescing_of,
+    get_all_parts,
+    plan_chunk,
+    run_blocking,
+    share_requests,
+    split_ranges,
+)
+from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
+from numcodecs_bytes._parts.open_file import OpenFile
+from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, key_of, plan_read
+from numcodecs_bytes._parts.ranges import Coalescing, Indices
+from numcodecs_bytes._parts.refusals import (
+    ReadWhole,
+    explain_failure,
+    remember_refusal,
+    untagged,
+)
+from numcodecs_bytes._parts.stores import (
+    Answer,
+    File,
+    Remote,
+    Whole,
+    configured_gap_bytes,
+    find_source,
+)
+from numcodecs_bytes._zarr_versions import (
+    DECODES_INDEX_AT_ONCE,
+    chunk_grid_of,
+    fill_value_or_default,
+)
+
+MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
+MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
+
+# The plan for no elements.
+NOTHING = plan_read((slice(0),), (1,), 1, Coalescing(0))
+
+
+class Left(Exception):  # noqa: N818 # not an error
+    """The shard is left to zarr's own codec.
+
+    Parameters
+    ----------
+    why : str or None
+        What is amiss in it, if known.
+    refusal : str or None
+        How the store showed that it does not support ranges, if it did.
+    """
+
+    def __init__(self, why: str | None = None, refusal: str | None = None) -> None:
+        super().__init__(why)
+        self.refusal = refusal
+
+
+class InnerSelection(NamedTuple):
+    """What is selected from an inner chunk.
+
+    Attributes
+    ----------
+    selection : tuple
+        The selection from the inner chunk.
+    place : tuple
+        Where it belongs in the selection from the shard.
+    plan : Plan
+        Which bytes of the inner chunk to read.
+    num_bytes : int
+        How many of them are kept.
+    """
+
+    selection: Any
+    place: Any
+    plan: Plan
+    num_bytes: int
+
+
+class ShardSelection(NamedTuple):
+    """What is selected from a shard.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of the selection.
+    flat_shape : tuple of int
+        The shape to which the places of the inner selections refer; points are flat.
+    coordinates : tuple of numpy.ndarray
+        Which inner chunks are selected: an index along each axis of their grid, shape
+        ``(num_chunks,)``.
+    inner : list of InnerSelection
+        What is selected from each of them.
+    num_bytes : int
+        Number of bytes to read, if no inner chunk is missing.
+    """
+
+    shape: tuple[int, ...]
+    flat_shape: tuple[int, ...]
+    coordinates: tuple[Indices, ...]
+    inner: list[InnerSelection]
+    num_bytes: int
+
+
+class Shard:
+    """How the shards of an array are stored.
+
+    Parameters
+    ----------
+    codec : zarr.codecs.ShardingCodec
+        zarr's own codec, exactly that class.
+    spec : zarr.core.array_spec.ArraySpec
+        The specification of the shard.
+    chunk : Chunk
+        An inner chunk, without a selection.
+
+    Attributes
+    ----------
+    num_chunks : int
+        The number of inner chunks.
+    """
+
+    def __init__(self, codec: Any, spec: ArraySpec, chunk: Chunk) -> None:
+        self.codec, self.spec, self.chunk = codec, spec, chunk
+        self._grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
+        self.num_chunks = math.prod(self._grid_shape)
+
+    @functools.cached_property
+    def index_bytes(self) -> int:
+        """Length of the index in bytes."""
+        return int(self.codec._shard_index_size(self._grid_shape))  # noqa: SLF001
+
+    @property
+    def index_range(self) -> tuple[int, int | None]:
+        """First byte and end (exclusive) of the index, or a negative number and None at the end."""
+        location = self.codec.index_location  # an Enum on zarr 3.1.6
+        is_first = getattr(location, "value", location) == "start"
+        return (0, self.index_bytes) if is_first else (-self.index_bytes, None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of a shard in bytes without missing inner chunks."""
+        return math.prod(self.spec.shape) * self.chunk.stored.itemsize + self.index_bytes
+
+    def coalescing(self, source: Remote, gap: int | None) -> Coalescing:
+        """Return how the pieces of inner chunks are coalesced, over no larger gaps than by zarr."""
+        coalescing = coalescing_of(source, gap)
+        if gap is not None:
+            return coalescing
+        zarrs = getattr(self.spec.config, "sharding_coalesce_max_gap_bytes", MAX_GAP_BYTES)
+        # In several requests, because a connection has a limited rate.
+        return coalescing._replace(
+            max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=MIN_PART_BYTES
+        )
+
+    def select(self, selection: Any, source: File | Remote, gap: int | None) -> ShardSelection:
+        """Return what a selection takes from which inner chunks.
+
+        Parameters
+        ----------
+        selection : tuple
+            As zarr passes it to codecs.
+        source : File or Remote
+            How the shard is read.
+        gap : int or None
+            Largest gap over which to read in bytes, if the user set it.
+        """
+        grid = chunk_grid_of(self.spec.shape, self.codec.chunk_shape)
+        indexer: Any = get_indexer(selection, self.spec.shape, grid)
+        found, inner = [], []
+        planned: dict[Any, tuple[Plan, int]] = {}
+        num_bytes = 0
+        for coordinates, of_chunk, place, *_ in indexer:
+            key = key_of(of_chunk) if isinstance(of_chunk, tuple) else None
+            if key is None or key not in planned:
+                plan = plan_chunk(source, self.chunk._replace(selection=of_chunk), gap)
+                planned[key] = plan, plan.ranges.num_kept_bytes
+            plan, num_kept = planned[key]
+            found.append(coordinates)
+            inner.append(InnerSelection(of_chunk, place, plan, num_kept))
+            num_bytes += plan.ranges.num_bytes
+        coordinates = np.array(found, np.intp).reshape(len(found), len(self._grid_shape))
+        shape = tuple(getattr(indexer, "sel_shape", indexer.shape))
+        return ShardSelection(shape, tuple(indexer.shape), tuple(coordinates.T), inner, num_bytes)
+
+    def locate(
+        self, index: Any, coordinates: tuple[Indices, ...], num_bytes: int | None
+    ) -> tuple[Indices, Indices, Indices]:
+        """Return inner chunks in the order in which they are stored.
+
+        Parameters
+        ----------
+        index : numpy.ndarray
+            Offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
+        coordinates : tuple of numpy.ndarray
+            The index of each inner chunk along each axis of their grid, shape ``(num_chunks,)``.
+        num_bytes : int or None
+            Length of the shard in bytes, if known.
+
+        Returns
+        -------
+        present : numpy.ndarray
+            Positions in `coordinates` of those that exist.
+        starts : numpy.ndarray
+            Where each of these begins in bytes, ascending.
+        missing : numpy.ndarray
+            Positions in `coordinates` of those that do not exist.
+
+        Raises
+        ------
+        Left
+            If one has another length, reaches beyond the shard, or overlaps another one.
+        """
+        entries = index[(*coordinates, slice(None))].reshape(-1, 2)
+        is_missing = (entries == MISSING).all(axis=1)
+        found = np.flatnonzero(~is_missing)
+        starts, lengths, length = entries[found, 0], entries[found, 1], self.chunk.num_bytes
+        limit = np.iinfo(np.int64).max if num_bytes is None else num_bytes
+        is_odd = (lengths != length) | (starts > max(limit - length, 0)) | (length > limit)
+        if is_odd.any():
+            k = int(is_odd.argmax())
+            name = tuple(int(along[found[k]]) for along in coordinates)
+            raise Left(
+                f"the index has inner chunk {name} at byte {starts[k]} with {lengths[k]} bytes, "
+                f"expected {length} bytes"
+                + (f" in a shard of {num_bytes}" if num_bytes is not None else "")
+            )
+        order = np.argsort(starts, kind="stable")
+        starts = starts[order].astype(np.int64)
+        if (np.diff(starts) < length).any():
+            raise Left("inner chunks overlap")
+        return found[order], starts, np.flatnonzero(is_missing)
+
+    def locate_selected(
+        self, index: Any, selected: ShardSelection, num_bytes: int | None
+    ) -> tuple[list[InnerSelection], Indices, list[InnerSelection]]:
+        """Do the same as `locate` for the inner chunks of a selection, and return these."""
+        present, starts, missing = self.locate(index, selected.coordinates, num_bytes)
+        inner = selected.inner
+        return [inner[k] for k in present.tolist()], starts, [inner[k] for k in missing.tolist()]
+
+    def read_index(self, file: OpenFile, is_wanted: IsWanted) -> UInt8Array:
+        """Return the bytes of the index of a shard in a file."""
+        if file.num_bytes < self.index_bytes:
+            raise Left("the shard is too short for its index")
+        raw = np.empty(self.index_bytes, np.uint8)
+        file.read_into(raw, self.index_range[0] % file.num_bytes, is_wanted)
+        return raw
+
+    def decode_index(self, raw: Any, run: Callable[..., Any] = asyncio.run) -> Any:
+        """Return the offsets and lengths of the inner chunks.
+
+        zarr 3.1.6 needs an event loop, where `run` runs a coroutine: not if one is running.
+        """
+        buffer = cpu.Buffer.from_array_like(raw)
+        if DECODES_INDEX_AT_ONCE:
+            decoded = self.codec._decode_shard_index_sync(buffer, self._grid_shape)  # noqa: SLF001
+        else:
+            decoding = self.decode_index_on_loop(raw)
+            try:
+                return run(decoding)
+            finally:
+                decoding.close()  # if an event loop runs in this thread
+        return decoded.offsets_and_lengths
+
+    async def decode_index_on_loop(self, raw: Any) -> Any:
+        """Do the same as `decode_index` on an event loop."""
+        buffer = cpu.Buffer.from_array_like(raw)
+        decoded = await self.codec._decode_shard_index(buffer, self._grid_shape)  # noqa: SLF001
+        return decoded.offsets_and_lengths
+
+    def grid_of(self, out: Array) -> tuple[Array, tuple[Indices, ...]]:
+        """Return a view of a whole shard that is indexed by inner chunks first, and their grid.
+
+        The axes of an inner chunk follow in the order in which they are stored.
+        """
+        shapes = list(zip(self._grid_shape, self.chunk.shape, strict=True))
+        num_axes = len(shapes)
+        order = self.chunk.axis_order or range(num_axes)
+        axes = [*range(0, 2 * num_axes, 2), *(2 * k + 1 for k in order)]
+        view = out.reshape([n for shape in shapes for n in shape]).transpose(axes)
+        coordinates = np.indices(self._grid_shape).reshape(num_axes, self.num_chunks)
+        return view, tuple(coordinates)
+
+    def fill(self, out: Array, missing: Sequence[InnerSelection]) -> None:
+        """Write the fill value to where inner chunks are missing."""
+        fill_value = fill_value_or_default(self.spec) if missing else None
+        for inner in missing:
+            out[inner.place] = fill_value
+
+    def scatter(self, out: Array, fetched: UInt8Array, present: Sequence[InnerSelection]) -> None:
+        """Write what was fetched of inner chunks, end to end, to its places."""
+        start = 0
+        for selection, place, plan, num_bytes in present:
+            part = fetched[start : start + num_bytes]
+            selected = select_fetched(part, self.chunk.stored, plan, selection)
+            out[place] = ready_to_copy(selected, self.chunk.dtype)
+            start += num_bytes
+
+
+def pieces_of(present: Sequence[InnerSelection], starts: Indices) -> tuple[Indices, Indices]:
+    """Return first byte and end of each piece of inner chunks, in bytes of the shard.
+
+    Parameters
+    ----------
+    present : sequence of InnerSelection
+        What to read of each inner chunk.
+    starts : numpy.ndarray
+        Where each of them begins in bytes, ascending, shape ``(num_chunks,)``.
+    """
+    plans = [inner.plan for inner in present] or [NOTHING]
+    if all([plan is plans[0] for plan in plans]):  # noqa: C419
+        plans, moved_to = plans[:1], [starts[:, np.newaxis]]
+    else:
+        moved_to = starts.tolist()
+    moved = list(zip(plans, moved_to, strict=True))
+    firsts = np.concatenate([(p.ranges.piece_starts + start).ravel() for p, start in moved])
+    ends = np.concatenate([(p.ranges.piece_ends + start).ravel() for p, start in moved])
+    return firsts, ends
+
+
+def groups_of(present: Sequence[InnerSelection], max_bytes: int) -> Iterator[slice]:
+    """Yield consecutive inner chunks of which so many bytes are kept at most, at least one each."""
+    first, num_bytes = 0, 0
+    for k, inner in enumerate(present):
+        if k > first and num_bytes + inner.num_bytes > max_bytes:
+            yield slice(first, k)
+            first, num_bytes = k, 0
+        num_bytes += inner.num_bytes
+    if present:
+        yield slice(first, len(present))
+
+
+async def fetch_shard(byte_getter: Any, shard: Shard, selection: Any) -> NDBuffer | None:
+    """Return the selection of a shard, or None if the shard does not exist.
+
+    Parameters
+    ----------
+    byte_getter : zarr.abc.store.ByteGetter
+        The byte getter of the shard.
+    shard : Shard
+        How it is stored.
+    selection : tuple
+        The selection that zarr passes to codecs.
+
+    Raises
+    ------
+    Exception
+        Whatever the store or zarr's codec raises, with a note that names the shard.
+    """
+    return await _fetch(OnLoop(byte_getter, shard.spec.prototype), shard, selection)
+
+
+def fetch_shard_sync(byte_getter: Any, shard: Shard, selection: Any) -> NDBuffer | None:
+    """Do the same as `fetch_shard`, using only the byte getter's `get_sync`."""
+    getter = Blocking(byte_getter, shard.spec.prototype)
+    return run_blocking(_fetch(getter, shard, selection))
+
+
+async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | None:
+    byte_getter: Any = getter.byte_getter
+    refusal = None
+    try:
+        source = find_source(byte_getter)
+        if isinstance(source, Remote) and not source.in_one_request:
+            try:
+                with chunks_in_flight:
+                    source = await share_requests(getter, source)
+                    out = await _fetch_parts(getter, source, shard, selection)
+                return None if out is None else shard.spec.prototype.nd_buffer(out)
+            except ReadWhole:
+                buffer = await getter.get_whole()
+                if buffer is None:
+                    return None
+                byte_getter = StorePath(MemoryStore({byte_getter.path: buffer}), byte_getter.path)
+            except Left as why:
+                refusal = why.refusal
+        codec, spec = shard.codec, shard.spec
+        if getter.is_blocking:
+            selected = codec._decode_partial_sync(byte_getter, selection, spec)  # noqa: SLF001
+        else:
+            selected = await codec._decode_partial_single(byte_getter, selection, spec)  # noqa: SLF001
+    except Exception as error:
+        add_name(error, getter.byte_getter)
+        if isinstance(error, TypeError | ValueError):
+            with contextlib.suppress(Exception):
+                await _explain(error, getter, shard, selection)
+        raise
+    if refusal is not None and selected is not None:
+        remember_refusal(getattr(byte_getter, "store", None), refusal, shard.num_bytes)
+    return selected  # type: ignore[no-any-return]
+
+
+async def _explain(error: Exception, getter: Getter, shard: Shard, selection: Any) -> None:
+    """Add a note to an error that says which inner chunk is amiss."""
+    source, num_bytes = find_source(getter.byte_getter), None
+    if isinstance(source, Whole):
+        return
+    if isinstance(source, File):
+        file = source.open()
+        try:
+            raw, num_bytes = shard.read_index(file, lambda: True), file.num_bytes
+        finally:
+            file.close()
+    else:
+        answer: Any = await ask(getter, source, *shard.index_range)
+        raw, num_bytes = await answer.read(), answer.num_bytes
+    index = await shard.decode_index_on_loop(raw)
+    try:
+        shard.locate(index, shard.select(selection, source, None).coordinates, num_bytes)
+    except Left as why:
+        error.add_note(str(why))
+
+
+async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: Any) -> Any:
+    """Return the selection of a shard, or None if the shard does not exist.
+
+    Raises
+    ------
+    ReadWhole
+        If the shard must be read whole, to be of one version.
+    Left
+        If the shard is left to zarr's codec.
+    """
+    gap = configured_gap_bytes()
+    selected = shard.select(selection, source, gap)
+    store = getattr(getter.byte_getter, "store", None)
+    is_split = source.max_parts > 1 and store not in untagged
+    if not (is_split and selected.num_bytes >= 2 * MIN_PART_BYTES):
+        # zarr reads the whole shard in one request if all inner chunks are selected.
+        num_spared = shard.num_bytes - shard.index_bytes - selected.num_bytes
+        nearly = shard.num_bytes * (1 - NEARLY_WHOLE) if gap is None else 0
+        little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
+        if len(selected.inner) == shard.num_chunks and num_spared <= little:
+            raise Left
+    for _ in range(NUM_TRIES if source.get else 1):
+        found = await _get_index(getter, source, shard)
+        if found is None:
+            return None
+        index, answer = found
+        present, starts, missing = shard.locate_selected(index, selected, answer.num_bytes)
+        ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
+        if answer.version is None:
+            untagged.add(store)
+        else:
+            ranges = split_ranges(source, ranges)
+        # Another length means another version.
+        parts = Parts(ranges, None, answer.version)
+        try:
+            await get_all_parts(getter, source, parts, of_shard=True)
+        except ReadWhole as why:
+            if answer.version is None:
+                raise Left(refusal=why.refusal) from why
+            continue
+        if parts.are_complete:
+            out = np.empty(selected.flat_shape, shard.chunk.dtype)
+            shard.fill(out, missing)
+            shard.scatter(out, parts.fetched, present)
+            return out.reshape(selected.shape)
+    raise ReadWhole  # it keeps being overwritten
+
+
+async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any, Answer] | None:
+    """Return the decoded index, and the answer with it; None if the shard does not exist."""
+    try:
+        answer = await ask(getter, source, *shard.index_range)
+        if answer is None:
+            return None
+        raw = await answer.read()
+    except Exception as error:
+        why = explain_failure(error, 1)
+        if why is None:
+            raise
+        raise Left(refusal=why.refusal) from error
+    if raw.nbytes > shard.index_bytes:
+        raise Left(refusal="returns more bytes than requested")
+    try:
+        return await shard.decode_index_on_loop(raw), answer
+    except Exception as error:
+        raise Left from error

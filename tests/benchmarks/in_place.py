@@ -1,0 +1,96 @@
+"""Parts of chunks written in place, and as zarr and zarrs write them."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from measure import Settings, as_ratio, as_size, cases, is_slower, measure, medians, table
+from whole import OUR_PIPELINES, PIPELINES, ZARRS, opened
+
+SHAPE, QUICK_SHAPE = (4096, 4096), (256, 256)
+IN_PLACE = {"numcodecs_bytes.write_in_place": "require"}
+
+
+def writes(shape: tuple[int, int]) -> dict[str, Any]:
+    """Return what is written: a selection, and whether by `vindex`."""
+    n, rng = shape[0], np.random.default_rng(0)
+    side = min(64, n // 4)
+    return {
+        "row": (np.s_[n // 3], False),
+        f"{side} x {side}": (np.s_[side + 1 : 2 * side + 1, side + 3 : 2 * side + 3], False),
+        "column": (np.s_[:, n // 3], False),
+        "1000 points": (tuple(rng.integers(0, n, 1000) for _ in shape), True),
+        "every 2nd element": (np.s_[:, ::2], False),
+        "every 2nd row": (np.s_[::2], False),
+        "all but a row": (np.s_[1:], False),
+    }
+
+
+def section(settings: Settings) -> str:
+    shape = QUICK_SHAPE if settings.quick else SHAPE
+    seconds, least = (0.05, 3) if settings.quick else (2.0, 7)
+    rows = []
+    for fill_value, endian in cases("in place", ((0.0, "little"), (1.5, "big"))):
+        by = _arrays(settings.folder, shape, fill_value, endian)
+        for name, (selection, are_points) in writes(shape).items():
+            value = np.random.default_rng(0).random(np.empty(shape)[selection].shape)
+            contenders = {
+                who: functools.partial(_write, array, selection, value, are_points=are_points)
+                for who, array in by.items()
+            }
+            with zarr.config.set(IN_PLACE):
+                times = measure(contenders, seconds, least)
+            rows.append([endian, name, *_cells(times, by)])
+        contenders = {who: functools.partial(_write, a, 1, 7.0) for who, a in by.items()}
+        delete = functools.partial(_delete, list(by.values()))
+        with zarr.config.set(IN_PLACE):
+            times = measure(contenders, seconds, least, before=delete)
+        rows.append([endian, f"a row of a new chunk, filled with {fill_value}", *_cells(times, by)])
+    header = ["endian", "written", *by, "ratio", "slower than"]
+    return TEXT.format(size=as_size(8 * shape[0] * shape[1]), table=table(header, rows))
+
+
+def _arrays(folder: Path, shape: tuple[int, int], fill_value: float, endian: str) -> dict[str, Any]:
+    found = {}
+    for who, (library, pipeline) in {
+        **{f"zarr, {name}": ("zarr", path) for name, path in PIPELINES.items()},
+        **{path.rsplit(".", 1)[-1]: ("ours", path) for path in OUR_PIPELINES.values()},
+        "zarrs": ("ours", ZARRS),
+    }.items():
+        path = folder / f"in-place-{endian}-{who}"
+        codec = zarr.codecs.BytesCodec(endian=endian)
+        settings = {"compressors": None, "fill_value": fill_value, "serializer": codec}
+        zarr.create_array(path, shape=shape, chunks=shape, dtype="f8", **settings)[...] = 1
+        found[who] = opened(path, library, pipeline, mode="r+")
+    return found
+
+
+def _write(array: Any, selection: Any, value: Any, *, are_points: bool = False) -> None:
+    (array.vindex if are_points else array)[selection] = value
+
+
+def _delete(arrays: list[Any]) -> None:
+    for array in arrays:
+        (array.store.root / "c/0/0").unlink(missing_ok=True)
+
+
+def _cells(times: Any, by: dict[str, Any]) -> list[str]:
+    found = medians(times)
+    theirs = [who for who in by if who.startswith("zarr")]
+    slower = [who for who in theirs if is_slower(times, "BytesPipeline", who)]
+    fastest = min(found[who] for who in theirs)
+    return [
+        *(f"{found[who] * 1e3:.2f}" for who in by),
+        as_ratio(fastest, found["BytesPipeline"]),
+        ", ".join(slower),
+    ]
+
+
+TEXT = """\
+## Parts of a chunk of {size}, written in place, in ms
+
+float64 in the page cache. zarr and zarrs rewrite the chunk. ratio: the fastest of these to ours.
+
+{table}"""

@@ -1,0 +1,852 @@
+"""Written in place: as zarr stores it, only the selected bytes, and nothing of others is lost."""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+import zarr.storage
+from helpers import (
+    DTYPES,
+    EVERYTHING,
+    HAS_STRUCT,
+    OUR_PIPELINES,
+    ZARRS_PIPELINE,
+    random_array,
+    random_selections,
+    run_python,
+)
+from zarr.codecs import TransposeCodec
+
+import numcodecs_bytes
+from numcodecs_bytes._parts import in_place
+from numcodecs_bytes.zarr import BytesCodec
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have a Zarr V3 spec", "ignore:.*structured dtype"
+)
+ZARR_ALONE = {"codec_pipeline.path": ZARRS_PIPELINE}
+IN_PLACE = {"numcodecs_bytes.write_in_place": "require"}
+
+
+@pytest.fixture(params=OUR_PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
+def required(request):
+    """Write in place, or raise."""
+    with zarr.config.set({"codec_pipeline.path": request.param, **IN_PLACE}):
+        yield
+
+
+def create(path, shape=(8, 8), chunks=None, dtype="f8", **settings):
+    settings = {"compressors": None, "filters": None, **settings}
+    return zarr.create_array(
+        path, shape=shape, chunks=chunks or shape, dtype=dtype, overwrite=True, **settings
+    )
+
+
+def random_settings(rng, num_axes, dtype):
+    way = rng.choice(["ours", "zarr's", "transposed", "v2", "v2 bytes"])
+    endian = rng.choice(["little", "big"])
+    settings = {"config": {"write_empty_chunks": rng.random() < 0.5}}
+    if way.startswith("v2"):
+        codec = numcodecs_bytes.Bytes(endian, dtype)
+        filters = [codec] if way == "v2 bytes" else None
+        return settings | {"zarr_format": 2, "order": rng.choice("CF"), "filters": filters}
+    codec = zarr.codecs.BytesCodec if way == "zarr's" else BytesCodec
+    settings["serializer"] = codec(endian=endian)
+    if way == "transposed":
+        order = tuple(rng.sample(range(num_axes), num_axes))
+        settings["filters"] = [TransposeCodec(order=order)]
+    return settings
+
+
+def assign(array, way, selection, values):
+    (array if way == "basic" else getattr(array, way))[selection] = values
+
+
+def apply(rng, arrays, shape, dtype):
+    """Change all arrays in the same way; return their shape."""
+    kind = rng.choice(["write"] * 8 + ["scalar"] * 3 + ["delete", "resize", "append"])
+    if kind == "delete":
+        files = [p for p in arrays[0].store.root.rglob("*") if p.is_file() and "z" not in p.name]
+        for path in rng.sample(sorted(files), min(1, len(files))):
+            for array in arrays:
+                (array.store.root / path.relative_to(arrays[0].store.root)).unlink(missing_ok=True)
+    elif kind == "resize":
+        shape = tuple(rng.randint(1, 9) for _ in shape)
+        for array in arrays:
+            array.resize(shape)
+    elif kind == "append":
+        more = random_array(dtype, (2, *shape[1:]))
+        for array in arrays:
+            array.append(more)
+        shape = arrays[0].shape
+    else:
+        way, selection, of_numpy = rng.choice(list(random_selections(rng, shape, 1)))
+        like = np.shape(of_numpy(np.empty(shape, dtype)))
+        values = random_array(dtype, (1,))[0] if kind == "scalar" else random_array(dtype, like)
+        if rng.random() < 0.2:
+            values = arrays[0].fill_value
+        for array in arrays:
+            assign(array, way, selection, values)
+    return shape
+
+
+@pytest.mark.usefixtures("required")
+@pytest.mark.parametrize("seed", range(200 if EVERYTHING else 40))
+def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
+    """Random arrays, writes, deletes and resizes, compared after each step."""
+    rng = random.Random(seed)  # noqa: S311
+    shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
+    chunks = tuple(rng.randint(1, n) for n in shape)
+    dtype = np.dtype(rng.choice(DTYPES + [[("a", ">i4"), ("b", "<f8"), ("c", "?")]] * HAS_STRUCT))
+    monkeypatch.setattr(in_place, "SHORT_PER_BLOCK", rng.choice([0, 2, 32]))
+    monkeypatch.setattr(in_place, "BLOCK_BYTES", rng.choice([16, 64, 1 << 18]))
+    monkeypatch.setattr(in_place, "FILL_BYTES", rng.choice([1, 50, 1 << 20]))
+    monkeypatch.setattr(in_place, "MAX_PIECES", rng.choice([1, 5, 1 << 16]))
+    monkeypatch.setattr(in_place, "DENSE_BYTES", rng.choice([0, 20, 256]))
+    if rng.random() < 0.3:
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    settings = random_settings(rng, len(shape), dtype)
+    if rng.random() < 0.5 and dtype.kind in "fiu":
+        settings["fill_value"] = rng.choice([0, 1, 7]) if dtype.kind != "f" else -0.0
+    with zarr.config.set(ZARR_ALONE | {"numcodecs_bytes.write_in_place": False}):
+        alone = create(tmp_path / "alone", shape, chunks, dtype, **settings)
+    ours = create(tmp_path / "ours", shape, chunks, dtype, **settings)
+    for _ in range(12):
+        shape = apply(rng, (alone, ours), shape, dtype)
+        np.testing.assert_array_equal(ours[...], alone[...])
+        for path in (p for p in alone.store.root.rglob("*") if p.is_file() and "z" not in p.name):
+            other = ours.store.root / path.relative_to(alone.store.root)
+            assert other.read_bytes() == path.read_bytes()
+
+
+WITHOUT_THE_PACKAGE = """
+import importlib.metadata, pathlib, sys
+every = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **context: (
+    d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+)
+import numpy as np, zarr
+num = 0
+for path in pathlib.Path(sys.argv[1]).iterdir():
+    expected = np.load(path / "expected.npy")
+    found = zarr.open_array(path / "a", mode="r")
+    assert "numcodecs_bytes" not in str(getattr(found.metadata, "codecs", "")), found
+    np.testing.assert_array_equal(found[...], expected, err_msg=str(path))
+    num += 1
+print(num)
+"""
+
+
+@pytest.mark.usefixtures("required")
+def test_zarr_reads_it_in_a_process_without_this_package(tmp_path):
+    num = 0
+    for seed in range(40):
+        rng = random.Random(seed)  # noqa: S311
+        shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
+        chunks = tuple(rng.randint(1, n) for n in shape)
+        dtype = np.dtype(rng.choice([d for d in DTYPES if np.dtype(d).kind in "biufc"]))
+        settings = random_settings(rng, len(shape), dtype)
+        if settings.get("filters") and settings.get("zarr_format") == 2:
+            continue  # zarr alone has no such filter
+        num += 1
+        array = create(tmp_path / str(seed) / "a", shape, chunks, dtype, **settings)
+        for _ in range(6):
+            shape = apply(rng, (array,), shape, dtype)
+        np.save(tmp_path / str(seed) / "expected.npy", array[...])
+    assert run_python("-c", WITHOUT_THE_PACKAGE, tmp_path).stdout == f"{num}\n"
+
+
+@pytest.mark.parametrize("mode", [True, "require"])
+def test_one_warning_without_the_pipeline(tmp_path, mode):
+    in_place._warn.cache_clear()
+    with zarr.config.set(ZARR_ALONE | {"numcodecs_bytes.write_in_place": mode}):
+        create(tmp_path)
+        array = zarr.open_array(tmp_path, mode="r+")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            array[1, 1:] = 1
+            array[2, 1:] = 1
+    (warning,) = caught
+    assert "codec_pipeline.path is zarr" in str(warning.message)
+    assert array[...].sum() == 14
+
+
+def num_descriptors():
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+class Recorded(list):
+    """Every write and every read of `os`, with the lock that is held."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.lock = None
+        pwrite, preadv, flock = os.pwrite, os.preadv, fcntl.flock
+
+        def lock(descriptor, how):
+            flock(descriptor, how)
+            names = {fcntl.LOCK_SH: "shared", fcntl.LOCK_EX: "exclusive"}
+            self.lock = names.get(how & ~fcntl.LOCK_NB)
+
+        def write(descriptor, view, position):
+            self.append(("write", self.lock, position, bytes(view)))
+            return pwrite(descriptor, view, position)
+
+        def read(descriptor, views, position, *flags):
+            self.append(("read", self.lock, position, sum(map(len, views))))
+            return preadv(descriptor, views, position, *flags)
+
+        monkeypatch.setattr(fcntl, "flock", lock)
+        monkeypatch.setattr(os, "pwrite", write)
+        monkeypatch.setattr(os, "preadv", read)
+
+
+@pytest.mark.usefixtures("required")
+class TestBytes:
+    def test_only_the_selected_ones(self, tmp_path, monkeypatch):
+        array = create(tmp_path, serializer=BytesCodec(endian="big"))
+        array[...] = 0
+        calls = Recorded(monkeypatch)
+        array[3, 2:4] = 1
+        one = np.array(1, ">f8").tobytes()
+        assert calls == [("write", "shared", (3 * 8 + 2) * 8, one + one)]
+        calls.clear()
+        array[:, 5] = 1
+        assert calls == [("write", "shared", (k * 8 + 5) * 8, one) for k in range(8)]
+        calls.clear()
+        array.vindex[[7, 0, 7], [1, 2, 1]] = [4, 5, 6]
+        assert [position for *_, position, _ in calls] == [2 * 8, 57 * 8]
+        assert array[7, 1] == 6  # the last one wins
+
+    def test_blocks_are_read_and_written_under_the_exclusive_lock(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(in_place, "SHORT_PER_BLOCK", 2)
+        monkeypatch.setattr(in_place, "BLOCK_BYTES", 256)
+        array = create(tmp_path)
+        array[...] = data = np.arange(64.0).reshape(8, 8)
+        calls = Recorded(monkeypatch)
+        array[:, ::2] = -1
+        assert {lock for _, lock, *_ in calls} == {"exclusive"}
+        assert [kind for kind, *_ in calls] == ["read", "write"] * 2
+        data[:, ::2] = -1
+        assert np.array_equal(array[...], data)
+
+    def test_a_whole_chunk_is_zarr_s(self, tmp_path, monkeypatch):
+        array = create(tmp_path, (8, 8), (4, 4))
+        array[...] = 3
+        inodes = {p: p.stat().st_ino for p in tmp_path.rglob("c/*/*")}
+        calls = Recorded(monkeypatch)
+        array[:4] = 1
+        assert not calls
+        changed = [p for p, inode in inodes.items() if p.stat().st_ino != inode]
+        assert sorted(map(str, changed)) == [f"{tmp_path}/c/0/{k}" for k in range(2)]
+
+    def test_no_descriptor_is_left_open(self, tmp_path):
+        array = create(tmp_path)
+        before = num_descriptors()
+        for k in range(8):
+            array[k, 1:] = k
+        assert num_descriptors() <= before
+
+
+@pytest.mark.usefixtures("required")
+class TestValues:
+    @pytest.mark.parametrize("kind", ["memmap", "matrix", "masked"])
+    def test_subclasses_of_arrays(self, tmp_path, kind):
+        array = create(tmp_path / "a")
+        array[...] = 1
+        values = np.arange(14.0).reshape(2, 7)
+        if kind == "memmap":
+            np.save(tmp_path / "values.npy", values)
+            array[2:4, 1:] = np.load(tmp_path / "values.npy", mmap_mode="r")
+        elif kind == "matrix":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PendingDeprecationWarning)
+                array[2:4, 1:] = np.asmatrix(values)
+        else:
+            array[2:4, 1:] = np.ma.masked_array(values, values > 3)
+        assert np.array_equal(array[2:4, 1:], values)
+
+    def test_a_view_of_a_chunk_of_the_same_array(self, tmp_path):
+        array = create(tmp_path, (16,), (8,))
+        array[...] = data = np.arange(16.0)
+        mapped = np.asarray(np.memmap(tmp_path / "c/0", "<f8"))
+        array[4:12] = mapped
+        data[4:12] = data[:8].copy()
+        assert np.array_equal(array[...], data)
+
+    def test_bools_are_what_the_codec_makes_of_them(self, tmp_path):
+        dtype = np.dtype([("a", "u1"), ("c", "?")])
+        values = np.array([[1, 2], [2, 3]], "u1").view(dtype)[:, 0]
+        array = create(tmp_path, (4,), dtype=dtype, zarr_format=2)
+        array[1:3] = values
+        raw = (tmp_path / "0").read_bytes()
+        with zarr.config.set({"numcodecs_bytes.write_in_place": False}):
+            create(tmp_path, (4,), dtype=dtype, zarr_format=2)[1:3] = values
+        assert (tmp_path / "0").read_bytes() == raw == bytes([0, 0, 1, 2, 2, 3, 0, 0])
+
+    def test_too_many_for_an_element(self, tmp_path):
+        array = create(tmp_path)
+        array[1, 1:] = 1
+        with pytest.raises((TypeError, ValueError)):
+            array[1, 2] = np.array([1.0, 2.0])
+
+    @pytest.mark.parametrize(
+        "selection",
+        [np.s_[:, ::2], np.s_[:, :-1:3], (np.arange(0, 4096, 2),), (np.arange(4096) % 2 == 0,)],
+        ids=["columns", "every third", "rows", "mask of rows"],
+    )
+    def test_memory_follows_the_selection(self, tmp_path, track, selection):
+        array = create(tmp_path, (4096, 4096), dtype="u1")
+        array[...] = 1
+        values = np.full(np.empty((4096, 4096), "u1")[selection].shape, 2, "u1")
+        peak, _ = track(lambda: array.oindex.__setitem__(selection, values))
+        assert peak < 4 * values.nbytes
+        expected = np.ones((4096, 4096), "u1")
+        expected[selection] = 2
+        assert np.array_equal(array[...], expected)
+
+
+@pytest.mark.usefixtures("required")
+class TestMissing:
+    @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
+    def _tmpfile(self, request, monkeypatch):
+        if not request.param:
+            monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+        elif not hasattr(os, "O_TMPFILE"):
+            pytest.skip("this system has no files without names")
+
+    @pytest.mark.parametrize("fill_value", [0.0, -0.0, 1.5])
+    @pytest.mark.usefixtures("_tmpfile")
+    def test_it_is_made_at_full_length(self, tmp_path, fill_value):
+        array = create(tmp_path, fill_value=fill_value)
+        array[2, 1:3] = 7
+        found = np.fromfile(tmp_path / "c/0/0").reshape(8, 8)
+        expected = np.full((8, 8), fill_value)
+        expected[2, 1:3] = 7
+        assert found.tobytes() == expected.tobytes()
+        assert [p.name for p in (tmp_path / "c/0").iterdir()] == ["0"]
+
+    @pytest.mark.usefixtures("_tmpfile")
+    def test_its_mode_is_that_of_zarr(self, tmp_path):
+        array = create(tmp_path, (8, 8), (4, 4))
+        array[:4, :4] = 1
+        array[5, 5] = 1
+        modes = {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("c/*/*")}
+        assert len(list(tmp_path.rglob("c/*/*"))) == 2
+        assert len(modes) == 1
+
+    def test_fill_values_alone_make_none(self, tmp_path):
+        array = create(tmp_path, fill_value=3.0)
+        array[2, 1:3] = 3
+        assert not (tmp_path / "c").exists()
+        array[2, 1:3] = 4
+        array[2, 1:3] = 3
+        assert np.array_equal(array[...], np.full((8, 8), 3.0))
+
+    @pytest.mark.usefixtures("_tmpfile")
+    def test_the_first_of_many_wins(self, tmp_path, monkeypatch):
+        """Threads that all find it missing, and that all fill a file for it."""
+        barrier = threading.Barrier(4)
+        fill = in_place._fill
+
+        def wait(*args):
+            barrier.wait(10)
+            fill(*args)
+
+        if hasattr(os, "O_TMPFILE"):
+            monkeypatch.setattr(in_place, "_fill", wait)
+        array = create(tmp_path, fill_value=1.0)
+        threads = [
+            threading.Thread(target=array.__setitem__, args=((2 * k, slice(1, 8)), k + 2.0))
+            for k in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        expected = np.ones((8, 8))
+        for k in range(4):
+            expected[2 * k, 1:] = k + 2
+        assert np.array_equal(array[...], expected)
+
+    @pytest.mark.parametrize("is_linked", [False, True])
+    def test_what_a_killed_writer_leaves_is_taken_away(self, tmp_path, monkeypatch, is_linked):
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+        array = create(tmp_path)
+        chunk = tmp_path / "c/0/0"
+        chunk.parent.mkdir(parents=True)
+        unfinished = Path(f"{chunk}.0123.unfinished")
+        unfinished.write_bytes(bytes(8 * 64) if is_linked else b"abc")
+        if is_linked:
+            chunk.hardlink_to(unfinished)
+        array[1, 1:] = 5
+        assert array[...].sum() == 35
+        assert list(chunk.parent.iterdir()) == [chunk]
+        assert chunk.stat().st_nlink == 1
+
+
+@pytest.mark.usefixtures("required")
+@pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC])
+def test_nothing_is_left_of_a_chunk_that_can_not_be_made(tmp_path, monkeypatch, error):
+    """Some file systems have no hard links."""
+    array = create(tmp_path, fill_value=1.0)
+
+    def fail(*_, **__):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    expected = OSError if error == errno.ENOSPC else RuntimeError
+    with pytest.raises(expected, match=os.strerror(error)):
+        array[1, 1:] = 2
+    assert not list((tmp_path / "c/0").iterdir())
+    if expected is RuntimeError:
+        with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
+            array[1, 1:] = 2
+        assert array[...].sum() == 64 + 7
+
+
+def hard_linked(chunk):
+    (chunk.parent.parent / "copy").hardlink_to(chunk)
+
+
+def symbolic_link(chunk):
+    chunk.rename(chunk.parent.parent / "elsewhere")
+    chunk.symlink_to(chunk.parent.parent / "elsewhere")
+
+
+def without_fcntl(monkeypatch):
+    monkeypatch.setattr(in_place, "fcntl", None)
+
+
+def without_locks(monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+class Subclass(zarr.storage.LocalStore):
+    """What it does when it is written is not known."""
+
+
+def instance_with_set(path):
+    store = zarr.storage.LocalStore(path)
+    store.set = store.set
+    return store
+
+
+class TestNotInPlace:
+    DATA = np.arange(64.0).reshape(8, 8)
+
+    def check(self, tmp_path, why, store=None):
+        """Write with True, as zarr does it, and with "require", which must raise."""
+        store = tmp_path if store is None else store
+        expected = self.DATA.copy()
+        expected[2, 1:] = -1
+        array = zarr.open_array(store, mode="r+")
+        with (
+            zarr.config.set({"numcodecs_bytes.write_in_place": "require"}),
+            pytest.raises(RuntimeError, match=why),
+        ):
+            array[2, 1:] = -2
+        assert np.array_equal(array[...], self.DATA)
+        with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
+            array[2, 1:] = -1
+        assert np.array_equal(array[...], expected)
+
+    @pytest.fixture(autouse=True, params=OUR_PIPELINES, ids=lambda p: p.rsplit(".", 1)[-1])
+    def _pipeline(self, request):
+        with zarr.config.set({"codec_pipeline.path": request.param}):
+            yield
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        create(tmp_path / "a")[...] = self.DATA
+        return tmp_path / "a"
+
+    def test_a_hard_link(self, path):
+        copy = path / "copy"
+        copy.hardlink_to(path / "c/0/0")
+        self.check(path, "another name")
+        assert np.array_equal(np.fromfile(copy).reshape(8, 8), self.DATA)
+
+    def test_a_symbolic_link(self, path):
+        symbolic_link(path / "c/0/0")
+        self.check(path, "symbolic link")
+
+    @pytest.mark.parametrize("without", [without_fcntl, without_locks])
+    def test_without_locks(self, path, monkeypatch, without):
+        without(monkeypatch)
+        self.check(path, "lock")
+
+    @pytest.mark.parametrize("kind", [Subclass, instance_with_set, zarr.storage.LoggingStore])
+    def test_other_stores(self, path, kind):
+        is_wrapper = kind is zarr.storage.LoggingStore
+        store = kind(zarr.storage.LocalStore(path) if is_wrapper else path)
+        self.check(path, "LocalStore", store)
+
+    def test_memory(self):
+        store = zarr.storage.MemoryStore()
+        create(store)[...] = self.DATA
+        self.check(None, "MemoryStore is not zarr's LocalStore", store)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"compressors": zarr.codecs.ZstdCodec()},
+            {"shards": (8, 8), "chunks": (4, 4)},
+            {"zarr_format": 2, "compressors": numcodecs.Zlib()},
+        ],
+        ids=["compressed", "shards", "v2, compressed"],
+    )
+    def test_other_codecs(self, tmp_path, settings):
+        create(tmp_path, **settings)[...] = self.DATA
+        self.check(tmp_path, "its codecs")
+
+    @pytest.mark.parametrize("size", [0, 511, 513])
+    def test_a_file_of_another_length_is_an_error_and_stays(self, path, size):
+        raw = bytes(range(256)) * 3
+        (path / "c/0/0").write_bytes(raw[:size])
+        array = zarr.open_array(path, mode="r+")
+        for mode in (True, "require"):
+            with (
+                zarr.config.set({"numcodecs_bytes.write_in_place": mode}),
+                pytest.raises(ValueError, match=f"c/0/0.*{size}.*512"),
+            ):
+                array[2, 1:] = 1
+        assert (path / "c/0/0").read_bytes() == raw[:size]
+
+    def test_a_whole_chunk_is_written_by_zarr_also_if_required(self, path):
+        hard_linked(path / "c/0/0")
+        with zarr.config.set(IN_PLACE):
+            zarr.open_array(path, mode="r+")[...] = 1
+        assert zarr.open_array(path)[...].sum() == 64
+
+    def test_a_store_that_is_read_only(self, path):
+        array = zarr.open_array(zarr.storage.LocalStore(path, read_only=True))
+        with (
+            zarr.config.set({"numcodecs_bytes.write_in_place": True}),
+            pytest.raises(ValueError, match="read-only"),
+        ):
+            array[2, 1:] = 1
+
+    @pytest.mark.parametrize("mode", ["always", 2, ["require"]])
+    def test_other_settings(self, path, mode):
+        array = zarr.open_array(path, mode="r+")
+        with (
+            zarr.config.set({"numcodecs_bytes.write_in_place": mode}),
+            pytest.raises(ValueError, match="True, False or 'require'"),
+        ):
+            array[2, 1:] = 1
+
+
+@pytest.mark.usefixtures("required")
+class TestMeanwhile:
+    def test_a_chunk_that_is_replaced_before_the_lock(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        new = tmp_path / "new"
+        new.write_bytes(np.full(64, 2.0).tobytes())
+        flock = fcntl.flock
+
+        def replace(descriptor, how):
+            flock(descriptor, how)
+            if new.exists():
+                new.replace(tmp_path / "c/0/0")
+
+        monkeypatch.setattr(fcntl, "flock", replace)
+        array[2, 1:] = 3
+        assert array[...].sum() == 2 * 57 + 3 * 7
+
+    def test_a_chunk_that_is_deleted_before_the_lock(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        flock, left = fcntl.flock, [1]
+
+        def delete(descriptor, how):
+            flock(descriptor, how)
+            if left:
+                left.pop()
+                (tmp_path / "c/0/0").unlink()
+
+        monkeypatch.setattr(fcntl, "flock", delete)
+        array[2, 1:] = 3
+        assert array[...].sum() == 3 * 7
+
+    def test_a_full_disk(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        pwrite, left = os.pwrite, [1, 1]
+
+        def write(*args):
+            if not left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            left.pop()
+            return pwrite(*args)
+
+        monkeypatch.setattr(os, "pwrite", write)
+        with pytest.raises(OSError, match="No space") as caught:
+            array[:, 3] = 5
+        assert "while writing chunk 'c/0/0'" in caught.value.__notes__[0]
+        monkeypatch.undo()
+        assert array[...].sum() == 64 + 2 * 4
+        assert (tmp_path / "c/0/0").stat().st_size == 512
+
+    def test_short_writes(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda d, v, p: pwrite(d, v[:3], p))
+        array[2, 1:] = 5
+        array[:, 0] = 7
+        assert array[...].sum() == 64 - 15 + 35 + 56
+
+    def test_a_write_that_is_cancelled_is_not_done_later(self, tmp_path):
+        array = create(tmp_path)
+        array[...] = 1
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+            async def write():
+                writing = array.async_array.setitem(np.s_[1, 1:], 5)
+                await asyncio.wait_for(writing, 0.1)
+
+            with pytest.raises(TimeoutError):
+                asyncio.run(write())
+        time.sleep(0.05)
+        assert array[...].sum() == 64
+
+    def test_many_that_wait_for_a_lock_do_not_hinder_reads(self, tmp_path):
+        array = create(tmp_path)
+        array[...] = 1
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            threads = [
+                threading.Thread(target=array.__setitem__, args=(np.s_[k % 8, 1:], 5))
+                for k in range(40)
+            ]
+            for thread in threads:
+                thread.start()
+            assert array[...].sum() == 64
+        for thread in threads:
+            thread.join()
+        assert array[...].sum() == 8 + 56 * 5
+
+    def test_too_many_open_files_is_an_error(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        open_ = os.open
+
+        def fail(path, *args, **kwargs):
+            if str(path).endswith("c/0/0"):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return open_(path, *args, **kwargs)
+
+        monkeypatch.setattr(os, "open", fail)
+        with pytest.raises(OSError, match="Too many open files"):
+            array[1, 1:] = 5
+
+    def test_a_lock_that_a_forked_process_holds_is_given_back(self, tmp_path, monkeypatch):
+        array = create(tmp_path)
+        array[...] = 1
+        copies, flock = [], fcntl.flock
+
+        def fork(descriptor, how):
+            copies.append(os.dup(descriptor))  # as fork does
+            flock(descriptor, how)
+
+        monkeypatch.setattr(fcntl, "flock", fork)
+        array[:, 1] = 2
+        monkeypatch.undo()
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for copy in copies:
+            os.close(copy)
+
+
+WRITER = """
+import sys, time, numpy as np, zarr
+path, pipeline, k, num, rounds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+zarr.config.set({
+    "codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require",
+    "threading.max_workers": 2,
+})
+array = zarr.open_array(path, mode="r+")
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+WRITES = """
+n = array.shape[0] // 4
+for r in range(1, rounds + 1):
+    array[k:n:num] = 100 * r + k
+    array[n:2 * n, k::num] = 100 * r + k
+    array.vindex[np.arange(2 * n, 3 * n), (np.arange(n) + k) % num] = 100 * r + k
+    array[3 * n + 16 * k:3 * n + 16 * (k + 1), 3:40] = 100 * r + k
+"""
+NUM, ROUNDS = (8, 20) if EVERYTHING else (4, 4)
+
+
+@contextlib.contextmanager
+def writing(path, pipeline):
+    """Start processes that write at once; end them if they have not ended."""
+    command = [sys.executable, "-c", WRITER + WRITES, str(path), pipeline]
+    writers = [
+        subprocess.Popen(
+            [*command, str(k), str(NUM), str(ROUNDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(NUM)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        yield writers
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.communicate()
+
+
+def expected_of(shape, ranks):
+    data, n = np.zeros(shape), shape[0] // 4
+    for k in ranks:
+        value = 100 * ROUNDS + k
+        data[k:n:NUM] = value
+        data[n : 2 * n, k::NUM] = value
+        data[np.arange(2 * n, 3 * n), (np.arange(n) + k) % NUM] = value
+        data[3 * n + 16 * k : 3 * n + 16 * (k + 1), 3:40] = value
+    return data
+
+
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+@pytest.mark.parametrize("exists", [False, True])
+def test_many_processes_lose_nothing(tmp_path, pipeline, exists):
+    """Rows, columns, strided columns, points and boxes of chunks that all share."""
+    array = create(tmp_path, (512, 64), (256, 64))
+    if exists:
+        array[...] = 0
+        array[0, 0] = 1
+        array[300, 0] = 1
+    with writing(tmp_path, pipeline) as writers:
+        assert [writer.wait(120) for writer in writers] == [0] * NUM
+    assert np.array_equal(array[...], expected_of(array.shape, range(NUM)))
+    assert len(list(tmp_path.rglob("c/*/*"))) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.usefixtures("required")
+def test_many_threads_lose_nothing(tmp_path, exists):
+    array = create(tmp_path, (512, 64), (256, 64))
+    if exists:
+        array[::256, 0] = 1
+    names = {"array": array, "np": np, "num": NUM, "rounds": ROUNDS}
+    threads = [threading.Thread(target=exec, args=(WRITES, names | {"k": k})) for k in range(NUM)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert np.array_equal(array[...], expected_of(array.shape, range(NUM)))
+
+
+@pytest.mark.parametrize("seed", range(10 if EVERYTHING else 2))
+def test_killed_writers_harm_nobody(tmp_path, seed):
+    rng = random.Random(seed)  # noqa: S311
+    array = create(tmp_path, (512, 64), (128, 64), fill_value=0.0)
+    with writing(tmp_path, OUR_PIPELINES[0]) as writers:
+        for k in (0, 1):
+            time.sleep(rng.random() * 0.05)
+            writers[k].kill()
+        assert [writer.wait(120) for writer in writers[2:]] == [0] * (NUM - 2)
+    data, expected = array[...], expected_of(array.shape, range(NUM))
+    of_killed = expected_of(array.shape, (0, 1)) != 0
+    assert np.array_equal(data[~of_killed], expected[~of_killed])
+    assert (data[of_killed] % 100 <= 1).all()  # of theirs, or the fill value
+    files = list(tmp_path.rglob("c/*/*"))
+    assert all(p.stat().st_size == 128 * 64 * 8 for p in files)
+    assert len(files) == 4
+
+
+def test_a_small_disk(tmp_path):
+    """Each chunk is sparse: none has its bytes until they are written."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = [shutil.which("mount") or "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this user may not mount a small disk")
+    try:
+        settings = {"codec_pipeline.path": OUR_PIPELINES[0], **IN_PLACE}
+        with zarr.config.set(settings):
+            array = create(folder / "a", (1 << 19,))
+            array[:1000] = 1
+            with pytest.raises(OSError, match="No space"):
+                array[1000 : 1 << 18] = 2
+            (chunk,) = [p for p in (folder / "a").rglob("c/*") if p.is_file()]
+            assert chunk.stat().st_size == 1 << 22
+            assert (array[:1000] == 1).all()
+            assert set(np.unique(array[...])) <= {0.0, 1.0, 2.0}
+    finally:
+        subprocess.run([shutil.which("umount"), str(folder)], check=True)
+
+
+def test_reads_meanwhile_see_old_or_new(tmp_path):
+    array = create(tmp_path, (256, 256))
+    array[...] = 1
+    with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0], **IN_PLACE}):
+        writing = zarr.open_array(tmp_path, mode="r+")
+    seen, stop = set(), threading.Event()
+
+    def read():
+        while not stop.is_set():
+            seen.update(np.unique(array[...]).tolist())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with zarr.config.set(IN_PLACE):
+        for k in range(2, 40):
+            writing[:, 1::2] = k
+            writing[3] = k
+    stop.set()
+    thread.join()
+    assert seen <= set(map(float, range(1, 40)))
+
+
+PROGRAM = """
+import atexit, sys, zarr
+zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(sys.argv[1], mode="r+")
+atexit.register(lambda: array.__setitem__((1, slice(1, None)), 5))
+array[0, 1:] = 4
+"""
+
+
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+def test_exit(tmp_path, pipeline):
+    array = create(tmp_path)
+    options = {"timeout": 60, "capture_output": True, "text": True}
+    run_python("-c", PROGRAM, tmp_path, pipeline, options=options)
+    assert array[:2, 1:].tolist() == [[4] * 7, [5] * 7]
