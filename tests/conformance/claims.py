@@ -1,4 +1,4 @@
-"""What this package and others read of a few arrays: what the table of peers in the README says.
+"""What this package and others do with a few arrays: what the table of peers in the README says.
 
     python claims.py WHO FOLDER
 
@@ -22,6 +22,13 @@ FIELDS = [{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "float
 # Data type and fill value, stored bytes, shape.
 ARRAYS: dict[str, tuple[Any, Any, bytes, list[int]]] = {
     "large": ("float32", 0, bytes(ROW_BYTES * NUM_ROWS), [NUM_ROWS, ROW_BYTES // 4]),
+    "shard": (
+        "float32",
+        0,
+        bytes(ROW_BYTES * NUM_ROWS)
+        + struct.pack(">8Q", *(n * ROW_BYTES * NUM_ROWS // 4 for k in range(4) for n in (k, 1))),
+        [NUM_ROWS, ROW_BYTES // 4],
+    ),
     "struct": (
         {"name": "struct", "configuration": {"fields": FIELDS}},
         {"a": 0, "b": 0},
@@ -45,6 +52,16 @@ ARRAYS: dict[str, tuple[Any, Any, bytes, list[int]]] = {
 }
 
 
+BIG = {"name": "bytes", "configuration": {"endian": "big"}}
+SHARDED = {
+    "chunk_shape": [NUM_ROWS // 4, ROW_BYTES // 4],
+    "codecs": [BIG],
+    "index_codecs": [BIG],
+    "index_location": "end",
+}
+CODECS = {"shard": [{"name": "sharding_indexed", "configuration": SHARDED}]}
+
+
 def write_arrays(folder: Path) -> None:
     for name, (data_type, fill_value, stored, shape) in ARRAYS.items():
         document = {
@@ -55,7 +72,7 @@ def write_arrays(folder: Path) -> None:
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shape}},
             "chunk_key_encoding": {"name": "default"},
             "fill_value": fill_value,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}],
+            "codecs": CODECS.get(name, [BIG]),
             "attributes": {},
         }
         chunk = folder.joinpath(name, "c", *("0" for _ in shape))
@@ -77,14 +94,25 @@ def write_arrays(folder: Path) -> None:
     folder.joinpath("v2", "0").write_bytes(struct.pack(">2f", 1, 2))
 
 
-def claims(read: Callable[..., Any]) -> dict[str, Callable[[], bool]]:
-    """Return what is claimed; `read` takes the name of an array and a selection."""
+def claims(
+    read: Callable[..., Any], write: Callable[[str, Any, Any], None]
+) -> dict[str, Callable[[], bool]]:
+    """Return what is claimed.
 
-    def fetches_only_a_row() -> bool:
-        read("large", 0)
-        before = _bytes_read()
-        read("large", 7)
-        return _bytes_read() - before < 8 * ROW_BYTES
+    Both functions take the name of an array and a selection, `write` a value, too.
+    """
+
+    def fetches_only_a_row(name: str = "large") -> bool:
+        read(name, 0)
+        before = _bytes("rchar")
+        read(name, 7)
+        return _bytes("rchar") - before < 8 * ROW_BYTES
+
+    def writes_only_a_row() -> bool:
+        write("large", 5, 1)
+        before = _bytes("rchar") + _bytes("wchar")
+        write("large", 7, 1)
+        return _bytes("rchar") + _bytes("wchar") - before < 8 * ROW_BYTES
 
     def reads_structures() -> bool:
         return any(
@@ -94,6 +122,8 @@ def claims(read: Callable[..., Any]) -> dict[str, Callable[[], bool]]:
 
     return {
         "fetches only the bytes of a selection": fetches_only_a_row,
+        "also inside shards (ours with `BytesPipeline`)": lambda: fetches_only_a_row("shard"),
+        "writes parts of chunks in place, if asked to": writes_only_a_row,
         "big-endian structures": reads_structures,
         "big-endian complex numbers, also in part": lambda: (
             read("complex").tolist() == [1j, 2 + 3j, 4 + 5j, 6 + 7j]
@@ -111,8 +141,10 @@ def claims(read: Callable[..., Any]) -> dict[str, Callable[[], bool]]:
     }
 
 
-def _bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
+def _bytes(which: str) -> int:
+    """Return how many bytes this process has read or written so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(dict(line.split(": ") for line in lines)[which])
 
 
 def _holds(claim: Callable[[], bool]) -> bool:
@@ -122,23 +154,13 @@ def _holds(claim: Callable[[], bool]) -> bool:
         return False
 
 
-def reader(who: str, folder: Path) -> Callable[..., Any]:
+Functions = tuple[Callable[..., Any], Callable[[str, Any, Any], None]]
+
+
+def implementation(who: str, folder: Path) -> Functions:
+    """Return what reads, and what writes."""
     if who == "TensorStore":
-        import tensorstore  # noqa: PLC0415 # an extra
-
-        def read_by_tensorstore(name: str, selection: Any = ...) -> Any:
-            spec = {
-                "driver": "zarr" if name == "v2" else "zarr3",
-                "kvstore": {"driver": "file", "path": str(folder / name)},
-            }
-            if name.startswith("struct"):  # field by field
-                fields = [
-                    tensorstore.open(spec | {"field": f}).result().read().result() for f in "ab"
-                ]
-                return np.rec.fromarrays(fields)
-            return tensorstore.open(spec).result()[selection].read().result()
-
-        return read_by_tensorstore
+        return by_tensorstore(folder)
     if who != "this package":
         every = importlib.metadata.distributions
         importlib.metadata.distributions = lambda **context: (
@@ -146,14 +168,48 @@ def reader(who: str, folder: Path) -> Callable[..., Any]:
         )
     import zarr  # noqa: PLC0415
 
+    settings: dict[str, Any] = {}
     if who == "this package":
         import numcodecs_bytes.zarr_data_types  # noqa: F401, PLC0415 # for zarr 3.1.6
+
+        settings["codec_pipeline.path"] = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
     if who == "zarrs":
         zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"})
-    return lambda name, selection=...: zarr.open_array(folder / name, mode="r")[selection]
+
+    def read(name: str, selection: Any = ...) -> Any:
+        with zarr.config.set(settings if name == "shard" else {}):
+            return zarr.open_array(folder / name, mode="r")[selection]
+
+    def write(name: str, selection: Any, value: Any) -> None:
+        with zarr.config.set(settings | {"numcodecs_bytes.write_in_place": bool(settings)}):
+            zarr.open_array(folder / name, mode="r+")[selection] = value
+
+    return read, write
+
+
+def by_tensorstore(folder: Path) -> Functions:
+    import tensorstore  # noqa: PLC0415 # an extra
+
+    def spec_of(name: str) -> dict[str, Any]:
+        return {
+            "driver": "zarr" if name == "v2" else "zarr3",
+            "kvstore": {"driver": "file", "path": str(folder / name)},
+        }
+
+    def read(name: str, selection: Any = ...) -> Any:
+        spec = spec_of(name)
+        if name.startswith("struct"):  # field by field
+            fields = [tensorstore.open(spec | {"field": f}).result().read().result() for f in "ab"]
+            return np.rec.fromarrays(fields)
+        return tensorstore.open(spec).result()[selection].read().result()
+
+    def write(name: str, selection: Any, value: Any) -> None:
+        tensorstore.open(spec_of(name)).result()[selection].write(value).result()
+
+    return read, write
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    found = claims(reader(sys.argv[1], Path(sys.argv[2])))
+    found = claims(*implementation(sys.argv[1], Path(sys.argv[2])))
     print(json.dumps({name: _holds(claim) for name, claim in found.items()}))
