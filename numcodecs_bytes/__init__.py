@@ -4,8 +4,10 @@ The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported h
 `Bytes` through numcodecs does not import zarr.
 """
 
+from numcodecs_bytes._options import set_options
+from numcodecs_bytes._trace import trace
 from numcodecs_bytes.codec import Bytes
 
-__all__ = ["Bytes", "__version__"]
+__all__ = ["Bytes", "__version__", "set_options", "trace"]
 
 __version__ = "0.1.0"

@@ -27,6 +27,7 @@ import zarr.codecs
 import zarr.dtype
 from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
 from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
@@ -199,6 +200,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
+        if _trace.active and not _is_index(chunk_spec):
+            _trace.note_not_seen("decoded whole: compressed, filtered, or to be changed")
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
@@ -209,6 +212,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         warn_without_pipeline()
+        if _trace.active and not _is_index(chunk_spec):
+            _trace.note_not_seen("encoded whole, to be written")
         array: Any = as_numpy(chunk_array.as_ndarray_like())
         dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
@@ -309,6 +314,13 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 def _needs_more_than_a_swap(dtype: AnyDType) -> bool:
     """Whether bytes can be invalid, or NumPy does not swap them correctly."""
     return has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+
+
+def _is_index(chunk_spec: "ArraySpec") -> bool:
+    """Whether a chunk is the index of a shard."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    is_of_pairs = dtype == np.dtype("u8") and chunk_spec.shape[-1:] == (2,)
+    return is_of_pairs and chunk_spec.fill_value == np.iinfo("u8").max
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:

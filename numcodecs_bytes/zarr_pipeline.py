@@ -18,6 +18,7 @@ Other arrays, and all writes, are left to zarr's pipeline:
 """
 
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import StorePath
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
@@ -45,14 +47,9 @@ from numcodecs_bytes._parts.batch import Batch, read_files
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
 from numcodecs_bytes._parts.in_place import Writes, encode_unchecked, write_in_place
 from numcodecs_bytes._parts.names import name_of_chunk
+from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
-from numcodecs_bytes._parts.stores import (
-    LOCAL_COSTS,
-    File,
-    configured_gap_bytes,
-    configured_write_in_place,
-    source_finder,
-)
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, source_finder
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     HAS_RESULTS,
@@ -315,10 +312,14 @@ class ReadsBatches:
         batch = list(batch_info)
         left = await self._write_in_place(batch, value, drop_axes)
         for k, why in left.items():
+            if _trace.active:
+                reason = why or "the whole chunk is written"
+                counts = _trace.Counts(why_not_in_place=Counter([reason]))
+                _trace.note(batch[k][0], len(batch[k][1].shape), counts)
             if why and mode == "require":
                 raise RuntimeError(
                     f"part of {name_of_chunk(batch[k][0])} can't be written in place, as "
-                    f"numcodecs_bytes.write_in_place in zarr's config requires: {why}"
+                    f"the option numcodecs_bytes.write_in_place requires: {why}"
                 )
         if left:
             await zarrs.write([batch[k] for k in left], value, drop_axes)

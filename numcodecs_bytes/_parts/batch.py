@@ -14,11 +14,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.array_spec import ArraySpec
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
@@ -267,6 +269,7 @@ class _Worker:
                 file = source.open()
             except source.missing:
                 self._out[place] = fill_value_or_default(spec)
+                self._note(byte_getter, [0, 0], None)
                 return False
             try:
                 opened = time.perf_counter()
@@ -278,6 +281,7 @@ class _Worker:
                 if self.batch.at_once and file.is_on_disk:
                     seconds = 0.0 if self._at_once else time.perf_counter() - opened
                     quick_places.note(source.place, opened - start, seconds)
+                self._note(byte_getter, file.counted, place)
             finally:
                 file.close()
         except WouldWait:
@@ -285,6 +289,14 @@ class _Worker:
         except Exception:  # noqa: BLE001 # chunk by chunk, it is raised again
             return None
         return True
+
+    def _note(self, byte_getter: object, counted: list[int], place: Any) -> None:
+        """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""
+        if _trace.active:
+            num_bytes = self._chunk.num_bytes if self._shard is None else self._shard.num_bytes
+            read = SimpleNamespace(num_requests=counted[0], num_bytes=counted[1], why="")
+            selected = None if place is None else self._out[place]
+            _trace.note_read(byte_getter, len(self._spec.shape), num_bytes, read, selected)
 
     def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
         if self._shard is not None:

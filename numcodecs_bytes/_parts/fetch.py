@@ -17,6 +17,7 @@ import numpy as np
 from zarr.abc.store import ByteGetter
 from zarr.core.buffer import BufferPrototype, cpu
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_numpy
 from numcodecs_bytes._core.copy_gpu import decode_on_device
 from numcodecs_bytes._core.dtypes import AnyDType, UInt8Array
@@ -45,6 +46,7 @@ from numcodecs_bytes._parts.refusals import (
     remember_refusal,
     untagged,
 )
+from numcodecs_bytes._parts.settings import configured_gap_bytes, splits_requests
 from numcodecs_bytes._parts.stores import (
     REQUEST_BYTES,
     Answer,
@@ -52,9 +54,7 @@ from numcodecs_bytes._parts.stores import (
     Remote,
     Source,
     Whole,
-    configured_gap_bytes,
     find_source,
-    splits_requests,
 )
 
 # Up to this many bytes are read on the event loop if they are in the page cache, which takes 0.1
@@ -149,7 +149,10 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
         add_name(error, getter.byte_getter)
         raise
     if fetched is None:
+        note_fetched(getter, chunk.shape, chunk.num_bytes, None)
         return None
+    if refusal is not None:
+        getter.why = f"the store {refusal}"
     if plan.is_whole:
         name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
         check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
@@ -159,7 +162,14 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
             array = decode_on_device(fetched, chunk.stored, chunk.dtype)
             return array.reshape(chunk.shape)[chunk.selection]
     selected = select_fetched(fetched, chunk.stored, plan, chunk.selection)
+    note_fetched(getter, chunk.shape, chunk.num_bytes, selected)
     return ready_to_copy(selected, chunk.dtype)
+
+
+def note_fetched(getter: Getter, shape: tuple[int, ...], num_bytes: int, selected: Any) -> None:
+    """Tell `numcodecs_bytes.trace` what was fetched of a chunk, missing if `selected` is None."""
+    if _trace.active:
+        _trace.note_read(getter.byte_getter, len(shape), num_bytes, getter, selected)
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
@@ -174,6 +184,8 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
     is_readable = chunk.stored.itemsize and chunk.is_on_cpu
     source = find_source(getter.byte_getter) if is_readable else Whole()
+    if isinstance(source, Whole):
+        getter.why = source.why or "that saves nothing: it is in memory, for example"
     if not isinstance(source, Remote):
         return await _fetch_from(getter, chunk, source)
     with chunks_in_flight:
@@ -200,7 +212,7 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
             if isinstance(source, File):
                 is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
                 place = source.place if is_short and not getter.is_blocking else ""
-                read = partial(_read_file, source, chunk, plan, place, adapts=gap is None)
+                read = partial(_read_file, getter, source, chunk, plan, place, adapts=gap is None)
                 if isinstance(getter, Blocking):
                     return read(_always), plan, None
                 return await getter.run(read, source.in_thread, place in quick_places), plan, None
@@ -211,6 +223,8 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
+        getter.num_requests += 1
+        getter.num_bytes += 0 if raw is None else raw.nbytes
     return raw, plan_whole(chunk.shape, chunk.stored.itemsize, chunk.axis_order), refusal
 
 
@@ -240,8 +254,15 @@ def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
     )
 
 
-def _read_file(  # noqa: PLR0913
-    source: File, chunk: Chunk, plan: Plan, place: str, is_wanted: IsWanted | None, *, adapts: bool
+def _read_file(  # noqa: PLR0913, PLR0917
+    getter: Getter,
+    source: File,
+    chunk: Chunk,
+    plan: Plan,
+    place: str,
+    is_wanted: IsWanted | None,
+    *,
+    adapts: bool,
 ) -> UInt8Array | None:
     """Return the pieces of a plan, or None if the chunk does not exist.
 
@@ -263,6 +284,8 @@ def _read_file(  # noqa: PLR0913
                     return fetched
         finally:
             file.close()
+            getter.num_requests += file.counted[0]
+            getter.num_bytes += file.counted[1]
     except source.missing:
         return None
     except OSError as error:
@@ -371,6 +394,7 @@ async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Req
         if answer is None:
             answer = await ask(getter, source, request.start, request.end)
         raw = None if answer is None else await answer.read()
+    getter.num_bytes += 0 if raw is None else raw.nbytes
     parts.take(request, answer, raw)
 
 
@@ -379,6 +403,7 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
 
     If `end` is None, `start` is negative, and counts from the end of the chunk.
     """
+    getter.num_requests += 1
     if source.get is not None:
         return await source.get(start, end)
     buffer = await getter.get_range(start, end)

@@ -134,6 +134,8 @@ class OnLoop:
     """
 
     is_blocking = False
+    num_requests = num_bytes = 0  # so far
+    why = ""  # the chunk is read whole
 
     @property
     def starts_tasks(self) -> bool:
@@ -261,6 +263,8 @@ class Blocking:
 
     is_blocking = True
     starts_tasks = False
+    num_requests = num_bytes = 0  # see `OnLoop`
+    why = ""
 
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter

@@ -37,6 +37,7 @@ import zarr.registry
 from zarr.core.array_spec import ArraySpec
 from zarr.core.indexing import is_scalar
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, leaf_dtypes
 from numcodecs_bytes._core.lengths import check_length
@@ -46,7 +47,8 @@ from numcodecs_bytes._parts.getters import IsWanted
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.plan import strides_of
 from numcodecs_bytes._parts.ranges import Indices
-from numcodecs_bytes._parts.stores import Whole, configured_write_in_place, file_to_write
+from numcodecs_bytes._parts.settings import configured_write_in_place
+from numcodecs_bytes._parts.stores import Whole, file_to_write
 from numcodecs_bytes._threads import is_ending, run_in_thread, write_pool
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -138,7 +140,7 @@ def has_pipeline() -> bool:
 @functools.cache
 def _warn() -> None:
     warnings.warn(
-        "numcodecs_bytes.write_in_place is set in zarr's config, but codec_pipeline.path is "
+        "numcodecs_bytes.write_in_place is set, but codec_pipeline.path is "
         f"{zarr.config.get('codec_pipeline.path')}: arrays that are opened with it are written as "
         "by zarr alone; set it to numcodecs_bytes.zarr_pipeline.BytesPipeline before",
         stacklevel=2,
@@ -462,6 +464,10 @@ def _write(writes: Writes, path: str, item: Any, is_wanted: IsWanted) -> None:
                 size = os.fstat(descriptor).st_size
                 check_length(size, chunk.shape, chunk.dtype, chunk.stored, name)
                 (work.rewrite if work.are_short else work.write)(descriptor)
+                if _trace.active:
+                    num_bytes = work.elements.size * chunk.stored.itemsize
+                    counts = _trace.Counts(chunks_in_place=1, bytes_in_place=num_bytes)
+                    _trace.note(byte_setter, len(chunk.shape), counts)
                 return
         except _MissingError:
             if _is_empty(work.elements, spec):

@@ -62,10 +62,16 @@ class OpenFile:
         Position of the part in the file in bytes.
     descriptor : int, optional
         The descriptor of the file, to read directly into memory, and at once.
+
+    Attributes
+    ----------
+    counted : list of int
+        How many reads there were, and of how many bytes; parts count together.
     """
 
     __slots__ = (
-        *("_block", "_descriptor", "_offset", "_read_at", "_read_into", "close", "num_bytes"),
+        *("_block", "_descriptor", "_offset", "_read_at", "_read_into"),
+        *("close", "counted", "num_bytes"),
     )
 
     def __init__(
@@ -85,6 +91,7 @@ class OpenFile:
         self._offset = offset
         self._descriptor = descriptor
         self._block: UInt8Array | None = None  # reused by all reads
+        self.counted = [0, 0]
 
     def read(
         self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool
@@ -133,6 +140,8 @@ class OpenFile:
         EOFError
             If the file is too short, or the read was cancelled.
         """
+        self.counted[0] += 1
+        self.counted[1] += len(out)
         view, position = out.data, self._offset + start
         while len(view) > UNCANCELLED_BYTES:
             self._fill(view[:UNCANCELLED_BYTES], position)
@@ -152,6 +161,7 @@ class OpenFile:
         file = OpenFile(read_at, self.close, num_bytes, self._offset + start, self._descriptor)
         if read_into is not None:
             file._read_into = read_into  # another instance of this class
+        file.counted = self.counted
         return file
 
     @property
@@ -224,6 +234,8 @@ class OpenFile:
             raise _Stopped
         starts, sizes = batch.starts + self._offset, batch.ends - batch.starts
         num_bytes = int(sizes.sum())
+        self.counted[0] += len(starts)
+        self.counted[1] += num_bytes
         if not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts):
             view = out.data
             for position, size in zip(starts.tolist(), sizes.tolist(), strict=True):

@@ -19,6 +19,7 @@ from zarr.core.buffer import NDBuffer, cpu
 from zarr.core.indexing import get_indexer
 from zarr.storage import MemoryStore, StorePath
 
+from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.fetch import (
@@ -30,6 +31,7 @@ from numcodecs_bytes._parts.fetch import (
     ask,
     coalescing_of,
     get_all_parts,
+    note_fetched,
     plan_chunk,
     run_blocking,
     share_requests,
@@ -45,14 +47,8 @@ from numcodecs_bytes._parts.refusals import (
     remember_refusal,
     untagged,
 )
-from numcodecs_bytes._parts.stores import (
-    Answer,
-    File,
-    Remote,
-    Whole,
-    configured_gap_bytes,
-    find_source,
-)
+from numcodecs_bytes._parts.settings import configured_gap_bytes
+from numcodecs_bytes._parts.stores import Answer, File, Remote, Whole, find_source
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     chunk_grid_of,
@@ -393,6 +389,7 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 with chunks_in_flight:
                     source = await share_requests(getter, source)
                     out = await _fetch_parts(getter, source, shard, selection)
+                note_fetched(getter, shard.spec.shape, shard.num_bytes, out)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
             except ReadWhole:
                 buffer = await getter.get_whole()
@@ -414,6 +411,8 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
         raise
     if refusal is not None and selected is not None:
         remember_refusal(getattr(byte_getter, "store", None), refusal, shard.num_bytes)
+    if _trace.active:
+        _trace.note_not_seen("shards that zarr fetches")
     return selected  # type: ignore[no-any-return]
 
 
@@ -493,6 +492,7 @@ async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any,
         if answer is None:
             return None
         raw = await answer.read()
+        getter.num_bytes += raw.nbytes
     except Exception as error:
         why = explain_failure(error, 1)
         if why is None:

@@ -51,7 +51,6 @@ To add a store:
 """
 
 import logging
-import numbers
 import os
 import re
 import struct
@@ -83,6 +82,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.open_file import OpenFile, open_local, open_part
 from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
 from numcodecs_bytes._parts.refusals import ReadWhole, refusing
+from numcodecs_bytes._parts.settings import stores_with_ranges
 
 logger = logging.getLogger("numcodecs_bytes")
 _told_of: weakref.WeakSet[type] = weakref.WeakSet()
@@ -339,22 +339,8 @@ def _attributes(instance: object) -> AbstractSet[str]:
 
 
 def _is_named(kind: type[Any]) -> bool:
-    """Whether the user says that a class of stores or file systems has reliable byte ranges.
-
-    Raises
-    ------
-    ValueError
-        If `numcodecs_bytes.stores_with_ranges` in zarr's config is not a list of names.
-    """
-    names = zarr.config.get("numcodecs_bytes.stores_with_ranges", None) or []
-    if isinstance(names, str):  # in an environment variable
-        names = [names]
-    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
-        raise ValueError(
-            "numcodecs_bytes.stores_with_ranges in zarr's config must be a list of classes such as "
-            f"'package.module.Store', got {names!r}"
-        )
-    return _name_of(kind) in names
+    """Whether the user says that a class of stores or file systems has reliable byte ranges."""
+    return _name_of(kind) in stores_with_ranges()
 
 
 def _unknown(kind: type[Any]) -> Whole:
@@ -592,57 +578,3 @@ _SOURCES_BY_NAME: dict[str, Callable[[Any], SourceOf]] = {
     "numcodecs_bytes._tools.locations._ParquetReferences": _of_fsspec_store,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }
-
-
-def splits_requests() -> bool:
-    """Return `numcodecs_bytes.split_requests` from zarr's config, by default True."""
-    splits = zarr.config.get("numcodecs_bytes.split_requests", None)
-    if splits is not None and not isinstance(splits, bool):
-        raise ValueError(
-            f"numcodecs_bytes.split_requests in zarr's config must be True or False, got {splits!r}"
-        )
-    return splits is not False
-
-
-def configured_write_in_place() -> bool | str:
-    """Return `numcodecs_bytes.write_in_place` from zarr's config: True, "require", or else False.
-
-    Raises
-    ------
-    ValueError
-        If it is something else.
-    """
-    if _SPELLINGS.isdisjoint(zarr.config.config):
-        return False
-    mode = zarr.config.get("numcodecs_bytes.write_in_place", None) or False
-    if mode not in (False, True, "require"):
-        raise ValueError(
-            "numcodecs_bytes.write_in_place in zarr's config must be True, False or 'require', got "
-            f"{mode!r}"
-        )
-    return mode
-
-
-_SPELLINGS = {"numcodecs_bytes", "numcodecs-bytes"}
-
-
-def configured_gap_bytes() -> int | None:
-    """Return `numcodecs_bytes.max_gap_bytes` from zarr's config, or None if it is not set.
-
-    Raises
-    ------
-    ValueError
-        If it is not a non-negative integer.
-    """
-    # This takes a tenth of the time of zarr.config.get, which takes a hyphen for an underscore.
-    if _SPELLINGS.isdisjoint(zarr.config.config):
-        return None
-    gap = zarr.config.get("numcodecs_bytes.max_gap_bytes", None)
-    if gap is None:
-        return None
-    if not isinstance(gap, numbers.Integral) or isinstance(gap, bool) or gap < 0:
-        raise ValueError(
-            "numcodecs_bytes.max_gap_bytes in zarr's config must be a number of bytes, 0 or more, "
-            f"got {gap!r}"
-        )
-    return int(gap)

@@ -13,7 +13,7 @@ import zarr.dtype
 import zarr.registry
 
 from numcodecs_bytes._parts.in_place import has_pipeline
-from numcodecs_bytes._parts.stores import configured_write_in_place
+from numcodecs_bytes._parts.settings import configured_write_in_place
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
 

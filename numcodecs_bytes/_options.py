@@ -1,0 +1,138 @@
+"""Options of this package, and what they may be: `set_options`.
+
+This module does not import zarr, because importing numcodecs must stay quick. What zarr's config
+says is read in ``_parts/settings.py``.
+"""
+
+import numbers
+from collections.abc import Callable
+from typing import Any, Self
+
+PIPELINES = ("BytesPipeline", "FusedBytesPipeline")
+
+
+def parse_gap_bytes(gap: Any) -> int:
+    """Return `max_gap_bytes`, or raise ValueError."""
+    if not isinstance(gap, numbers.Integral) or isinstance(gap, bool) or gap < 0:
+        raise _wrong("max_gap_bytes", "a number of bytes, 0 or more", gap)
+    return int(gap)
+
+
+def parse_split_requests(splits: Any) -> bool:
+    """Return `split_requests`, or raise ValueError."""
+    if not isinstance(splits, bool):
+        raise _wrong("split_requests", "True or False", splits)
+    return splits
+
+
+def parse_stores_with_ranges(names: Any) -> list[str]:
+    """Return `stores_with_ranges`, or raise ValueError."""
+    names = [names] if isinstance(names, str) else names  # in an environment variable
+    if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+        raise _wrong(
+            "stores_with_ranges", "a list of classes such as 'package.module.Store'", names
+        )
+    return list(names)
+
+
+def parse_write_in_place(mode: Any) -> bool | str:
+    """Return `write_in_place`, or raise ValueError."""
+    if mode not in (False, True, "require"):
+        raise _wrong("write_in_place", "True, False or 'require'", mode)
+    return mode  # type: ignore[no-any-return]
+
+
+def _wrong(name: str, expected: str, value: Any) -> ValueError:
+    return ValueError(f"the option numcodecs_bytes.{name} must be {expected}, got {value!r}")
+
+
+PARSERS: dict[str, Callable[[Any], Any]] = {
+    "max_gap_bytes": parse_gap_bytes,
+    "split_requests": parse_split_requests,
+    "stores_with_ranges": parse_stores_with_ranges,
+    "write_in_place": parse_write_in_place,
+}
+chosen: dict[str, Any] = {}  # what `set_options` has set
+
+
+class set_options:  # noqa: N801 # used like a function, as in xarray
+    """Set options of this package in this process, for good or inside a ``with``.
+
+    They take precedence over zarr's config, in which the last four are called
+    ``numcodecs_bytes.max_gap_bytes``, and so on.
+
+    Parameters
+    ----------
+    pipeline : {'BytesPipeline', 'FusedBytesPipeline'}, optional
+        The codec pipeline of arrays that are opened from now on: zarr's ``codec_pipeline.path``.
+    max_gap_bytes : int, optional
+        Largest gap between two byte ranges over which they are coalesced, in bytes.
+    split_requests : bool, optional
+        Whether a long part of an object is fetched with several requests.
+    stores_with_ranges : list of str, optional
+        Further classes of stores and file systems whose byte ranges are reliable.
+    write_in_place : bool or 'require', optional
+        Whether parts of chunks in local files are written in place, by the pipelines.
+
+    Raises
+    ------
+    ValueError
+        If a value is none of these. Nothing is set then.
+
+    Examples
+    --------
+    >>> import numcodecs_bytes
+    >>> with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place=True):
+    ...     pass
+
+    On all workers of a Dask cluster, also on those that start later:
+
+    >>> from functools import partial
+    >>> options = partial(numcodecs_bytes.set_options, pipeline="BytesPipeline")
+    >>> client.register_worker_callbacks(options)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str | None = None,
+        max_gap_bytes: int | None = None,
+        split_requests: bool | None = None,
+        stores_with_ranges: list[str] | None = None,
+        write_in_place: bool | str | None = None,
+    ) -> None:
+        given = {
+            "max_gap_bytes": max_gap_bytes,
+            "split_requests": split_requests,
+            "stores_with_ranges": stores_with_ranges,
+            "write_in_place": write_in_place,
+        }
+        parsed = {n: PARSERS[n](value) for n, value in given.items() if value is not None}
+        self._scope = None if pipeline is None else _set_pipeline(pipeline)
+        self._before = {name: chosen.get(name) for name in parsed}
+        chosen.update(parsed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                chosen.pop(name, None)
+            else:
+                chosen[name] = value
+        if self._scope is not None:
+            self._scope.__exit__(*raised)
+
+
+def _set_pipeline(name: str) -> Any:
+    """Set zarr's pipeline to one of ours; return what restores it."""
+    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
+    from numcodecs_bytes._zarr_versions import FusedCodecPipeline  # noqa: PLC0415
+
+    if name not in PIPELINES:
+        raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
+    if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
+        raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
+    return zarr.config.set({"codec_pipeline.path": f"numcodecs_bytes.zarr_pipeline.{name}"})

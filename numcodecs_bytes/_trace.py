@@ -1,0 +1,234 @@
+"""Count what is fetched and written, while somebody wants to know: `trace`."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+MAX_NAME_LENGTH = 48
+HEAD = ("chunks", "read whole", "requests", "fetched", "selected", "written in place")
+
+
+@dataclass
+class Counts:
+    """What was read and written of an array, or of all of them.
+
+    Attributes
+    ----------
+    chunks : int
+        Chunks, or shards, of which something was read.
+    chunks_missing : int
+        Those that do not exist, and were read as the fill value.
+    chunks_whole : int
+        Those that were fetched whole although less was selected.
+    why_whole : dict of str to int
+        Why, and how many of them.
+    requests : int
+        Requests to the store, or reads of a file.
+    bytes_fetched, bytes_selected : int
+        Bytes that were fetched, and those of the selected elements.
+    chunks_in_place, bytes_in_place : int
+        Chunks of which parts were written in place, and the bytes of these parts.
+    why_not_in_place : dict of str to int
+        Why others were not, though that was asked for, and how many.
+    """
+
+    chunks: int = 0
+    chunks_missing: int = 0
+    chunks_whole: int = 0
+    why_whole: Counter[str] = field(default_factory=Counter)
+    requests: int = 0
+    bytes_fetched: int = 0
+    bytes_selected: int = 0
+    chunks_in_place: int = 0
+    bytes_in_place: int = 0
+    why_not_in_place: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "Counts") -> None:
+        """Add other counts to these."""
+        for one in fields(self):
+            found = getattr(self, one.name) + getattr(other, one.name)
+            setattr(self, one.name, found)
+
+
+class Trace:
+    """What was read and written meanwhile; see `trace`."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Counts] = {}
+        self._not_seen: Counter[str] = Counter()
+
+    def __enter__(self) -> Self:
+        global active  # noqa: PLW0603 # a plain tuple, because it is looked at for every chunk
+        with _lock:
+            active = (*active, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global active  # noqa: PLW0603
+        with _lock:
+            active = tuple(one for one in active if one is not self)
+
+    def report(self) -> dict[str, Any]:
+        """Return the counts of each array, those of all, and the chunks that were not seen.
+
+        Returns
+        -------
+        dict
+            ``arrays``: from the name of an array to its `Counts`, as a dict; ``total``: the sum of
+            these; ``not_seen``: from what is known of other chunks to their number.
+        """
+        with _lock:
+            total = Counts()
+            for counts in self._arrays.values():
+                total.add(counts)
+            arrays = {name: _as_dict(counts) for name, counts in self._arrays.items()}
+            return {"arrays": arrays, "total": _as_dict(total), "not_seen": dict(self._not_seen)}
+
+    def __repr__(self) -> str:
+        return "\n".join(_lines(self.report()))
+
+
+active: tuple[Trace, ...] = ()
+_lock = threading.Lock()
+
+
+def trace() -> Trace:
+    """Count what the codec and the pipelines of this package fetch and write.
+
+    Of compressed chunks, and wherever zarr fetches chunks itself, only their number is known. All
+    threads of the process are counted, but no other process.
+
+    Returns
+    -------
+    Trace
+        A context manager, which counts inside its ``with``. Printed, it is a table;
+        `Trace.report` returns the same as a dict.
+
+    Examples
+    --------
+    >>> import numcodecs_bytes, zarr
+    >>> array = zarr.create_array({}, shape=(4, 8), dtype="i4", compressors=None)
+    >>> array[:] = 1
+    >>> with numcodecs_bytes.trace() as traced:
+    ...     row = zarr.open_array(array.store)[0]
+    >>> total = traced.report()["total"]
+    >>> total["bytes_selected"], total["bytes_fetched"], total["why_whole"]
+    (32, 128, {'that saves nothing: it is in memory, for example': 1})
+    """
+    return Trace()
+
+
+def note_read(
+    byte_getter: object, num_axes: int, num_bytes: int, fetched: Any, selected: Any
+) -> None:
+    """Count a chunk that was read.
+
+    Parameters
+    ----------
+    byte_getter, num_axes
+        See `note`.
+    num_bytes : int
+        Length of the chunk in bytes.
+    fetched : object
+        `num_requests`, `num_bytes`, and `why` it was read whole, "" if it was to be read in part.
+    selected : array or None
+        The selected elements, None if the chunk is missing.
+    """
+    counts = Counts(1, requests=fetched.num_requests, bytes_fetched=fetched.num_bytes)
+    counts.chunks_missing = int(selected is None)
+    counts.bytes_selected = 0 if selected is None else selected.size * selected.itemsize
+    if fetched.num_bytes >= num_bytes > counts.bytes_selected and selected is not None:
+        counts.chunks_whole = 1
+        counts.why_whole[fetched.why or "small, or what is selected of it is close together"] = 1
+    note(byte_getter, num_axes, counts)
+
+
+def note(byte_getter: object, num_axes: int, counts: Counts) -> None:
+    """Add to the counts of a chunk's array.
+
+    Parameters
+    ----------
+    byte_getter : object
+        The byte getter or byte setter of the chunk.
+    num_axes : int
+        The number of axes of the array.
+    counts : Counts
+        What was read or written.
+    """
+    if getattr(byte_getter, "path", None) is None:
+        note_not_seen("inner chunks of shards, which zarr fetches and writes")
+        return
+    name = _name_of_array(byte_getter, num_axes)
+    with _lock:
+        for traced in active:
+            traced._arrays.setdefault(name, Counts()).add(counts)  # noqa: SLF001
+
+
+def note_not_seen(what: str) -> None:
+    """Count a chunk of which nothing else is known."""
+    with _lock:
+        for traced in active:
+            traced._not_seen[what] += 1  # noqa: SLF001
+
+
+def _name_of_array(byte_getter: Any, num_axes: int) -> str:
+    """Return the store and path of the array to which the key of a chunk belongs."""
+    parts = byte_getter.path.split("/")
+    indices = parts[len(parts) - num_axes :]
+    if indices and all(part.isdecimal() for part in indices):  # "c/0/1", or "0/1" in Zarr v2
+        parts = parts[:-num_axes]
+        parts = parts[:-1] if parts[-1:] == ["c"] else parts
+    else:
+        parts.pop()  # "c.0.1", "0.1", "c" or "0"
+    store: Any = getattr(byte_getter, "store", None)
+    try:
+        store = str(store)
+    except Exception:  # noqa: BLE001 # a name is not worth an error
+        store = type(store).__name__
+    return "/".join([store, *parts])
+
+
+def _as_dict(counts: Counts) -> dict[str, Any]:
+    found = {one.name: getattr(counts, one.name) for one in fields(counts)}
+    return {n: dict(value) if isinstance(value, Counter) else value for n, value in found.items()}
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    rows = list(report["arrays"].items())
+    if len(rows) != 1:
+        rows.append(("all arrays", report["total"]))
+    width = min(max(len(name) for name, _ in rows), MAX_NAME_LENGTH)
+    yield "  ".join(["array".ljust(width), *HEAD])
+    for name, counts in rows:
+        cells = (
+            counts["chunks"],
+            counts["chunks_whole"],
+            counts["requests"],
+            _size(counts["bytes_fetched"]),
+            _size(counts["bytes_selected"]),
+            _size(counts["bytes_in_place"]),
+        )
+        shown = name if len(name) <= width else f"...{name[3 - width :]}"
+        aligned = (str(cell).rjust(len(head)) for cell, head in zip(cells, HEAD, strict=True))
+        yield "  ".join([shown.ljust(width), *aligned])
+    total = report["total"]
+    if total["chunks_missing"]:
+        yield f"{total['chunks_missing']} missing, read as the fill value"
+    for what, reasons in (
+        ("read whole", total["why_whole"]),
+        ("not written in place", total["why_not_in_place"]),
+        ("not seen", report["not_seen"]),
+    ):
+        for why, num in reasons.items():
+            yield f"{num} {what}: {why}"
+
+
+def _size(num_bytes: int) -> str:
+    """Return a number of bytes as people read it."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"

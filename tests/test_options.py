@@ -1,0 +1,131 @@
+"""`numcodecs_bytes.set_options`, and zarr's config."""
+
+import functools
+
+import pytest
+import zarr
+from helpers import create, run_python
+
+import numcodecs_bytes
+from numcodecs_bytes._parts import settings
+from numcodecs_bytes._zarr_versions import FusedCodecPipeline
+
+
+def test_options_take_precedence_over_zarrs_config():
+    """And end with their ``with``; a False is not "not set"."""
+    with zarr.config.set(
+        {"numcodecs_bytes.max_gap_bytes": 7, "numcodecs_bytes.write_in_place": True}
+    ):
+        assert settings.configured_gap_bytes() == 7
+        with numcodecs_bytes.set_options(max_gap_bytes=0, write_in_place=False):
+            assert settings.configured_gap_bytes() == 0
+            assert settings.configured_write_in_place() is False
+            with numcodecs_bytes.set_options(max_gap_bytes=5):
+                assert settings.configured_gap_bytes() == 5
+            assert settings.configured_gap_bytes() == 0
+        assert settings.configured_gap_bytes() == 7
+        assert settings.configured_write_in_place() is True
+    assert settings.configured_gap_bytes() is None
+
+
+def test_options_for_good():
+    """Called as a function, without importing zarr unless a pipeline is set."""
+    code = """
+        import sys, numcodecs_bytes
+        numcodecs_bytes.set_options(max_gap_bytes=3, stores_with_ranges=["a.B"])
+        assert "zarr" not in sys.modules
+        from numcodecs_bytes._parts import settings
+        assert settings.configured_gap_bytes() == 3
+        assert settings.stores_with_ranges() == ["a.B"]
+        numcodecs_bytes.set_options(pipeline="BytesPipeline")
+        import zarr
+        array = zarr.create_array({}, shape=4, dtype="i4")
+        assert type(array.async_array.codec_pipeline).__name__ == "BytesPipeline"
+    """
+    run_python("-W", "error", "-c", "\n".join(line[8:] for line in code.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_gap_bytes": -1}, "max_gap_bytes must be a number of bytes, 0 or more, got -1"),
+        ({"split_requests": "no"}, "split_requests must be True or False, got 'no'"),
+        ({"stores_with_ranges": [1]}, "stores_with_ranges must be a list of classes"),
+        ({"write_in_place": "yes"}, "write_in_place must be True, False or 'require', got 'yes'"),
+        ({"pipeline": "Bytes"}, "pipeline must be 'BytesPipeline' or"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_values_set_nothing(options, message):
+    """The error names the option, and what it may be."""
+    path = zarr.config.get("codec_pipeline.path")
+    with pytest.raises(ValueError, match=message):
+        numcodecs_bytes.set_options(**{"max_gap_bytes": 11, "pipeline": "BytesPipeline"} | options)
+    assert settings.configured_gap_bytes() is None
+    assert zarr.config.get("codec_pipeline.path") == path
+
+
+@pytest.mark.skipif(FusedCodecPipeline is not None, reason="this zarr has a fused pipeline")
+def test_fused_pipeline_of_a_zarr_without_one():
+    with pytest.raises(ValueError, match="FusedBytesPipeline needs zarr 3.3 or newer, this is 3"):
+        numcodecs_bytes.set_options(pipeline="FusedBytesPipeline")
+
+
+class TypedConfig:
+    """A config that refuses keys that zarr does not know, as in zarr-python#4101."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def get(self, key, *default):
+        self._check(key)
+        return self._config.get(key, *default)
+
+    def set(self, given):
+        for key in given:
+            self._check(key)
+        return self._config.set(given)
+
+    def _check(self, key):
+        if key.partition(".")[0] not in self._config.defaults[0]:
+            raise KeyError(f"unknown key {key}")
+
+
+def test_a_config_that_refuses_unknown_keys(tmp_path, monkeypatch):
+    """Options are set by `set_options` then, and nothing fails without them."""
+    create(tmp_path, (64, 64), (64, 64))[:] = 1
+    monkeypatch.setattr(zarr, "config", TypedConfig(zarr.config))
+    with pytest.raises(KeyError, match="unknown key"):
+        zarr.config.set({"numcodecs_bytes.max_gap_bytes": 1})
+    assert settings.configured_gap_bytes() is None
+    assert zarr.open_array(tmp_path)[3, 3] == 1
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place="require"):
+        array = zarr.open_array(tmp_path, mode="r+")
+        with numcodecs_bytes.trace() as traced:
+            array[3] = 2
+    assert traced.report()["total"]["bytes_in_place"] == 64 * 8
+    assert zarr.open_array(tmp_path)[3, 3] == 2
+
+
+def pipeline_here():
+    """Return the pipeline that arrays opened in this process get."""
+    return zarr.registry.get_pipeline_class().__name__
+
+
+def test_workers_of_dask():
+    """One line reaches all workers, those that start later, too."""
+    distributed = pytest.importorskip("distributed")
+    options = functools.partial(numcodecs_bytes.set_options, pipeline="BytesPipeline")
+    settings_of_cluster = {"dashboard_address": None, "silence_logs": "ERROR"}
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, **settings_of_cluster
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert set(client.run(pipeline_here).values()) == {"BatchedCodecPipeline"}
+        client.register_worker_callbacks(options)
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        assert list(client.run(pipeline_here).values()) == ["BytesPipeline"] * 2
+    assert pipeline_here() != "BytesPipeline"

@@ -1,0 +1,198 @@
+"""`numcodecs_bytes.trace`: what it counts is what a store is asked for."""
+
+import threading
+
+import numpy as np
+import pytest
+import zarr
+from helpers import CountingStore, create, ranges_from
+
+import numcodecs_bytes
+from numcodecs_bytes._trace import Counts, _name_of_array
+
+
+def traced(read):
+    """Return the report of what a function does, and what it returns."""
+    with numcodecs_bytes.trace() as found:
+        result = read()
+    return found.report(), result
+
+
+@pytest.fixture
+def array(tmp_path):
+    """Four chunks of 1 MiB of big-endian float64, 256 rows each."""
+    written = create(tmp_path / "a.zarr", (1024, 512), (256, 512))
+    written[:] = np.arange(written.size).reshape(written.shape)
+    return zarr.open_array(tmp_path / "a.zarr")
+
+
+def test_a_row_of_a_local_file(array):
+    """One chunk, one read of exactly the row, under the name of its array."""
+    report, row = traced(lambda: array[300])
+    assert row.tolist() == list(range(300 * 512, 301 * 512))
+    assert list(report["arrays"]) == [str(array.store)]
+    assert report["not_seen"] == {}
+    (counts,) = report["arrays"].values()
+    assert counts == report["total"]
+    assert (counts["chunks"], counts["requests"], counts["chunks_whole"]) == (1, 1, 0)
+    assert counts["bytes_fetched"] == counts["bytes_selected"] == 4096
+
+
+@pytest.mark.parametrize("pipeline", [None, "BytesPipeline"])
+def test_all_chunks(tmp_path, array, pipeline):
+    """Whole chunks that are selected whole are not counted as read whole."""
+    with numcodecs_bytes.set_options(pipeline=pipeline):
+        array = zarr.open_array(tmp_path / "a.zarr")
+        total = traced(lambda: array[:])[0]["total"]
+    assert (total["chunks"], total["requests"], total["chunks_whole"]) == (4, 4, 0)
+    assert total["bytes_fetched"] == total["bytes_selected"] == array.nbytes
+
+
+def test_what_a_store_is_asked_for(tmp_path):
+    """The requests and bytes are those that a store counts itself."""
+    create(tmp_path, (1024, 512), (256, 512))[:] = 1
+    with ranges_from(CountingStore):
+        array = zarr.open_array(CountingStore(tmp_path), mode="r")
+        total = traced(lambda: array[[3, 200, 600], [7, 9, 11]])[0]["total"]
+    assert total["requests"] == len(array.store.requests) > 0
+    assert total["bytes_fetched"] == array.store.num_bytes > 0
+    assert total["bytes_selected"] == 3 * 8
+
+
+def test_why_chunks_are_read_whole(tmp_path):
+    """A store that is not known to have reliable byte ranges is named."""
+    create(tmp_path, (1024, 512), (256, 512))[:] = 1
+    array = zarr.open_array(CountingStore(tmp_path), mode="r")
+    report, _ = traced(lambda: array[300])
+    assert report["total"]["chunks_whole"] == 1
+    assert report["total"]["bytes_fetched"] == 1 << 20
+    (why,) = report["total"]["why_whole"]
+    assert "helpers.CountingStore is not known to have reliable byte ranges" in why
+
+
+def test_store_that_ignores_ranges(tmp_path):
+    """What was fetched in vain is counted, and why the chunk was read whole."""
+    create(tmp_path, (1024, 512), (256, 512))[:] = 1
+
+    class Ignores(CountingStore):
+        async def get(self, key, prototype=None, byte_range=None):  # noqa: ARG002
+            return await super().get(key, prototype, None)
+
+    with ranges_from(Ignores):
+        array = zarr.open_array(Ignores(tmp_path), mode="r")
+        total = traced(lambda: array[300])[0]["total"]
+    assert total["chunks_whole"] == 1
+    assert total["bytes_fetched"] == array.store.num_bytes == 1 << 20
+    assert list(total["why_whole"]) == ["the store returns more bytes than requested"]
+
+
+def test_missing_chunks(tmp_path):
+    """They cost a request, and no bytes."""
+    array = create(tmp_path, (1024, 512), (256, 512))
+    total = traced(lambda: zarr.open_array(tmp_path)[300])[0]["total"]
+    assert (total["chunks"], total["chunks_missing"], total["bytes_fetched"]) == (1, 1, 0)
+    assert total["bytes_selected"] == 0
+    assert array.nchunks_initialized == 0
+
+
+def test_shards(tmp_path):
+    """With our pipeline the index and the parts; with zarr's, only how many inner chunks."""
+    kwargs = {"shape": (512, 512), "shards": (512, 512), "chunks": (64, 64), "dtype": "f8"}
+    zarr.create_array(tmp_path, compressors=None, **kwargs)[:] = 1
+    report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
+    assert report["arrays"] == {}
+    assert report["not_seen"]["inner chunks of shards, which zarr fetches and writes"] == 8
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline", max_gap_bytes=0):
+        report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
+    assert report["not_seen"] == {}
+    assert report["total"]["bytes_fetched"] == 64 * 16 + 4 + 512 * 8
+    assert (report["total"]["chunks"], report["total"]["bytes_selected"]) == (1, 512 * 8)
+
+
+def test_compressed_chunks(tmp_path):
+    """Only their number is known: zarr fetches them."""
+    array = zarr.create_array(tmp_path, shape=(64, 64), chunks=(32, 64), dtype="i4")
+    array[:] = 1
+    report, _ = traced(lambda: zarr.open_array(tmp_path)[0])
+    assert report["arrays"] == {}
+    ((what, num),) = report["not_seen"].items()
+    assert what.startswith("decoded whole: compressed")
+    assert num == 1
+
+
+def test_written_in_place(tmp_path, array):
+    """The bytes that are written, and why others are not."""
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place=True):
+        array = zarr.open_array(tmp_path / "a.zarr", mode="r+")
+        counts = traced(lambda: array.__setitem__((slice(250, 260), slice(0, 2)), 0))[0]["total"]
+        assert (counts["chunks_in_place"], counts["bytes_in_place"]) == (2, 10 * 2 * 8)
+        assert counts["why_not_in_place"] == {}
+        counts = traced(lambda: array.__setitem__(slice(0, 256), 0))[0]["total"]
+    assert counts["bytes_in_place"] == 0
+    assert counts["why_not_in_place"] == {"the whole chunk is written": 1}
+
+
+def test_every_thread_is_counted_and_only_meanwhile(array):
+    """In traces that overlap, too."""
+
+    def read():
+        threads = [threading.Thread(target=array.__getitem__, args=(k * 200,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with numcodecs_bytes.trace() as outer:
+        assert array[0, 0] == 0
+        with numcodecs_bytes.trace() as inner:
+            read()
+        assert array[1, 0] == 512
+    assert array[2, 0] == 1024
+    assert inner.report()["total"]["chunks"] == 4
+    assert outer.report()["total"]["chunks"] == 6
+
+
+def test_the_table(array):
+    """Printed, it has a line per array, and says what it is about."""
+    with numcodecs_bytes.trace() as found:
+        array[300]
+    head, line = str(found).splitlines()
+    assert head.split("  ")[0].strip() == "array"
+    assert line.split()[1:] == ["1", "0", "1", "4.0", "KiB", "4.0", "KiB", "0", "B"]
+    assert len(head) == len(line)
+    assert "all arrays" in repr(numcodecs_bytes.trace())
+
+
+@pytest.mark.parametrize(
+    ("key", "num_axes", "path"),
+    [
+        ("a/c/0/1", 2, "a"),
+        ("c/0/1", 2, ""),
+        ("a/c", 0, "a"),
+        ("a/c.0.1", 2, "a"),
+        ("2020/c/3", 1, "2020"),
+        ("a/0.1", 2, "a"),
+        ("2020/0/1", 2, "2020"),
+        ("0", 0, ""),
+        ("7", 1, ""),
+    ],
+)
+def test_name_of_an_array(key, num_axes, path):
+    """From a chunk's key in every encoding."""
+
+    class Getter:
+        store = "s"
+
+    Getter.path = key
+    assert _name_of_array(Getter(), num_axes) == ("s/" + path).rstrip("/")
+
+
+def test_counts_are_added():
+    """Reasons with their numbers."""
+    counts = Counts(chunks=1)
+    counts.why_whole["x"] = 1
+    total = Counts()
+    total.add(counts)
+    total.add(counts)
+    assert (total.chunks, total.why_whole) == (2, {"x": 2})
+    assert counts.why_whole == {"x": 1}
