@@ -61,6 +61,7 @@ def test_bytes_for_a_row_are_as_documented(tmp_path):
     rows = [
         line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if "iB |" in line
     ]
-    assert {name: numbers for name, *numbers in rows} == {
-        name: [shown(by_us), shown(found[1][name])] for name, by_us in found[0].items()
-    }
+    assert sorted(name for name, *_ in rows) == sorted(found[0])
+    for name, *documented in rows:  # zarr 3.4 reads larger parts of a shard than 3.1.6
+        for cell, by in zip(documented, found, strict=True):
+            assert shown(by[name]) in cell.split(" or "), (name, cell)
