@@ -28,7 +28,7 @@ MISSING_ENDIAN_IS_NATIVE = not HAS_STRUCT
 # copy either, that is the caller's array (zarr-python#4156).
 STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
-# New in 3.2.
+# New in 3.3.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
 
 # New in 3.3: the index of a shard is decoded without an event loop.

@@ -26,7 +26,7 @@ HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]
 OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BytesPipeline"]
-if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.2
+if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.3
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
     OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")
 
