@@ -1,6 +1,8 @@
 """Parts of chunks written in place, and as zarr and zarrs write them."""
 
 import functools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,15 @@ def section(settings: Settings) -> str:
             times = measure(contenders, seconds, least, before=delete)
         rows.append([endian, f"a row of a new chunk, filled with {fill_value}", *_cells(times, by)])
     header = ["endian", "written", *by, "ratio", "slower than"]
-    return TEXT.format(size=as_size(8 * shape[0] * shape[1]), table=table(header, rows))
+    size = as_size(8 * shape[0] * shape[1])
+    return TEXT.format(size=size, table=table(header, rows), lost=_lost())
+
+
+def _lost() -> str:
+    """Return what the example says is lost."""
+    example = Path(__file__).parents[2] / "examples/write_in_place.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
+    return "\n".join(f"- {line}" for line in done.stdout.splitlines() if "processes" in line)
 
 
 def _arrays(folder: Path, shape: tuple[int, int], fill_value: float, endian: str) -> dict[str, Any]:
@@ -93,4 +103,8 @@ TEXT = """\
 
 float64 in the page cache. zarr and zarrs rewrite the chunk. ratio: the fastest of these to ours.
 
-{table}"""
+{table}
+`examples/write_in_place.py`, in which eight processes write rows of one chunk at the same time:
+
+{lost}
+"""

@@ -29,21 +29,6 @@ EDGES = (4096, 11584)
 QUICK_EDGES = (2112,)
 ENDIANS = ("little", "big")
 WHO = ("ours", "zarr", "zarrs", "tensorstore", "bare")
-README_NAMES = {"zarr": "zarr alone", "ours": "with numcodecs_bytes"}
-
-
-def fetched_bytes(path: Path, codec: str, select: Callable[[zarr.Array], Any]) -> int:
-    """Return how many bytes Linux counts as read by this process."""
-
-    def num_read() -> int:
-        return int(Path("/proc/self/io").read_text().split()[1])
-
-    array = opened(path, codec, PIPELINES["default"])
-    before = num_read()
-    nothing = num_read() - before
-    before = num_read()
-    select(array)
-    return num_read() - before - nothing
 
 
 def selections(n: int) -> dict[str, tuple[Any, Callable[[zarr.Array], Any]]]:
@@ -110,7 +95,6 @@ def read_by_tensorstore(path: Path, selection: Any) -> Any:
 def partial_reads(settings: Settings, edges: tuple[int, ...]) -> str:
     rows: list[list[str]] = []
     times: dict[str, dict[str, float]] = {}
-    fetched: dict[str, dict[str, float]] = {}
     all_cases = (
         case
         for edge in edges
@@ -141,21 +125,8 @@ def partial_reads(settings: Settings, edges: tuple[int, ...]) -> str:
         )
         if (n, endian, pipeline) == (edges[0], "big", "default"):
             times[name] = {who: found[who] * 1e3 for who in WHO[:-1]}
-            fetched[name] = {who: fetched_bytes(path, who, select) / MIB for who in README_NAMES}
     what = f"from a chunk of {as_mib(edges[0])}, big-endian float64 (less is better)"
     plots.bars(settings.out / "plots/partial-reads.svg", {f"ms, {what}": times}, log=True)
-    panels = {"MiB fetched": fetched, f"ms, {what}": times}
-    plots.bars(
-        settings.out / "plots/what-it-does.svg",
-        {
-            label: {
-                name: {readable: of_one[who] for who, readable in README_NAMES.items()}
-                for name, of_one in panel.items()
-            }
-            for label, panel in panels.items()
-        },
-        log=True,
-    )
     return table(["chunk", "endian", "selection", "pipeline", *WHO, "zarr / ours"], rows)
 
 

@@ -11,9 +11,9 @@ import matplotlib.pyplot as plt
 
 GREY = "#808890"
 COLOURS = {
-    **dict.fromkeys(["ours", "with numcodecs_bytes"], "#1a9e77"),
+    "ours": "#1a9e77",
     **dict.fromkeys(["BytesPipeline", "FusedBytesPipeline"], "#1f6f9e"),
-    **dict.fromkeys(["zarr", "zarr alone"], "#d9730d"),
+    "zarr": "#d9730d",
     "zarrs": "#8a7fd1",
     "tensorstore": "#d1589b",
 }

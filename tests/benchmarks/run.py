@@ -24,6 +24,7 @@ import many
 import partial_read
 import raw
 import shards
+import what_it_does
 import whole
 import zarr.registry
 from measure import GIB, Settings
@@ -83,6 +84,8 @@ def main() -> None:
     )
     out.mkdir(parents=True, exist_ok=True)
     (out / "RESULTS.md").write_text("\n".join([introduction, *found]))
+    if not options.quick and not options.only:
+        what_it_does.plot(out / "RESULTS.md", out / "plots/what-it-does.svg")
     print(f"{out / 'RESULTS.md'} and {out / 'plots'}, after {minutes:.1f} minutes")
 
 
