@@ -1,5 +1,6 @@
 """The code of the README and of docs/, and the examples, run and show what they say."""
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -38,9 +39,46 @@ def test_there_is_code():
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_code_of_a_page(block, tmp_path):
+def test_code_of_a_page(block, tmp_path, request):
     """In a fresh process and an empty folder, and without a warning."""
-    run_python("-W", "error", "-c", block, options={"cwd": tmp_path})
+    skip_without(*sorted(imported_by(block)))
+    environment = request.getfixturevalue("s3") if "S3Store" in block else {}
+    script, folder = tmp_path / "block.py", tmp_path / "empty"
+    script.write_text(block, "utf-8")
+    folder.mkdir()
+    run_python("-W", "error", script, options={"cwd": folder}, **environment)
+
+
+def imported_by(block):
+    """Return the packages that a block imports."""
+    nodes = list(ast.walk(ast.parse(block)))
+    names = [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def skip_without(*packages):
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install '.[examples]'")
+
+
+@pytest.fixture
+def s3():
+    """Yield the environment that leads S3 to a server with the bucket that the pages name."""
+    moto_server = pytest.importorskip("moto.server", reason="the group servers is not installed")
+    boto3 = pytest.importorskip("boto3")
+    pytest.importorskip("s3fs", reason="the extra stores is not installed")
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    client = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket="my-bucket")
+    environment = {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {name.upper(): value for name, value in keys.items()}
+    yield environment | {"AWS_ALLOW_HTTP": "true"}
+    server.stop()
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -66,7 +104,5 @@ def headings(text):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example(example, tmp_path):
     """In a fresh process, as a user runs it."""
-    for package in NEEDS.get(example.name, ()):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: pip install '.[examples]'")
+    skip_without(*NEEDS.get(example.name, ()))
     assert "numcodecs_bytes.zarr" in run_python(example, options={"cwd": tmp_path}).stdout
