@@ -2,8 +2,8 @@
 
 The file is written by scipy: its variable is big-endian, uncompressed and one piece, 64 MiB of the
 sun's height over the globe. VirtualiZarr says where in the file it lies, and hands it to zarr as a
-store. Nothing of the file is copied, and nothing below imports numcodecs_bytes: that it is
-installed is enough.
+store. Nothing of the file is copied. That numcodecs_bytes is installed is enough; it is imported
+below only to count.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -18,12 +18,16 @@ from obstore.store import LocalStore
 from scipy.io import netcdf_file
 from virtualizarr.parsers import NetCDF3Parser
 
+import numcodecs_bytes
+
 SHAPE = (64, 512, 512)
+# What is selected, and the requests and bytes that it takes.
 SLICES = {
-    "a row": np.s_[40, 100],
-    "a point in time": np.s_[40],
-    "Europe, all times": np.s_[:, 376:456, 242:314],
-    "one place, all times": np.s_[:, 400, 270],
+    "a row": (np.s_[40, 100], 1, 512 * 4),
+    "a point in time": (np.s_[40], 1, 512 * 512 * 4),
+    # Each time is one request, for all that lies between its first and last value.
+    "Europe, all times": (np.s_[:, 376:456, 242:314], 64, 64 * (79 * 512 + 72) * 4),
+    "one place, all times": (np.s_[:, 400, 270], 64, 64 * 4),
 }
 
 
@@ -39,59 +43,31 @@ def write_netcdf(path: Path) -> None:
         variable[:] = np.cos(latitude) * np.cos(longitude + time)
 
 
-class CountingStore(zarr.storage.WrapperStore):
-    """Count what is fetched from the file."""
-
-    num_requests = num_bytes = 0
-
-    async def get(self, key, prototype, byte_range=None):  # noqa: ANN001, ANN201, D102
-        buffer = await super().get(key, prototype, byte_range)
-        if "/c" in key and buffer is not None:
-            self.num_requests += 1
-            self.num_bytes += len(buffer)
-        return buffer
-
-
 def main() -> None:
-    """Read the same slices with this package and with zarr alone; print what each fetched."""
-    # Chunks of a class that is not known are read whole, unless the class is named: this example's,
-    # and VirtualiZarr's before version 2.8.
-    manifest_store = "virtualizarr.manifests.store.ManifestStore"
-    names = [f"{__name__}.CountingStore", manifest_store]
-    zarr.config.set({"numcodecs_bytes.stores_with_ranges": names})
+    """Read slices, and print what each fetched."""
+    # Only needed before VirtualiZarr 2.8: chunks of its stores are read whole, unless it is named.
+    names = ["virtualizarr.manifests.store.ManifestStore"]
+    numcodecs_bytes.set_options(stores_with_ranges=names)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sun.nc")
         write_netcdf(path)
         registry = ObjectStoreRegistry({"file://": LocalStore()})
-        manifest_store = NetCDF3Parser()(url=path.as_uri(), registry=registry)
+        store = NetCDF3Parser()(url=path.as_uri(), registry=registry)
+        array = zarr.open_group(store, mode="r", zarr_format=3)["height"]
         with netcdf_file(path) as file:
             expected = file.variables["height"][:].astype("f4")
 
-        print(f"{path.name}: height, {' x '.join(map(str, SHAPE))}, {path.stat().st_size} bytes\n")
-        print(f"{'selection':22}{'read by':37}{'requests':>9}{'bytes':>12}")
-        for name, selection in SLICES.items():
-            fetched = []
-            for chosen in ("numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"):
-                store = CountingStore(manifest_store)
-                with zarr.config.set({"codecs.bytes": chosen}):
-                    array = zarr.open_group(store, mode="r", zarr_format=3)["height"]
-                codec = type(array.metadata.codecs[0])
-                assert f"{codec.__module__}.{codec.__qualname__}" == chosen
-                assert np.array_equal(array[selection], expected[selection])
-                fetched.append(store.num_bytes)
-                print(f"{name:22}{chosen:37}{store.num_requests:>9}{store.num_bytes:>12}")
-            ours, zarr_alone = fetched
-            assert zarr_alone == expected.nbytes
-            # Europe: each time is one request, for all that lies between its first and last value.
-            assert (
-                ours
-                == {
-                    "a row": 512 * 4,
-                    "a point in time": 512 * 512 * 4,
-                    "Europe, all times": 64 * (79 * 512 + 72) * 4,
-                    "one place, all times": 64 * 4,
-                }[name]
-            )
+        codec = type(array.metadata.codecs[0])
+        print(f"{path.name}: height, {' x '.join(map(str, SHAPE))}, one chunk of 64 MiB")
+        print(f"read by {codec.__module__}.{codec.__qualname__}\n")
+        print(f"{'selection':22}{'requests':>9}{'bytes fetched':>15}{'selected':>12}")
+        for name, (selection, num_requests, num_bytes) in SLICES.items():
+            with numcodecs_bytes.trace() as traced:
+                values = array[selection]
+            assert np.array_equal(values, expected[selection])
+            total = traced.report()["total"]
+            assert (total["requests"], total["bytes_fetched"]) == (num_requests, num_bytes)
+            print(f"{name:22}{num_requests:>9}{num_bytes:>15,}{total['bytes_selected']:>12,}")
 
 
 if __name__ == "__main__":

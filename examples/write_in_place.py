@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import zarr
 
+import numcodecs_bytes
+
 NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 65_536
 ALONE: dict[str, Any] = {}
-IN_PLACE = {
-    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
-    "numcodecs_bytes.write_in_place": "require",  # True would rewrite what can't be in place
-}
+# True would rewrite what can't be written in place.
+IN_PLACE = {"pipeline": "BytesPipeline", "write_in_place": "require"}
 
 
 def create(path: Path) -> "zarr.Array[Any]":
@@ -31,7 +31,7 @@ def create(path: Path) -> "zarr.Array[Any]":
 
 def simulate(path: Path, settings: dict[str, Any], rank: int, start: Any) -> None:
     """Write the rows of one process, one after the other."""
-    with zarr.config.set(settings):
+    with numcodecs_bytes.set_options(**settings):
         array = zarr.open_array(path, mode="r+")
         start.wait()
         for step in range(NUM_STEPS):
@@ -57,7 +57,7 @@ def num_lost(path: Path, settings: dict[str, Any]) -> int:
 
 def log(path: Path, settings: dict[str, Any]) -> float:
     """Append rows to an array whose chunk has room for all of them; return the seconds it took."""
-    with zarr.config.set(settings):
+    with numcodecs_bytes.set_options(**settings):
         chunks = (1024, 4096)
         array = zarr.create_array(
             path, shape=(0, 4096), chunks=chunks, dtype="f8", compressors=None
@@ -74,7 +74,8 @@ def log(path: Path, settings: dict[str, Any]) -> float:
 def main() -> None:
     """Write with zarr alone and in place, and print what was lost and how long it took."""
     with tempfile.TemporaryDirectory() as folder:
-        print(f"in place: {IN_PLACE['codec_pipeline.path']}")
+        with numcodecs_bytes.set_options(**IN_PLACE):
+            print(f"in place: {zarr.config.get('codec_pipeline.path')}")
         num_rows = NUM_PROCESSES * NUM_STEPS
         lost = num_lost(Path(folder, "alone"), ALONE)
         print(f"eight processes, zarr alone: {lost} of {num_rows} rows are lost")
