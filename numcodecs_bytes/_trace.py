@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-MAX_NAME_LENGTH = 48
+MAX_NAME_LENGTH, MAX_STORE_LENGTH = 48, 200  # of an array in the table, and of a store
 HEAD = ("chunks", "read whole", "requests", "fetched", "selected", "written in place")
 
 
@@ -182,12 +182,14 @@ def _name_of_array(byte_getter: Any, num_axes: int) -> str:
         parts = parts[:-1] if parts[-1:] == ["c"] else parts
     else:
         parts.pop()  # "c.0.1", "0.1", "c" or "0"
-    store: Any = getattr(byte_getter, "store", None)
+    store = getattr(byte_getter, "store", None)
     try:
-        store = str(store)
+        name = " ".join(str(store).split())
     except Exception:  # noqa: BLE001 # a name is not worth an error
-        store = type(store).__name__
-    return "/".join([store, *parts])
+        name = ""
+    if not 0 < len(name) <= MAX_STORE_LENGTH:
+        name = type(store).__name__
+    return "/".join([name, *parts])
 
 
 def _as_dict(counts: Counts) -> dict[str, Any]:
@@ -215,6 +217,11 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         aligned = (str(cell).rjust(len(head)) for cell, head in zip(cells, HEAD, strict=True))
         yield "  ".join([shown.ljust(width), *aligned])
     total = report["total"]
+    if not report["arrays"] and not report["not_seen"]:
+        yield (
+            "nothing was read or written by numcodecs_bytes: the arrays have other codecs, are "
+            "Zarr v2 or were just created (open them again), or other processes did it"
+        )
     if total["chunks_missing"]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
     for what, reasons in (

@@ -160,7 +160,24 @@ def test_the_table(array):
     assert head.split("  ")[0].strip() == "array"
     assert line.split()[1:] == ["1", "0", "1", "4.0", "KiB", "4.0", "KiB", "0", "B"]
     assert len(head) == len(line)
-    assert "all arrays" in repr(numcodecs_bytes.trace())
+    assert "nothing was read or written" in repr(numcodecs_bytes.trace())
+
+
+def test_the_name_of_a_store_is_one_line():
+    """Whatever a store says of itself, or raises."""
+
+    class Store:
+        def __str__(self):
+            return self.text
+
+    class Getter:
+        store, path = Store(), "a/c/0"
+
+    for text, name in (("<Store\n  x>", "<Store x>"), ("x" * 300, "Store"), ("", "Store")):
+        Store.text = text
+        assert _name_of_array(Getter(), 1) == f"{name}/a"
+    Store.text = None  # TypeError
+    assert _name_of_array(Getter(), 1) == "Store/a"
 
 
 @pytest.mark.parametrize(
