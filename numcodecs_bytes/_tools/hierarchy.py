@@ -25,8 +25,11 @@ MAX_UNLISTED = 100_000
 
 
 def describe_error(error: Exception) -> str:
-    """Return the class and message of an error."""
-    return f"{type(error).__name__}: {error}"
+    """Return the class and message of an error, without what only its package's developers need."""
+    kind, text = type(error), str(error)
+    if kind.__module__.startswith("icechunk"):  # which draws the calls that led to it
+        text = re.split(r"\s*\|?\s*context:", text)[0].strip().removeprefix("x ")
+    return f"{kind.__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
 def ensure_open(store: zarr.abc.store.Store) -> None:

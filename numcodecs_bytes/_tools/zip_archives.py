@@ -51,7 +51,7 @@ class Archive:
             If a member of it is damaged.
         """
         prefix = f".{self.path.name}{_MARK}"
-        with self._locked() as is_locked:
+        with self._locked() as is_locked, _naming_no_copy():
             if is_locked:  # otherwise these may belong to a process that still runs
                 of_mkstemp = re.compile(f"{re.escape(prefix)}[a-z0-9_]{{8}}")
                 for leftover in self.path.parent.iterdir():
@@ -115,6 +115,20 @@ class Archive:
                 os.chown(copy, state.st_uid, state.st_gid)
         shutil.copystat(self.path, copy)
         os.utime(copy)
+
+
+@contextlib.contextmanager
+def _naming_no_copy() -> Iterator[None]:
+    """Say in errors that the copy failed, instead of its random name."""
+    try:
+        yield
+    except OSError as error:
+        if _MARK not in str(error.filename):
+            raise
+        why = (
+            f"a copy of it can't be made beside it; the archive is left as it is: {error.strerror}"
+        )
+        raise OSError(error.errno, why) from error
 
 
 def _state_of(path: Path) -> tuple[int, ...]:
