@@ -1,4 +1,7 @@
-"""python -m numcodecs_bytes: check the installation, check a store, or migrate it to Zarr v3."""
+"""python -m numcodecs_bytes: check the installation, check a store, or migrate it to Zarr v3.
+
+What imports zarr is imported where it is needed, so that Ctrl-C is answered from the beginning.
+"""
 
 import argparse
 import contextlib
@@ -8,12 +11,52 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from numcodecs_bytes._tools.installation import OURS, report
+_INTERRUPTED = 130  # the exit status of shells after Ctrl-C
+
+_ABOUT_REPORT = """\
+Report which classes numcodecs and zarr use for the codec "bytes".
+
+exit status:
+  0  they are those of numcodecs_bytes
+  1  they are not
+  2  wrong arguments
+"""
+_ABOUT_CHECK = """\
+Report for each array in a Zarr hierarchy whether parts of its chunks can be
+read, and its problems: metadata, chunks of a wrong length, invalid bools.
+Nothing is written. Chunks that are compressed, in shards, or contain bools
+are read whole.
+"""
+_MORE_ON_CHECK = """\
+exit status:
+  0  no problems
+  1  there are problems, or there is no array
+  2  a store can't be read, or wrong arguments
+
+example:
+  %(prog)s s3://bucket/data.zarr --storage-options '{"anon": true}'
+"""
+_ABOUT_MIGRATE = """\
+Write zarr.json next to the metadata of every Zarr v2 array and group, without
+touching a chunk. Nodes that can't be migrated are listed and left unchanged,
+and so are the groups above them.
+"""
+_MORE_ON_MIGRATE = """\
+exit status:
+  0  nothing is refused or kept
+  1  a node is refused or kept, or there is no Zarr v2 metadata
+  2  the store can't be read or written, or wrong arguments
+
+example:
+  %(prog)s data.zarr --dry-run
+"""
 
 
 def _format(found: dict[str, Any]) -> str:
+    from numcodecs_bytes._tools.installation import OURS  # noqa: PLC0415 # see above
+
     versions = found["versions"]
     hosts = " and ".join(f"{host} {versions[host]}" for host in ("numcodecs", "zarr"))
     if found["picked_up"]:
@@ -35,32 +78,51 @@ def _format(found: dict[str, Any]) -> str:
     if found["writes_in_place"]:
         lines += [f"  parts of chunks are written in place: {found['writes_in_place']}"]
     lines += [f"  {o['key']} is {o['value']!r} by {o['source']}" for o in found["overrides"]]
+    if found["other_codec"]:
+        lines += [f"  {found['other_codec']}"]
     return "\n".join(lines)
 
 
-def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
-    """Print a report for each array in some stores; return the exit status."""
-    from numcodecs_bytes.check import Limits, check  # noqa: PLC0415 # only needed here
+def _report(options: argparse.Namespace) -> tuple[int, str]:
+    """Return the exit status, and which classes are used."""
+    from numcodecs_bytes._tools.installation import report  # noqa: PLC0415 # see above
+
+    found = report()
+    text = json.dumps(found, indent=2) if options.json else _format(found)
+    return 0 if found["picked_up"] else 1, text
+
+
+def _check(options: argparse.Namespace) -> tuple[int, str]:
+    """Print a report for each array in some stores; return the exit status, and a summary."""
+    from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415
+    from numcodecs_bytes._tools.partial_reads import advise  # noqa: PLC0415
+    from numcodecs_bytes.check import check  # noqa: PLC0415
 
     tqdm: Any = None
     with contextlib.suppress(ImportError):
         from tqdm import tqdm  # type: ignore[no-redef,import-untyped] # noqa: PLC0415 # optional
-    reports: list[dict[str, Any]] = []
+    given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
+    limits = Limits(**{name: number for name, number in given.items() if number})
+    names = ("branch", "tag", "snapshot")
+    chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
+    where = {"storage_options": options.storage_options, "version": chosen}
+    reports: list[tuple[str, Any]] = []
     has_none = is_unreadable = False
-    for location in locations:
+    for location in options.stores:
         num_before = len(reports)
         try:
             with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
-                for found in check(location, Limits(**limits), bar):
-                    reports.append({"store": location} | dataclasses.asdict(found))
-                    if not as_json:
+                for found in check(location, limits, bar, **where):
+                    reports.append((location, found))
+                    if not options.json and (found.num_problems or not options.only_problems):
                         with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
-                            name = location if len(locations) > 1 else ""
-                            print(_format_array(found, name), flush=True)
+                            name = location if len(options.stores) > 1 else ""
+                            print(found.format(name), flush=True)
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-            print(f"can't read {location}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"can't read {location}: {describe_error(error)}", file=sys.stderr)
             is_unreadable = True
             continue
         if len(reports) == num_before:
@@ -69,51 +131,53 @@ def _check(locations: list[str], limits: Any, *, as_json: bool) -> int:
             )
             has_none = True
     if is_unreadable and not reports:
-        return 2
-    num_problems = sum(found["num_problems"] for found in reports)
-    if as_json:
-        print(json.dumps({"num_problems": num_problems, "arrays": reports}, indent=2))
-    else:
-        num_chunks = sum(found["num_chunks"] for found in reports)
-        counts = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
-        print(", ".join(f"{number} {what}{'' if number == 1 else 's'}" for number, what in counts))
-    return 2 if is_unreadable else int(has_none or num_problems > 0)
+        return 2, ""
+    shown = [r for r in reports if r[1].num_problems or not options.only_problems]
+    num_chunks = sum(found.num_chunks for _, found in reports)
+    num_problems = sum(found.num_problems for _, found in reports)
+    status = 2 if is_unreadable else int(has_none or num_problems > 0)
+    if options.json:
+        arrays = [{"store": location} | dataclasses.asdict(found) for location, found in shown]
+        counts = {"num_arrays": len(reports), "num_chunks": num_chunks}
+        document = {"num_problems": num_problems, **counts, "arrays": arrays}
+        return status, json.dumps(document, indent=2)
+    counted = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
+    summary = ", ".join(count(*each) for each in counted)
+    advice = advise([found.partial_reads for _, found in shown])
+    return status, f"{summary}\n{advice}".rstrip()
 
 
-def _migrate(location: str, options: dict[str, bool], *, as_json: bool) -> tuple[str, int]:
-    """Migrate a hierarchy; return the report, and the exit status."""
-    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415 # only needed here
+def _migrate(options: argparse.Namespace) -> tuple[int, str]:
+    """Migrate a hierarchy; return the exit status, and the report."""
+    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
+    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
 
+    location, names = options.store, ("dry_run", "overwrite", "undo", "storage_options")
     try:
-        nodes = migrate(location, **options)
+        nodes = migrate(location, **{name: getattr(options, name) for name in names})
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        print(f"can't migrate {location}: {type(error).__name__}: {error}", file=sys.stderr)
-        return "", 2
-    wrong = "kept" if options["undo"] else "refused"
+        print(f"can't migrate {location}: {describe_error(error)}", file=sys.stderr)
+        return 2, ""
+    wrong = "kept" if options.undo else "refused"
     num_wrong = sum(found.status == wrong for found in nodes)
     status = 1 if num_wrong or not nodes else 0
-    if as_json:
+    if options.json:
         found_nodes = [dataclasses.asdict(found) for found in nodes]
-        return json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2), status
+        return status, json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2)
     if not nodes:
-        return f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there", status
-    lines = []
-    for found in nodes:
-        lines.append(f"{'/' + found.path:32} {found.kind:6} {found.status}")
-        lines += [f"  {reason}" for reason in found.reasons]
-        lines += [f"  note    {note}" for note in found.notes]
-    lines = [_printable(line) for line in lines]
+        return status, f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there"
+    lines = [str(found) for found in nodes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     lines.append(f"{counted}, {num_wrong} {wrong}")
     is_archive = Path(location).is_file()  # from which zarr removes nothing
-    if not (num_wrong or is_archive or options["dry_run"] or options["undo"]):
+    if not (num_wrong or is_archive or options.dry_run or options.undo):
         also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "
             f"read Zarr v3{also}, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
             '(pip install "zarr[cli]")'
         )
-    return "\n".join(lines), status
+    return status, "\n".join(lines)
 
 
 def _number(text: str) -> int:
@@ -123,48 +187,49 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _printable(line: str) -> str:
-    """Return a line with unprintable characters escaped, because names may contain anything."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
+    return found
 
 
-def _format_array(found: Any, location: str) -> str:
-    """Return a line that describes an array, and a line for each of its problems and notes."""
-    name = f"{location}/{found.path}"
-    line = f"{name:32} {found.data_type:16} partial reads: {found.partial_reads}"
-    listed = [f"  PROBLEM {problem}" for problem in found.problems]
-    if found.num_problems > len(found.problems):
-        listed.append(f"  PROBLEM ... and {found.num_problems - len(found.problems)} more")
-    lines = [line, *listed, *(f"  note    {note}" for note in found.notes)]
-    return "\n".join(map(_printable, lines))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+def _parser() -> argparse.ArgumentParser:
+    is_module = Path(sys.argv[0]).parts[-2:] == ("numcodecs_bytes", "__main__.py")
+    layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(
-        prog="python -m numcodecs_bytes",
-        description='Report which classes numcodecs and zarr use for the codec "bytes". Exit '
-        "status 1 if they are not those of numcodecs_bytes.",
+        prog="python -m numcodecs_bytes" if is_module else "numcodecs-bytes",
+        description=_ABOUT_REPORT,
+        epilog="example:\n  %(prog)s check data.zarr",
+        **layout,
     )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    as_json: Any = {"action": "store_true", "help": "print the report as JSON"}
+    parser.add_argument("--json", **as_json)
     parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
-    commands = parser.add_subparsers(dest="command")
+    parser.set_defaults(run=_report)
+    commands = parser.add_subparsers()
     check = commands.add_parser(
         "check",
         help="find problems in the arrays of a store",
-        description="Report for each array in a Zarr hierarchy whether parts of its chunks can be "
-        "read, and its problems: metadata, chunks of a wrong length, invalid bools. Nothing is "
-        "written. Chunks that are compressed, in shards, or contain bools are read whole. Exit "
-        "status 1 if there are problems or no arrays, 2 if a store can't be read.",
+        description=_ABOUT_CHECK,
+        epilog=_MORE_ON_CHECK,
+        **layout,
     )
+    check.set_defaults(run=_check)
     check.add_argument(
         "stores",
         nargs="+",
         metavar="store",
-        help="folder, zip file, kerchunk references (.json, .parq), URL of one of these that "
-        "fsspec supports, or folder of an Icechunk repository",
+        help="folder, zip file, kerchunk references (.json, .parq), Icechunk repository, or URL "
+        "of one of these",
     )
-    check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
+    check.add_argument(
+        "--only-problems", action="store_true", help="print only arrays that have problems"
+    )
     check.add_argument(
         "--max-chunks", type=_number, metavar="N", help="check at most N chunks of each array"
     )
@@ -174,14 +239,20 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="do not decode chunks of more than N bytes (default: 100000000)",
     )
+    versions = check.add_mutually_exclusive_group()
+    versions.add_argument(
+        "--branch", metavar="NAME", help="branch of an Icechunk repository (default: main)"
+    )
+    versions.add_argument("--tag", metavar="NAME", help="tag of an Icechunk repository")
+    versions.add_argument("--snapshot", metavar="ID", help="snapshot of an Icechunk repository")
     migrate = commands.add_parser(
         "migrate",
         help="add Zarr v3 metadata to a Zarr v2 hierarchy",
-        description="Write zarr.json next to the metadata of every Zarr v2 array and group, "
-        "without touching a chunk. Nodes that can't be migrated are listed and left unchanged, and "
-        "so are the groups above them. Exit status 1 if a node is refused or kept, or nothing is "
-        "found, 2 if the store can't be read or written.",
+        description=_ABOUT_MIGRATE,
+        epilog=_MORE_ON_MIGRATE,
+        **layout,
     )
+    migrate.set_defaults(run=_migrate)
     migrate.add_argument("store", help="folder, zip file, or URL that fsspec supports")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     ways = migrate.add_mutually_exclusive_group()
@@ -195,28 +266,43 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="remove the zarr.json files instead, if they are what this command writes",
     )
-    migrate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="as above")
-    options = parser.parse_args(arguments)
+    for command in (check, migrate):
+        command.add_argument(
+            "--storage-options",
+            type=_json_object,
+            metavar="JSON",
+            help="settings of fsspec for the URL, such as '{\"anon\": true}'",
+        )
+        command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    options = _parser().parse_args(arguments)
     status = 2
     try:
-        if options.command == "check":
-            names = ("max_chunks", "max_chunk_bytes")
-            limits = {name: getattr(options, name) for name in names if getattr(options, name)}
-            status = _check(options.stores, limits, as_json=options.json)
-        elif options.command == "migrate":
-            changes = {name: getattr(options, name) for name in ("dry_run", "overwrite", "undo")}
-            text, status = _migrate(options.store, changes, as_json=options.json)
-            if text:
-                print(text)
-        else:
-            found = report()
-            status = 0 if found["picked_up"] else 1
-            print(json.dumps(found, indent=2) if options.json else _format(found))
+        status, text = options.run(options)
+        if text:
+            print(text)
         sys.stdout.flush()
     except BrokenPipeError:  # stdout was closed, as by `head`: only the report ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        status = _INTERRUPTED
     return status
 
 
+def run() -> NoReturn:
+    """Run the command line as a program."""
+    status = main()
+    if status == _INTERRUPTED:  # zarr's threads go on reading: an orderly exit waits for them
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -27,7 +27,6 @@ from numcodecs_bytes._core.dtypes import (
     has_byte_order,
     pack_dtype,
 )
-from numcodecs_bytes._parts.stores import Whole, find_source
 from numcodecs_bytes._tools.check_chunks import CODECS_OF_ANY_TYPE, check_chunks
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits
 from numcodecs_bytes._tools.hierarchy import (
@@ -36,13 +35,13 @@ from numcodecs_bytes._tools.hierarchy import (
     find_arrays,
     join,
 )
+from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes._tools.partial_reads import ask_for_a_range, partial_reads
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
-from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
 
 __all__ = ["ArrayReport", "Limits", "check"]
 
@@ -50,7 +49,12 @@ _LEGACY_DATA_TYPES = {"structured": "struct", "raw_bytes": "r8, r16, ..."}
 
 
 def check(
-    store: zarr.abc.store.Store | str | Path, limits: Limits | None = None, bar: Any = None
+    store: zarr.abc.store.Store | str | Path,
+    limits: Limits | None = None,
+    bar: Any = None,
+    *,
+    storage_options: dict[str, Any] | None = None,
+    version: dict[str, str] | None = None,
 ) -> Iterator[ArrayReport]:
     """Check the arrays in a store.
 
@@ -62,6 +66,11 @@ def check(
         How much of each array is checked.
     bar : optional
         A progress bar with tqdm's interface; it counts chunks.
+    storage_options : dict, optional
+        What fsspec is to be given for a URL, or for kerchunk references.
+    version : dict, optional
+        Which version of an Icechunk repository to check, by the name of its "branch", "tag" or
+        "snapshot"; by default branch main.
 
     Yields
     ------
@@ -74,13 +83,18 @@ def check(
     >>> store = zarr.storage.MemoryStore()
     >>> array = zarr.create_array(store, shape=4, chunks=2, dtype="i4", compressors=None)
     >>> array[:2] = 1
-    >>> [(report.partial_reads, report.problems, report.notes) for report in check(store)]
-    [('yes', [], ['1 of 2 chunks are present; the others read as the fill value'])]
+    >>> for report in check(store):
+    ...     print(report)
+    /                                int32            partial reads: yes
+      note    1 of 2 chunks are present; the others read as the fill value
     """
     if isinstance(store, str | Path):
-        with contextlib.closing(open_store(store)) as opened:
+        location = open_store(store, storage_options=storage_options, version=version)
+        with contextlib.closing(location) as opened:
             yield from check(opened, limits, bar)
         return
+    if storage_options or version:
+        raise ValueError("storage_options and version are for paths and URLs, not for open stores")
     for path, document in find_arrays(store):
         report = ArrayReport(path)
         with warnings.catch_warnings():
@@ -110,7 +124,7 @@ def _check_array(
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
-    report.partial_reads = _partial_reads(array)
+    report.partial_reads = partial_reads(array)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -120,7 +134,10 @@ def _check_array(
         _check_v2_codecs(array, report)
         _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
-    check_chunks(array, codecs, report, limits, bar)
+    chunk = check_chunks(array, codecs, report, limits, bar)
+    if chunk is not None and report.partial_reads.startswith("yes"):
+        ask_for_a_range(array, *chunk)
+        report.partial_reads = partial_reads(array)
 
 
 def _compare_with_v2(
@@ -137,7 +154,8 @@ def _compare_with_v2(
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
         return
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
-        report.add_problem(f".zarray, next to zarr.json, can't be opened: {describe_error(error)}")
+        why = _other_codec_in(old) or describe_error(error)
+        report.add_problem(f".zarray, next to zarr.json, can't be opened: {why}")
         return
     try:
         for disagreement in disagreements(old, document):
@@ -175,49 +193,14 @@ def _why_not_opened(document: dict[str, Any], error: Exception) -> str:
                 f'replace it by {json.dumps(struct)}, and set its byte order as "endian" of the '
                 "bytes codec (examples/numpy_descr.py)"
             )
-    return f"zarr can't open it: {describe_error(error)}"
+    return f"zarr can't open it: {_other_codec_in(document) or describe_error(error)}"
 
 
-def _partial_reads(array: Any) -> str:
-    """Return whether parts of chunks can be read, and if not, why."""
-    answer = _partial_reads_of_codecs(array)
-    if answer.startswith("yes"):
-        first = array.metadata.encode_chunk_key((0,) * array.ndim)
-        source = find_source(array.store_path / first)
-        if isinstance(source, Whole) and source.why:
-            return f"no: {source.why}"
-    return answer
-
-
-def _partial_reads_of_codecs(array: Any) -> str:
-    if array.metadata.zarr_format == 2:
-        codecs = (*array.filters, *array.compressors)
-        names = [codec.codec_id for codec in codecs]
-        is_plain = False
-    else:
-        codecs = array.metadata.codecs
-        names = [codec.to_dict()["name"] for codec in codecs]
-        is_plain = isinstance(codecs[0], BytesCodec)
-    others = [name for name in names if name != "bytes"]
-    try:
-        can_be_read = can_read_parts(array)
-    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
-        can_be_read = False
-    if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
-        return "yes: inner chunks in part" if others == ["sharding_indexed"] else "yes"
-    if array.metadata.zarr_format == 3 and not others:
-        codec = type(codecs[0])
-        return "yes" if is_plain else f"no: {codec.__module__}.{codec.__qualname__} is chosen"
-    if others == ["sharding_indexed"]:
-        but = f"; {PIPELINE} reads them in part" if can_be_read else ""
-        return f"no: zarr reads whole inner chunks of a shard{but}"
-    if can_be_read:
-        reason = f"no: zarr's own codec pipeline needs whole chunks; {PIPELINE} does not"
-        is_v2 = array.metadata.zarr_format == 2 and array.order == "C"
-        return f"{reason}, nor does Zarr v3 (migrate)" if is_v2 else reason
-    if not others:
-        return "no: the dtype of its bytes codec is missing, or differs from the array's"
-    return f"no: {', '.join(others)} needs whole chunks"
+def _other_codec_in(document: dict[str, Any]) -> str:
+    """Return that "bytes" of Zarr v2 metadata is a class other than ours, or ""."""
+    codecs = [*(document.get("filters") or []), document.get("compressor")]
+    has_it = any(isinstance(codec, dict) and codec.get("id") == "bytes" for codec in codecs)
+    return explain_other_codec() if has_it else ""
 
 
 def _codecs_in(
@@ -268,6 +251,8 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
 def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
     for position, codec in enumerate((*array.filters, *array.compressors)):
         if not isinstance(codec, Bytes):
+            if codec.codec_id == "bytes":
+                report.notes.append(explain_other_codec())
             continue
         dtype = array.dtype if codec.dtype is None else codec.dtype
         _check_endian(codec.endian, dtype, report)

@@ -22,6 +22,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
+from numcodecs_bytes._tools.check_report import printable
 from numcodecs_bytes._tools.hierarchy import (
     describe_error,
     document_at,
@@ -42,7 +43,7 @@ __all__ = ["NodeReport", "migrate"]
 _Documents = dict[str, Any]
 
 
-@dataclass
+@dataclass(repr=False)
 class NodeReport:
     """The outcome for an array or a group.
 
@@ -67,6 +68,15 @@ class NodeReport:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        return printable(f"<NodeReport {self.kind} /{self.path}: {self.status}>")
+
+    def __str__(self) -> str:
+        lines = [f"{'/' + self.path:32} {self.kind:6} {self.status}"]
+        lines += [f"  {reason}" for reason in self.reasons]
+        lines += [f"  note    {note}" for note in self.notes]
+        return "\n".join(map(printable, lines))
+
 
 def migrate(
     store: zarr.abc.store.Store | str | Path,
@@ -74,6 +84,7 @@ def migrate(
     dry_run: bool = False,
     overwrite: bool = False,
     undo: bool = False,
+    storage_options: dict[str, Any] | None = None,
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
@@ -96,6 +107,8 @@ def migrate(
     undo : bool
         Whether to remove Zarr v3 metadata instead: those that equal what would be written. A group
         of Zarr v3 shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
+    storage_options : dict, optional
+        What fsspec is to be given for a URL.
 
     Returns
     -------
@@ -106,8 +119,8 @@ def migrate(
     Raises
     ------
     ValueError
-        If the store is read-only, is an open `ZipStore`, or can't list its contents; or if both
-        `overwrite` and `undo` are true.
+        If the store is read-only, is an open `ZipStore`, or can't list its contents; if both
+        `overwrite` and `undo` are true; or if `storage_options` are given for what is no URL.
     OSError
         If the store can't be written.
     """
@@ -115,9 +128,12 @@ def migrate(
         raise ValueError("overwrite and undo can't both be true")
     options = {"dry_run": dry_run, "overwrite": overwrite, "undo": undo}
     if not isinstance(store, str | Path):
+        if storage_options:
+            raise ValueError("storage_options are for URLs, not for open stores")
         return _migrate(store, None, **options)
     archive = Archive(store) if Path(store).is_file() else None
-    with contextlib.closing(open_store(store, read_only=dry_run)) as opened:
+    location = open_store(store, read_only=dry_run, storage_options=storage_options)
+    with contextlib.closing(location) as opened:
         return _migrate(opened, archive, **options)
 
 
@@ -488,7 +504,9 @@ def _write(
             else:
                 _put(store, key, raw)
         except Exception as error:
-            raise OSError(f"{key} can't be written: {describe_error(error)}") from error
+            # Its text may name the file that zarr writes first, with a random name.
+            why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+            raise OSError(f"{key} can't be written: {why}") from error
 
 
 def _put(store: zarr.abc.store.Store, key: str, raw: bytes) -> None:

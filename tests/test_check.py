@@ -94,24 +94,13 @@ def healthy(tmp_path):
 PARTIAL_READS = {
     "plain": "yes",
     "zipped": "no: zstd needs whole chunks",
-    "deep/in/shards": (
-        "no: zarr reads whole inner chunks of a shard; "
-        "numcodecs_bytes.zarr_pipeline.BytesPipeline reads them in part"
-    ),
+    "deep/in/shards": "no: inner chunks are read whole; with BytesPipeline, in part",
     "bools": "yes",
     "point": "yes",
     "empty": "yes",
     "text": "no: vlen-utf8 needs whole chunks",
-    "transposed": (
-        "no: zarr's own codec pipeline needs whole chunks; "
-        "numcodecs_bytes.zarr_pipeline.BytesPipeline does not"
-    ),
-    **dict.fromkeys(
-        ["v2/raw", "v2/bytes"],
-        "no: zarr's own codec pipeline needs whole chunks; "
-        "numcodecs_bytes.zarr_pipeline.BytesPipeline does not, nor does Zarr v3 "
-        "(migrate)",
-    ),
+    "transposed": "no: transpose; with BytesPipeline, yes",
+    **dict.fromkeys(["v2/raw", "v2/bytes"], "no: Zarr v2; with BytesPipeline, yes"),
     **dict.fromkeys(["v2/zipped", "v2/both"], "no: zstd needs whole chunks"),
 }
 
@@ -877,11 +866,31 @@ class TestCommand:
     def test_report(self, healthy):
         out = self.run(healthy, status=0)
         assert "/plain                           float32          partial reads: yes\n" in out
-        assert out.endswith("12 arrays, 11 chunks, 0 problems\n")
+        assert "12 arrays, 11 chunks, 0 problems\n" in out
         healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
         out = self.run(healthy, status=1)
         assert "\n  PROBLEM chunk plain/c/0/0 holds 5 bytes, expected 112: " in out
-        assert out.endswith("12 arrays, 11 chunks, 1 problem\n")
+        assert "12 arrays, 11 chunks, 1 problem\n" in out
+
+    def test_only_problems(self, healthy, capsys):
+        """Arrays without problems are counted, but not printed."""
+        healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
+        assert main(["check", str(healthy), "--only-problems"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["/plain", "PROBLEM", "note", "12"]
+        assert lines[-1] == "12 arrays, 11 chunks, 1 problem"
+        assert main(["check", str(healthy), "--only-problems", "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert [array["path"] for array in found["arrays"]] == ["plain"]
+        assert (found["num_arrays"], found["num_chunks"], found["num_problems"]) == (12, 11, 1)
+
+    def test_a_report_is_readable(self, tmp_path, capsys):
+        """Printed, it is what the command prints; in a list, it takes one line."""
+        write_array(tmp_path / "a", bytes(3), "int8", [bytes_codec()])
+        (report,) = checks.check(tmp_path)
+        assert main(["check", str(tmp_path)]) == 1
+        assert capsys.readouterr().out.startswith(f"{report}\n1 array")
+        assert repr(report) == "<ArrayReport /a int8: 1 problem, partial reads: yes>"
 
     def test_names_with_line_breaks_stay_on_one_line(self, tmp_path):
         write_array(tmp_path / "a\nb\x1b[31m", None, "int16", [BIG])

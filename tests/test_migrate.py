@@ -1,7 +1,9 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -837,6 +839,37 @@ class TestCommand:
         monkeypatch.setattr(zarr.storage.LocalStore, "set", refuse)
         assert main(["migrate", str(tmp_path)]) == 2
         assert "zarr.json can't be written: PermissionError: denied" in capsys.readouterr().err
+
+    def test_a_report_is_readable(self, tmp_path, capsys):
+        """Printed, it is what the command prints; in a list, it takes one line."""
+        write_v2(tmp_path / "a", None, "<i2")
+        (report,) = migrate(tmp_path, dry_run=True)
+        assert main(["migrate", str(tmp_path), "--dry-run"]) == 0
+        assert capsys.readouterr().out.startswith(f"{report}\n1 array")
+        assert repr(report) == "<NodeReport array /a: to be migrated>"
+
+    def test_no_error_names_a_temporary_file(self, tmp_path, capsys, monkeypatch):
+        """What zarr and we write first has a random name, which helps nobody."""
+        write_v2(tmp_path / "a", None, "<i2")
+
+        async def fail(*_args):
+            raise OSError(errno.ENOSPC, "No space left on device", "zarr.0123abcd.partial")
+
+        monkeypatch.setattr(zarr.storage.LocalStore, "set", fail)
+        assert main(["migrate", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert said.endswith("a/zarr.json can't be written: OSError: No space left on device\n")
+        archive = shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path / "a")
+
+        def replace(path, _target):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "replace", replace)
+        assert main(["migrate", archive]) == 2
+        said = capsys.readouterr().err
+        assert ".migrate-" not in said
+        assert "a copy of it can't be made beside it; the archive is left as it is: P" in said
+        assert not list(tmp_path.glob(".b.zip*"))
 
     @pytest.mark.parametrize("command", ["migrate", "check"])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):

@@ -1,14 +1,28 @@
 """How zarr and numcodecs pick the package up, in fresh processes that never import it."""
 
+import http.server
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import textwrap
-from importlib.metadata import entry_points
+import threading
+import tomllib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
+import numcodecs
+import numcodecs.abc
+import numcodecs.registry
 import pytest
 import zarr
-from helpers import run_python
+from helpers import run_python, write_v2
+
+import numcodecs_bytes
+from numcodecs_bytes.__main__ import main
+from numcodecs_bytes.check import check
 
 OURS = "numcodecs_bytes.zarr.BytesCodec"
 ZARRS = "zarr.codecs.bytes.BytesCodec"
@@ -332,3 +346,100 @@ class TestReport:
         out = self.report(status=1, ZARR_CODECS__BYTES="no.Such")
         assert "zarr, bytes: " in out
         assert "no.Such" in out
+
+    def test_another_class_that_is_registered(self, tmp_path, capsys, monkeypatch):
+        """Its arrays failed with a bare TypeError; which class that is, and what to do, is said."""
+
+        class Other(numcodecs.abc.Codec):
+            codec_id = "bytes"
+
+            def __init__(self, endian):
+                pass
+
+            def encode(self, buf):
+                return buf
+
+            decode = encode
+
+        monkeypatch.setitem(numcodecs.registry.codec_registry, "bytes", None)
+        numcodecs.register_codec(Other)
+        assert main([]) == 1
+        printed = capsys.readouterr().out
+        name = "test_another_class_that_is_registered.<locals>.Other"
+        mend = "call numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
+        assert '"bytes" is not picked up by numcodecs' in printed
+        assert f'{name} for "bytes", because a program or a package registered it' in printed
+        assert mend in printed
+        for i, more in enumerate(({"dtype": "<i2"}, {})):
+            codec = {"id": "bytes", "endian": "big", **more}
+            write_v2(tmp_path / str(i), None, "<i2", filters=[codec])
+        fails, opens = check(tmp_path)
+        assert fails.problems[0].startswith("zarr can't open it: numcodecs uses ")
+        assert f"{name} for" in fails.problems[0]
+        assert mend in fails.problems[0]
+        assert mend in opens.notes[0]
+        assert opens.partial_reads == 'no: its codec "bytes" is not that of numcodecs_bytes'
+        numcodecs.register_codec(numcodecs_bytes.Bytes)
+        assert main([]) == 0
+        assert mend not in capsys.readouterr().out
+
+
+class TestPrograms:
+    """python -m numcodecs_bytes and numcodecs-bytes"""
+
+    def test_both_are_called_by_their_names(self, monkeypatch, capsys):
+        project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+        entry = EntryPoint("", project["project"]["scripts"]["numcodecs-bytes"], "console_scripts")
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/numcodecs-bytes", "check", "--help"])
+        with pytest.raises(SystemExit, match="0"):
+            entry.load()()
+        assert capsys.readouterr().out.startswith("usage: numcodecs-bytes check ")
+        printed = run_python("-m", "numcodecs_bytes", "check", "--help").stdout
+        assert printed.startswith("usage: python -m numcodecs_bytes check ")
+
+    @pytest.mark.parametrize("command", [(), ("check",), ("migrate",)], ids=str)
+    def test_help_has_exit_statuses_and_an_example(self, command, capsys):
+        with pytest.raises(SystemExit, match="0"):
+            main([*command, "--help"])
+        printed = capsys.readouterr().out
+        assert "exit status:\n  0  " in printed
+        assert f"example:\n  {' '.join(('numcodecs-bytes', *command))} " in printed
+        assert "print the report as JSON" in printed
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals like these")
+    def test_ctrl_c(self):
+        """While zarr's event loop waits for a server: no traceback, and the status of shells."""
+        pytest.importorskip("aiohttp", reason="the extra stores is not installed")
+        asked, done = threading.Event(), threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.set()
+                done.wait()
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            program = """
+                import runpy, signal, sys
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                sys.argv[1:] = ["check", sys.argv[1]]
+                runpy.run_module("numcodecs_bytes", run_name="__main__")
+            """
+            url = f"http://127.0.0.1:{server.server_port}"
+            with subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(program), url],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as process:
+                assert asked.wait(60)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+            done.set()
+            server.shutdown()
+        assert process.returncode == 130
+        assert (out, err.splitlines()[-1]) == ("", "interrupted")
+        assert "Traceback" not in err

@@ -68,17 +68,22 @@ class _Stores:
     """A set of weakly referenced stores, compared by identity because they are not hashable."""
 
     def __init__(self) -> None:
-        self._references: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def __contains__(self, store: object) -> bool:
-        reference = self._references.get(id(store))
+        reference, _ = self._references.get(id(store), (None, ""))
         return reference is not None and reference() is store
 
-    def add(self, store: object) -> None:
+    def add(self, store: object, why: str = "") -> None:
         """Remember a store, if its class supports weak references."""
         key = id(store)
         with contextlib.suppress(TypeError):
-            self._references[key] = weakref.ref(store, lambda _: self._references.pop(key, None))
+            reference = weakref.ref(store, lambda _: self._references.pop(key, None))
+            self._references[key] = reference, why
+
+    def why(self, store: object) -> str:
+        """Return why a store was added."""
+        return self._references[id(store)][1]
 
 
 answering = _Stores()  # those that answered a range request correctly
@@ -91,7 +96,7 @@ def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
     """Read whole chunks from a store from now on, and log it: a warning, then INFO, per class."""
     if store is None or store in refusing:
         return
-    refusing.add(store)
+    refusing.add(store, refusal)
     kind = type(store)
     if store in refusing or kind not in _warned_of:
         logger.log(

@@ -291,7 +291,7 @@ def source_finder() -> Callable[[object], Source]:
 
 def _of_store(store: Any) -> SourceOf:
     if store in refusing:
-        return _always(Whole("the store refused byte ranges before"))
+        return _always(Whole(f"the store does not support byte ranges (it {refusing.why(store)})"))
     return _of_any(store)
 
 
@@ -575,6 +575,6 @@ _SOURCES: dict[Any, Callable[[Any], SourceOf]] = {
 }
 _SOURCES_BY_NAME: dict[str, Callable[[Any], SourceOf]] = {
     "icechunk.store.IcechunkStore": lambda _store: _always(Remote()),
-    "numcodecs_bytes._tools.locations._ParquetReferences": _of_fsspec_store,
+    "numcodecs_bytes._tools.locations.ParquetReferences": _of_fsspec_store,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
 }

@@ -49,13 +49,17 @@ CODECS_OF_ANY_TYPE = {
 
 def check_chunks(
     array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
-) -> None:
-    """Add the problems of an array's chunks, which the named codecs stored, to a report."""
+) -> tuple[str, int] | None:
+    """Add the problems of an array's chunks, which the named codecs stored, to a report.
+
+    Return the key in the store and the size in bytes of the first chunk that has 2 bytes or more
+    and is not too large to be read whole; None if there is none.
+    """
     try:
         chunk_shape = array.shards or array.chunks
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not checked: {error}")
-        return
+        return None
     grid = [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
     is_alone = codecs in ([], ["bytes"], ["endian"])
     num_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
@@ -65,8 +69,11 @@ def check_chunks(
     if readable is not None:
         readable = _within(limits.max_chunk_bytes, readable, report)
     undecoded: list[str] = []
+    first: tuple[str, int] | None = None
     for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
         report.num_chunks += 1
+        is_suitable = 2 <= size <= limits.max_chunk_bytes
+        first = first or ((key, size) if is_suitable else None)
         problem = _wrong_length(size, num_bytes)
         if problem is not None:
             report.add_problem(f"chunk {key} {problem}")
@@ -79,6 +86,7 @@ def check_chunks(
     if undecoded:
         report.notes.append(f"chunks that were not decoded: {len(undecoded)}; {undecoded[0]}")
     _note_missing(array, math.prod(grid), report, limits)
+    return first
 
 
 def _chunks_present(

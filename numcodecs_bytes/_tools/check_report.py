@@ -7,7 +7,17 @@ MAX_LISTED = 10
 MAX_CHUNK_BYTES = 100_000_000
 
 
-@dataclass
+def printable(line: str) -> str:
+    """Return a line with unprintable characters escaped, because names may contain anything."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things, such as "2 arrays"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@dataclass(repr=False)
 class ArrayReport:
     """The findings for an array.
 
@@ -19,7 +29,9 @@ class ArrayReport:
         NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
         open the array.
     partial_reads : str
-        "yes", or "no: " and the reason.
+        "yes", or "no: " and the reason. "with BytesPipeline" says what would be read if
+        ``codec_pipeline.path`` in zarr's config were
+        ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
@@ -37,6 +49,30 @@ class ArrayReport:
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        about = f"/{self.path} {self.data_type}".rstrip()
+        problems = count(self.num_problems, "problem")
+        return printable(f"<ArrayReport {about}: {problems}, partial reads: {self.partial_reads}>")
+
+    def __str__(self) -> str:
+        return self.format()
+
+    def format(self, location: str = "") -> str:
+        """Return a line that describes the array, and a line for each of its problems and notes.
+
+        Parameters
+        ----------
+        location : str
+            The store of the array, to precede its path.
+        """
+        name = f"{location}/{self.path}"
+        lines = [f"{name:32} {self.data_type:16} partial reads: {self.partial_reads}"]
+        lines += [f"  PROBLEM {problem}" for problem in self.problems]
+        if self.num_problems > len(self.problems):
+            lines.append(f"  PROBLEM ... and {self.num_problems - len(self.problems)} more")
+        lines += [f"  note    {note}" for note in self.notes]
+        return "\n".join(map(printable, lines))
 
     def add_problem(self, problem: str) -> None:
         """Count a problem, and list it if it is one of the first ten."""

@@ -14,6 +14,7 @@ import zarr.registry
 
 from numcodecs_bytes._parts.in_place import has_pipeline
 from numcodecs_bytes._parts.settings import configured_write_in_place
+from numcodecs_bytes.codec import Bytes
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
 
@@ -21,7 +22,7 @@ OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
 def report() -> dict[str, Any]:
     """Return which classes numcodecs and zarr use for "bytes", and which settings override them."""
     answers = [
-        _answer("numcodecs", "bytes", lambda: type(numcodecs.registry.get_codec({"id": "bytes"}))),
+        _answer("numcodecs", "bytes", _numcodecs_class),
         _answer("zarr", "bytes", lambda: zarr.registry.get_codec_class("bytes")),
         _answer("zarr", "endian", lambda: zarr.registry.get_codec_class("endian")),
         _answer("zarr", "codec pipeline", zarr.registry.get_pipeline_class),
@@ -33,9 +34,31 @@ def report() -> dict[str, Any]:
         },
         "answers": answers,
         "writes_in_place": _writes_in_place(),
+        "other_codec": explain_other_codec(),
         "overrides": [*_overrides("bytes"), *_overrides("endian")],
         "finds_data_types": _finds_data_types(),
     }
+
+
+def _numcodecs_class() -> type:
+    """Return the class that numcodecs uses, which may not be made without settings."""
+    registered: type | None = numcodecs.registry.codec_registry.get("bytes")
+    return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
+
+
+def explain_other_codec() -> str:
+    """Return which other class numcodecs uses and how to mend that, or ""."""
+    try:
+        found = _numcodecs_class()
+    except Exception:  # noqa: BLE001 # an entry point can raise anything
+        return ""
+    if issubclass(found, Bytes):
+        return ""
+    return (
+        f'numcodecs uses {found.__module__}.{found.__qualname__} for "bytes", because a program or '
+        f"a package registered it in place of {OURS[0]}; to use ours, call "
+        "numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
+    )
 
 
 def _writes_in_place() -> str | None:

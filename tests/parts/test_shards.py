@@ -27,6 +27,7 @@ from helpers import (
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 from numcodecs_bytes import zarr_pipeline
+from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._parts import batch, fetch, getters, open_file, refusals, shards, stores
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._zarr_versions import DECODES_INDEX_AT_ONCE
@@ -609,13 +610,14 @@ def test_an_index_is_decoded_in_a_thread_and_on_a_loop(tmp_path):
     assert math.prod(shard.spec.shape) * 4 + shard.index_bytes == shard.num_bytes
 
 
-def test_check_says_in_part(tmp_path):
+def test_check_says_in_part(tmp_path, capsys):
+    """check says "in part" of shards, and with which setting."""
     create_shards(tmp_path, (16, 16), (8, 8), (4, 4))[...] = 1
     (report,) = check(tmp_path)
     assert report.partial_reads == "yes: inner chunks in part"
     with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
         (report,) = check(tmp_path)
-    assert report.partial_reads == (
-        "no: zarr reads whole inner chunks of a shard; "
-        "numcodecs_bytes.zarr_pipeline.BytesPipeline reads them in part"
-    )
+        assert main(["check", str(tmp_path)]) == 0
+    assert report.partial_reads == "no: inner chunks are read whole; with BytesPipeline, in part"
+    advice = capsys.readouterr().out.splitlines()[-1]
+    assert "set codec_pipeline.path in zarr's config to \"numcodecs_bytes.zarr_p" in advice

@@ -1,0 +1,121 @@
+"""Whether parts of an array's chunks can be read, and if not, why."""
+
+from typing import Any
+
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import StorePath
+
+from numcodecs_bytes._parts.fetch import ask
+from numcodecs_bytes._parts.getters import OnLoop
+from numcodecs_bytes._parts.refusals import answering, explain_failure, refusing
+from numcodecs_bytes._parts.stores import Remote, Whole, find_source
+from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
+
+_WITH_PIPELINE = "; with BytesPipeline, "
+
+
+def partial_reads(array: Any) -> str:
+    """Return whether parts of chunks can be read, and if not, why; nothing is requested."""
+    answer = _partial_reads_of_codecs(array)
+    if answer.startswith("yes"):
+        first = array.metadata.encode_chunk_key((0,) * array.ndim)
+        source = find_source(array.store_path / first)
+        if isinstance(source, Whole) and source.why:
+            return f"no: {source.why}"
+    return answer
+
+
+def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
+    """Find out whether a store answers byte ranges, unless that is known, with one byte of a chunk.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        The array.
+    key : str
+        Key of a chunk in the store.
+    num_bytes : int
+        Length of the chunk, at least 2 bytes: a store may return all of them.
+    """
+    at = StorePath(array.store, key)
+    source = find_source(at)
+    if isinstance(source, Remote) and at.store not in answering:
+        refusal = sync(_refusal(at, source, num_bytes))
+        if refusal is not None:
+            refusing.add(at.store, refusal)
+
+
+async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
+    """Return how a store shows that it does not support byte ranges; None if it does not."""
+    getter = OnLoop(at, default_buffer_prototype())
+    start = num_bytes // 2
+    try:
+        answer = await ask(getter, source, start, start + 1)
+        num_received = 0 if answer is None else len(await answer.read())
+    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
+        reason = explain_failure(error, 1)
+        refusal = None if reason is None else reason.refusal
+        return refusal if refusal and await _is_readable(getter, num_bytes) else None
+    if num_received == 1:
+        answering.add(at.store)
+    return "returns more bytes than requested" if num_received > 1 else None
+
+
+async def _is_readable(getter: OnLoop, num_bytes: int) -> bool:
+    """Whether the whole chunk can be read, so that an error was about the range."""
+    try:
+        buffer = await getter.get_whole()
+    except Exception:  # noqa: BLE001 # as above
+        return False
+    return buffer is not None and len(buffer) == num_bytes
+
+
+def advise(answers: list[str]) -> str:
+    """Return how to choose BytesPipeline, if `partial_reads` names it in some answers, or ""."""
+    if not any(_WITH_PIPELINE in answer for answer in answers):
+        return ""
+    advice = f'To choose BytesPipeline, set codec_pipeline.path in zarr\'s config to "{PIPELINE}"'
+    is_old = any(answer.startswith("no: Zarr v2;") for answer in answers)
+    return (
+        f"{advice}. Or migrate the Zarr v2 arrays, which then need no setting" if is_old else advice
+    )
+
+
+def _partial_reads_of_codecs(array: Any) -> str:
+    metadata = array.metadata
+    is_old = metadata.zarr_format == 2
+    if is_old:
+        codecs = (*array.filters, *array.compressors)
+        names = [codec.codec_id for codec in codecs]
+    else:
+        codecs = metadata.codecs
+        names = [codec.to_dict()["name"] for codec in codecs]
+    others = [name for name in names if name != "bytes"]
+    try:
+        can_be_read = can_read_parts(array)
+    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
+        can_be_read = False
+    is_in_shards = others == ["sharding_indexed"]
+    if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
+        return "yes: inner chunks in part" if is_in_shards else "yes"
+    if not is_old and not others:
+        kind = type(codecs[0])
+        is_ours = issubclass(kind, BytesCodec)
+        return "yes" if is_ours else f"no: {kind.__module__}.{kind.__qualname__} is chosen"
+    if is_in_shards:
+        return "no: inner chunks are read whole" + (
+            f"{_WITH_PIPELINE}in part" if can_be_read else ""
+        )
+    if can_be_read:
+        what = " and ".join(others)
+        if is_old:
+            what = "Zarr v2" if array.order == "C" else "column-major"
+        return f"no: {what}{_WITH_PIPELINE}yes"
+    if not others and not all(isinstance(codec, Bytes) for codec in codecs):
+        return 'no: its codec "bytes" is not that of numcodecs_bytes'
+    if not others:
+        return "no: the dtype of its bytes codec is missing, or differs from the array's"
+    return f"no: {', '.join(others)} needs whole chunks"

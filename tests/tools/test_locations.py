@@ -1,0 +1,218 @@
+"""What the commands open: URLs with options of fsspec, Icechunk repositories and their versions."""
+
+import functools
+import http.server
+import json
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import zarr
+from helpers import write_array, write_v2
+
+from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools.locations import open_store
+from numcodecs_bytes.check import check
+from numcodecs_bytes.migrate import migrate
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the stores' packages
+PLAIN = [{"name": "bytes"}]
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """Return a client of an S3 server with the bucket `data`, and fsspec's options for it."""
+    pytest.importorskip("s3fs", reason="the extra stores is not installed")
+    moto_server = pytest.importorskip("moto.server", reason="the group servers is not installed")
+    boto3 = pytest.importorskip("boto3")
+    logging.getLogger("werkzeug").disabled = True
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    where = {"endpoint_url": address, "region_name": "us-east-1"}
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    client = boto3.client("s3", **where, **keys)
+    client.create_bucket(Bucket="data")
+    yield client, {"key": "key", "secret": "secret", "client_kwargs": where}
+    server.stop()
+
+
+def upload(client, folder, name):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            key = f"{name}/{path.relative_to(folder).as_posix()}"
+            client.upload_file(str(path), "data", key)
+
+
+def write_versions(storage):
+    """Write a repository: array `v` in the tag `first`, `v` and `w` in `main`; return the first."""
+    icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+    repository = icechunk.Repository.create(storage)
+    snapshots = []
+    for name in ("v", "w"):
+        session = repository.writable_session("main")
+        array = zarr.create_array(session.store, name=name, shape=4, dtype="i2", compressors=None)
+        array[:] = 1
+        snapshots.append(session.commit(name))
+    repository.create_tag("first", snapshots[0])
+    return snapshots[0]
+
+
+def paths_in(*arguments, **options):
+    return [report.path for report in check(*arguments, **options)]
+
+
+class TestStorageOptions:
+    def test_check(self, tmp_path, s3, capsys):
+        """They reach the server, whose keys are nowhere else."""
+        client, options = s3
+        write_array(tmp_path / "a", bytes(3), "int8", PLAIN)
+        upload(client, tmp_path / "a", "a")
+        text = json.dumps(options)
+        assert main(["check", "s3://data/a", "--storage-options", text]) == 1
+        assert "holds 3 bytes, expected 4" in capsys.readouterr().out
+
+    def test_a_zip_file_at_a_url(self, tmp_path, s3):
+        """They are for the server, not for the zip file."""
+        client, options = s3
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            zarr.create_array(store, shape=4, dtype="i2")
+        client.upload_file(str(tmp_path / "a.zip"), "data", "a.zip")
+        assert paths_in("s3://data/a.zip", storage_options=options) == [""]
+
+    @pytest.mark.parametrize("is_remote", [False, True], ids=["local file", "URL"])
+    def test_references(self, tmp_path, s3, is_remote):
+        """They are for what the references refer to, and for the file if that is at a URL."""
+        client, options = s3
+        client.put_object(Bucket="data", Key="file", Body=bytes(100))
+        path = write_array(tmp_path / "a", None, "int8", PLAIN)
+        refs = {
+            "a/zarr.json": (path / "zarr.json").read_text(),
+            "a/c/0": ["s3://data/file", 10, 3],
+        }
+        location = tmp_path / "a.json"
+        location.write_text(json.dumps({"version": 1, "refs": refs}))
+        if is_remote:
+            client.upload_file(str(location), "data", "a.json")
+            location = "s3://data/a.json"
+        (report,) = check(location, storage_options=options)
+        assert report.problems == ["chunk a/c/0 holds 3 bytes, expected 4: it is truncated"]
+        both = {"remote_options": options, "target_options": options if is_remote else {}}
+        assert list(check(location, storage_options=both)) == [report]
+
+    def test_migrate(self, tmp_path, s3):
+        client, options = s3
+        upload(client, write_v2(tmp_path, b"1234", "|u1"), "old")
+        (node,) = migrate("s3://data/old", storage_options=options)
+        assert node.status == "migrated"
+        (report,) = check("s3://data/old", storage_options=options)
+        assert report.partial_reads == "yes"
+
+    def test_not_for_local_files_or_open_stores(self, tmp_path):
+        """There is nothing to pass them to, so they are an error, not ignored."""
+        with pytest.raises(ValueError, match="not for local files"):
+            list(check(tmp_path, storage_options={"anon": True}))
+        with pytest.raises(ValueError, match="not for open stores"):
+            list(check(zarr.storage.MemoryStore(), version={"tag": "a"}))
+        with pytest.raises(ValueError, match="not for open stores"):
+            migrate(zarr.storage.MemoryStore(), storage_options={"anon": True})
+
+    @pytest.mark.parametrize("command", ["check", "migrate"])
+    @pytest.mark.parametrize("text", ["{", "[1]", "anon"])
+    def test_anything_but_a_json_object_is_a_wrong_argument(self, command, text, capsys):
+        with pytest.raises(SystemExit, match="2"):
+            main([command, "s3://a", "--storage-options", text])
+        assert f"expected a JSON object, got {text}" in capsys.readouterr().err
+
+
+class TestIcechunk:
+    def test_in_an_object_store(self, s3, capsys):
+        """It is recognised there, and every version can be chosen."""
+        _, options = s3
+        storage = pytest.importorskip("numcodecs_bytes._tools.icechunk_storage")
+        snapshot = write_versions(storage.storage_at("s3://data/repo", options))
+        location, text = "s3://data/repo", json.dumps(options)
+        assert paths_in(location, storage_options=options) == ["v", "w"]
+        for chosen in (["--tag", "first"], ["--snapshot", snapshot]):
+            assert main(["check", location, "--storage-options", text, *chosen]) == 0
+            assert "1 array, 1 chunk, 0 problems" in capsys.readouterr().out
+        assert main(["check", location, "--storage-options", text, "--branch", "no"]) == 2
+        assert "rror: ref not found `no`\n" in capsys.readouterr().err
+
+    def test_in_a_folder(self, tmp_path):
+        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        snapshot = write_versions(icechunk.local_filesystem_storage(str(tmp_path)))
+        assert paths_in(tmp_path) == paths_in(tmp_path, version={"branch": "main"}) == ["v", "w"]
+        for version in ({"tag": "first"}, {"snapshot": snapshot}):
+            assert paths_in(tmp_path, version=version) == ["v"]
+
+    def test_on_a_web_server(self, tmp_path):
+        """Icechunk 2 reads them there; before that, this is said."""
+        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        pytest.importorskip("aiohttp", reason="the extra stores is not installed")
+        write_versions(icechunk.local_filesystem_storage(str(tmp_path)))
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):  # with byte ranges, which Icechunk needs
+                path = Path(self.translate_path(self.path))
+                if not path.is_file():
+                    self.send_error(404)
+                    return
+                raw, wanted = path.read_bytes(), self.headers["Range"]
+                first, last = 0, len(raw) - 1
+                if wanted:
+                    first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+                self.send_response(206 if wanted else 200)
+                self.send_header("Content-Range", f"bytes {first}-{last}/{len(raw)}")
+                self.send_header("Content-Length", str(len(raw[first : last + 1])))
+                self.end_headers()
+                self.wfile.write(raw[first : last + 1])
+
+        handler = functools.partial(Handler, directory=tmp_path)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            url = f"http://127.0.0.1:{server.server_port}"
+            try:
+                if hasattr(icechunk, "http_storage"):
+                    assert paths_in(url) == ["v", "w"]
+                else:
+                    with pytest.raises(ValueError, match="only Icechunk 2 and newer"):
+                        paths_in(url)
+            finally:
+                server.shutdown()
+
+    def test_names_alone_do_not_make_a_repository(self, tmp_path, s3):
+        """Arrays may be called like the files of a repository."""
+        client, options = s3
+        for name in ("repo", "snapshots", "refs"):
+            write_array(tmp_path / name, bytes(4), "int8", PLAIN)
+        upload(client, tmp_path, "names")
+        assert paths_in("s3://data/names", storage_options=options) == ["refs", "repo", "snapshots"]
+
+    def test_a_version_of_something_else(self, tmp_path):
+        write_array(tmp_path, None, "int8", PLAIN)
+        with pytest.raises(ValueError, match="it is no Icechunk repository, so it has no tag"):
+            open_store(tmp_path, version={"tag": "first"})
+
+    def test_only_one_version(self, capsys):
+        with pytest.raises(SystemExit, match="2"):
+            main(["check", "a", "--tag", "b", "--branch", "c"])
+        assert "not allowed with argument" in capsys.readouterr().err
+
+    def test_options_that_icechunk_does_not_know(self):
+        pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        for url, options, message in (
+            ("s3://data/repo", {"use_ssl": False}, "unexpected keyword argument 'use_ssl'"),
+            ("az://data/repo", {}, "missing 1 required keyword-only argument: 'account'"),
+        ):
+            with pytest.raises(ValueError, match=f"can't use these storage options: .*{message}"):
+                open_store(url, storage_options=options, version={"branch": "main"})
+        storage = pytest.importorskip("numcodecs_bytes._tools.icechunk_storage")
+        assert storage.storage_at("gs://data/repo", {"token": "anon"})
+        assert storage.storage_at("az://data/repo", {"account_name": "a", "account_key": "aaaa"})

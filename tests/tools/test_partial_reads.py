@@ -1,0 +1,149 @@
+"""What check says of partial reads: whether the store answers byte ranges, and how to get them."""
+
+import functools
+import http.server
+import json
+import threading
+
+import pytest
+import zarr
+import zarr.storage
+from helpers import OUR_PIPELINES, CountingStore, ranges_from, write_array, write_v2
+
+from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._parts import refusals
+from numcodecs_bytes.check import Limits, check
+
+PLAIN = [{"name": "bytes"}]
+TOO_MUCH = "no: the store does not support byte ranges (it returns more bytes than requested)"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return a store of ranges, with two arrays in it; requests for their chunks are counted."""
+    for name in ("a", "b"):
+        write_array(tmp_path / name, bytes(100), "uint8", PLAIN, (100,))
+    with ranges_from(CountingStore):
+        yield CountingStore(tmp_path)
+
+
+def answers(store, limits=None):
+    reports = list(check(store, limits))
+    assert not any(report.problems for report in reports)
+    return [report.partial_reads for report in reports]
+
+
+def ranges_of(store):
+    return [(key, byte_range) for key, byte_range, _ in store.requests]
+
+
+class TestAsking:
+    def test_a_store_is_asked_once_for_one_byte(self, store):
+        """One request, in the middle of the first chunk that exists, for all arrays of a store."""
+        assert answers(store) == ["yes", "yes"]
+        ((key, byte_range, num_bytes),) = store.requests
+        assert (key, byte_range.start, byte_range.end, num_bytes) == ("a/c/0", 50, 51, 1)
+        assert answers(store) == ["yes", "yes"]
+        assert len(store.requests) == 1
+
+    def test_a_store_that_ignores_ranges(self, store):
+        """It was said that partial reads work with a server that sends whole chunks."""
+        whole = zarr.core.buffer.default_buffer_prototype().buffer.from_bytes(bytes(100))
+        store.answer = lambda _, __: whole
+        assert answers(store) == [TOO_MUCH, TOO_MUCH]
+        assert len(store.requests) == 1
+        assert store in refusals.refusing
+
+    def test_a_store_that_refuses_ranges(self, store):
+        """It is believed if it returns the whole chunk."""
+
+        def answer(number, buffer):
+            if number == 1:
+                raise NotImplementedError
+            return buffer
+
+        store.answer = answer
+        why = "no: the store does not support byte ranges (it raises NotImplementedError)"
+        assert answers(store) == [why, why]
+        assert [byte_range is None for _, byte_range in ranges_of(store)] == [False, True]
+
+    @pytest.mark.parametrize("error", [ValueError, PermissionError, TimeoutError])
+    def test_an_error_of_another_cause_changes_nothing(self, store, error):
+        """Where neither a range nor the whole chunk can be read, ranges are not to blame."""
+
+        def answer(_number, _buffer):
+            raise error
+
+        store.answer = answer
+        assert answers(store) == ["yes", "yes"]
+        assert store not in refusals.refusing
+
+    def test_nothing_is_asked_of_large_chunks(self, store):
+        """A store that ignores ranges would send all of it."""
+        assert answers(store, Limits(max_chunk_bytes=99)) == ["yes", "yes"]
+        assert store.requests == []
+
+    def test_nothing_is_asked_of_files(self, store):
+        """Ranges of a local file need no question."""
+        local = zarr.storage.LocalStore(store.root)
+        assert answers(local) == ["yes", "yes"]
+        assert local not in refusals.answering
+
+    def test_nothing_is_asked_about_compressed_arrays(self, tmp_path):
+        """Their chunks are read whole in any case."""
+        zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+        write_array(tmp_path, None, "uint8", [*PLAIN, zstd], (100,))
+        zarr.open_array(tmp_path)[:] = 1
+        with ranges_from(CountingStore):
+            store = CountingStore(tmp_path)
+            assert answers(store) == ["no: zstd needs whole chunks"]
+        assert [byte_range for _, byte_range in ranges_of(store)] == [None]
+
+    def test_pythons_own_web_server(self, tmp_path):
+        """It ignores ranges."""
+        pytest.importorskip("aiohttp", reason="the extra stores is not installed")
+        pytest.importorskip("fsspec", reason="the extra stores is not installed")
+        write_array(tmp_path, bytes(100), "uint8", PLAIN, (100,))
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+        handler = functools.partial(Handler, directory=tmp_path)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever).start()
+            try:
+                (report,) = check(f"http://127.0.0.1:{server.server_port}")
+            finally:
+                server.shutdown()
+        assert (report.partial_reads, report.problems) == (TOO_MUCH, [])
+
+
+class TestAdvice:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        for name in ("a", "b"):
+            write_v2(tmp_path / name, b"1234", "|u1")
+        return tmp_path
+
+    def test_it_is_given_once(self, folder, capsys):
+        """At the end, not once per array; what names the pipeline is short."""
+        assert main(["check", str(folder)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.partition("reads: ")[2] for line in lines[:2]] == [
+            "no: Zarr v2; with BytesPipeline, yes"
+        ] * 2
+        assert lines[2:] == [
+            "2 arrays, 2 chunks, 0 problems",
+            (
+                "To choose BytesPipeline, set codec_pipeline.path in zarr's config to "
+                f'"{OUR_PIPELINES[0]}". Or migrate the Zarr v2 arrays, which then need no setting'
+            ),
+        ]
+
+    def test_it_is_not_given_without_need(self, folder, capsys):
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
+            assert main(["check", str(folder)]) == 0
+        assert capsys.readouterr().out.endswith("2 arrays, 2 chunks, 0 problems\n")
+        assert main(["check", str(folder), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["num_arrays"] == 2
