@@ -42,7 +42,7 @@ def report() -> dict[str, Any]:
 
 def _numcodecs_class() -> type:
     """Return the class that numcodecs uses, which may not be made without settings."""
-    registered: type | None = numcodecs.registry.codec_registry.get("bytes")
+    registered: Any = numcodecs.registry.codec_registry.get("bytes")
     return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
 
 

@@ -77,7 +77,10 @@ def advise(answers: list[str]) -> str:
     """Return how to choose BytesPipeline, if `partial_reads` names it in some answers, or ""."""
     if not any(_WITH_PIPELINE in answer for answer in answers):
         return ""
-    advice = f'To choose BytesPipeline, set codec_pipeline.path in zarr\'s config to "{PIPELINE}"'
+    advice = (
+        'To choose BytesPipeline, call numcodecs_bytes.set_options(pipeline="BytesPipeline"), or '
+        f"set codec_pipeline.path in zarr's config to {PIPELINE}"
+    )
     is_old = any(answer.startswith("no: Zarr v2;") for answer in answers)
     return (
         f"{advice}. Or migrate the Zarr v2 arrays, which then need no setting" if is_old else advice

@@ -216,3 +216,28 @@ class TestIcechunk:
         storage = pytest.importorskip("numcodecs_bytes._tools.icechunk_storage")
         assert storage.storage_at("gs://data/repo", {"token": "anon"})
         assert storage.storage_at("az://data/repo", {"account_name": "a", "account_key": "aaaa"})
+
+
+def test_a_group_in_a_zip_file_at_a_url(tmp_path):
+    """zarr 3.1.6 lists folders in it as part of themselves, without end."""
+    pytest.importorskip("fsspec")
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        group = zarr.create_group(store).create_group("g")
+        group.create_array("a", shape=2, dtype="i4", compressors=None)
+    found = list(check(f"zip://::file://{tmp_path}/a.zip"))
+    if [report.path for report in found] != ["g/a"]:
+        assert "the store lists 'g/g/g' as part of itself, without end" in found[0].problems[0]
+        assert all("as part of itself" in report.problems[0] for report in found)
+
+
+def test_a_folder_that_is_part_of_itself(tmp_path, monkeypatch):
+    """Whatever the store, the search ends; folders of the same name are not taken for that."""
+    zarr.create_group(tmp_path).create_array("x/x/x/x", shape=2, dtype="i4", compressors=None)
+    assert [report.path for report in check(tmp_path)] == ["x/x/x/x"]
+
+    async def list_dir(_store, _path):
+        yield "g"
+
+    monkeypatch.setattr(zarr.storage.MemoryStore, "list_dir", list_dir)
+    (report,) = check(zarr.storage.MemoryStore())
+    assert "the store lists 'g/g/g' as part of itself" in report.problems[0]

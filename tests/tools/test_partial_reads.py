@@ -136,8 +136,10 @@ class TestAdvice:
         assert lines[2:] == [
             "2 arrays, 2 chunks, 0 problems",
             (
-                "To choose BytesPipeline, set codec_pipeline.path in zarr's config to "
-                f'"{OUR_PIPELINES[0]}". Or migrate the Zarr v2 arrays, which then need no setting'
+                "To choose BytesPipeline, call "
+                'numcodecs_bytes.set_options(pipeline="BytesPipeline"), or set codec_pipeline.path '
+                f"in zarr's config to {OUR_PIPELINES[0]}. Or migrate the Zarr v2 arrays, which "
+                "then need no setting"
             ),
         ]
 
