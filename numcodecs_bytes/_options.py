@@ -37,9 +37,11 @@ def parse_stores_with_ranges(names: Any) -> list[str]:
 
 def parse_write_in_place(mode: Any) -> bool | str:
     """Return `write_in_place`, or raise ValueError."""
-    if mode not in (False, True, "require"):
+    if isinstance(mode, int) and mode in (0, 1):  # as in an environment variable
+        return bool(mode)
+    if not isinstance(mode, str) or mode != "require":
         raise _wrong("write_in_place", "True, False or 'require'", mode)
-    return mode  # type: ignore[no-any-return]
+    return "require"
 
 
 def _wrong(name: str, expected: str, value: Any) -> ValueError:
@@ -58,7 +60,8 @@ chosen: dict[str, Any] = {}  # what `set_options` has set
 class set_options:  # noqa: N801 # used like a function, as in xarray
     """Set options of this package in this process, for good or inside a ``with``.
 
-    They take precedence over zarr's config, in which the last four are called
+    Like those of zarr's config, they hold for all threads, and the end of a ``with`` sets what was
+    set at its beginning. They take precedence over zarr's config, in which the last four are called
     ``numcodecs_bytes.max_gap_bytes``, and so on.
 
     Parameters
@@ -115,14 +118,14 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *_: object) -> None:
         for name, value in self._before.items():
             if value is None:
                 chosen.pop(name, None)
             else:
                 chosen[name] = value
         if self._scope is not None:
-            self._scope.__exit__(*raised)
+            self._scope.__exit__(None, None, None)
 
 
 def _set_pipeline(name: str) -> Any:

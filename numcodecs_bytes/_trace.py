@@ -1,55 +1,42 @@
 """Count what is fetched and written, while somebody wants to know: `trace`."""
 
+import contextlib
+import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 MAX_NAME_LENGTH, MAX_STORE_LENGTH = 48, 200  # of an array in the table, and of a store
 HEAD = ("chunks", "read whole", "requests", "fetched", "selected", "written in place")
+# A chunk counts as read whole if so much of it was fetched, and less was selected.
+WHOLE = 0.9
+
+Counts = dict[str, Any]
+_NOTHING: Counts = {
+    "chunks": 0,
+    "chunks_missing": 0,
+    "chunks_whole": 0,
+    "why_whole": {},
+    "requests": 0,
+    "bytes_fetched": 0,
+    "bytes_selected": 0,
+    "chunks_in_place": 0,
+    "bytes_in_place": 0,
+    "why_not_in_place": {},
+}
 
 
-@dataclass
-class Counts:
-    """What was read and written of an array, or of all of them.
+def _add(counts: Counts, more: Counts) -> None:
+    """Add numbers, and those of the reasons, to others of the same names."""
+    for name, value in more.items():
+        if isinstance(value, dict):
+            _add(counts[name], value)
+        else:
+            counts[name] = counts.get(name, 0) + value
 
-    Attributes
-    ----------
-    chunks : int
-        Chunks, or shards, of which something was read.
-    chunks_missing : int
-        Those that do not exist, and were read as the fill value.
-    chunks_whole : int
-        Those that were fetched whole although less was selected.
-    why_whole : dict of str to int
-        Why, and how many of them.
-    requests : int
-        Requests to the store, or reads of a file.
-    bytes_fetched, bytes_selected : int
-        Bytes that were fetched, and those of the selected elements.
-    chunks_in_place, bytes_in_place : int
-        Chunks of which parts were written in place, and the bytes of these parts.
-    why_not_in_place : dict of str to int
-        Why others were not, though that was asked for, and how many.
-    """
 
-    chunks: int = 0
-    chunks_missing: int = 0
-    chunks_whole: int = 0
-    why_whole: Counter[str] = field(default_factory=Counter)
-    requests: int = 0
-    bytes_fetched: int = 0
-    bytes_selected: int = 0
-    chunks_in_place: int = 0
-    bytes_in_place: int = 0
-    why_not_in_place: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: "Counts") -> None:
-        """Add other counts to these."""
-        for one in fields(self):
-            found = getattr(self, one.name) + getattr(other, one.name)
-            setattr(self, one.name, found)
+def _nothing() -> Counts:
+    return {name: dict(v) if isinstance(v, dict) else v for name, v in _NOTHING.items()}
 
 
 class Trace:
@@ -57,7 +44,7 @@ class Trace:
 
     def __init__(self) -> None:
         self._arrays: dict[str, Counts] = {}
-        self._not_seen: Counter[str] = Counter()
+        self._not_seen: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         global active  # noqa: PLW0603 # a plain tuple, because it is looked at for every chunk
@@ -76,15 +63,27 @@ class Trace:
         Returns
         -------
         dict
-            ``arrays``: from the name of an array to its `Counts`, as a dict; ``total``: the sum of
-            these; ``not_seen``: from what is known of other chunks to their number.
+            ``arrays``: from the name of an array to its counts. ``total``: the sum of these.
+            ``not_seen``: from what is known of other chunks to their number. Counts are
+
+            - ``chunks``: chunks, or shards, of which something was read; ``chunks_missing``: those
+              of them that do not exist, and were read as the fill value
+            - ``chunks_whole``: those that were fetched whole, or nearly, although less was
+              selected; ``why_whole``: why, and how many of them
+            - ``requests``: requests to the store, or reads of a file
+            - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
+              selected elements
+            - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
+              and the bytes of these parts; ``why_not_in_place``: why others were not, though that
+              was asked for, and how many
         """
         with _lock:
-            total = Counts()
-            for counts in self._arrays.values():
-                total.add(counts)
-            arrays = {name: _as_dict(counts) for name, counts in self._arrays.items()}
-            return {"arrays": arrays, "total": _as_dict(total), "not_seen": dict(self._not_seen)}
+            total, arrays = _nothing(), {}
+            for name, counts in self._arrays.items():
+                _add(total, counts)
+                arrays[name] = _nothing()
+                _add(arrays[name], counts)
+            return {"arrays": arrays, "total": total, "not_seen": dict(self._not_seen)}
 
     def __repr__(self) -> str:
         return "\n".join(_lines(self.report()))
@@ -94,11 +93,23 @@ active: tuple[Trace, ...] = ()
 _lock = threading.Lock()
 
 
+def _reset() -> None:
+    """Count nothing in a process that was forked, in which nobody releases the lock."""
+    global active, _lock
+    active, _lock = (), threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset)
+
+
 def trace() -> Trace:
     """Count what the codec and the pipelines of this package fetch and write.
 
-    Of compressed chunks, and wherever zarr fetches chunks itself, only their number is known. All
-    threads of the process are counted, but no other process.
+    Of compressed chunks, and wherever zarr fetches chunks itself, at most their number is known.
+    Arrays that were just created have zarr's own codec, and are not seen before they are opened
+    again; nor are those of Zarr v2 without a pipeline of this package. All threads of the process
+    are counted, but no other process.
 
     Returns
     -------
@@ -121,7 +132,7 @@ def trace() -> Trace:
 
 
 def note_read(
-    byte_getter: object, num_axes: int, num_bytes: int, fetched: Any, selected: Any
+    byte_getter: object, num_axes: int, num_bytes: int, fetched: Any, num_selected: int | None
 ) -> None:
     """Count a chunk that was read.
 
@@ -133,20 +144,24 @@ def note_read(
         Length of the chunk in bytes.
     fetched : object
         `num_requests`, `num_bytes`, and `why` it was read whole, "" if it was to be read in part.
-    selected : array or None
-        The selected elements, None if the chunk is missing.
+    num_selected : int or None
+        Bytes of the selected elements, None if the chunk is missing.
     """
-    counts = Counts(1, requests=fetched.num_requests, bytes_fetched=fetched.num_bytes)
-    counts.chunks_missing = int(selected is None)
-    counts.bytes_selected = 0 if selected is None else selected.size * selected.itemsize
-    if fetched.num_bytes >= num_bytes > counts.bytes_selected and selected is not None:
-        counts.chunks_whole = 1
-        counts.why_whole[fetched.why or "small, or what is selected of it is close together"] = 1
+    counts: Counts = {
+        "chunks": 1,
+        "chunks_missing": int(num_selected is None),
+        "requests": fetched.num_requests,
+        "bytes_fetched": fetched.num_bytes,
+        "bytes_selected": num_selected or 0,
+    }
+    if num_selected is not None and num_selected < WHOLE * num_bytes <= fetched.num_bytes:
+        why = fetched.why or "small, or what is selected of it is close together"
+        counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     note(byte_getter, num_axes, counts)
 
 
 def note(byte_getter: object, num_axes: int, counts: Counts) -> None:
-    """Add to the counts of a chunk's array.
+    """Add to the counts of a chunk's array; never raise.
 
     Parameters
     ----------
@@ -154,47 +169,44 @@ def note(byte_getter: object, num_axes: int, counts: Counts) -> None:
         The byte getter or byte setter of the chunk.
     num_axes : int
         The number of axes of the array.
-    counts : Counts
+    counts : dict
         What was read or written.
     """
-    if getattr(byte_getter, "path", None) is None:
+    name = _name_of_array(byte_getter, num_axes)
+    if not name:
         note_not_seen("inner chunks of shards, which zarr fetches and writes")
         return
-    name = _name_of_array(byte_getter, num_axes)
     with _lock:
         for traced in active:
-            traced._arrays.setdefault(name, Counts()).add(counts)  # noqa: SLF001
+            _add(traced._arrays.setdefault(name, _nothing()), counts)  # noqa: SLF001
 
 
 def note_not_seen(what: str) -> None:
     """Count a chunk of which nothing else is known."""
     with _lock:
         for traced in active:
-            traced._not_seen[what] += 1  # noqa: SLF001
+            _add(traced._not_seen, {what: 1})  # noqa: SLF001
 
 
 def _name_of_array(byte_getter: Any, num_axes: int) -> str:
-    """Return the store and path of the array to which the key of a chunk belongs."""
-    parts = byte_getter.path.split("/")
+    """Return the store and path of the array to which the key of a chunk belongs, or ""."""
+    name, path, store = "", None, None
+    with contextlib.suppress(Exception):  # a name is not worth an error
+        path = byte_getter.path
+        store = byte_getter.store
+        name = " ".join(str(store).split())
+    if not isinstance(path, str):
+        return ""
+    parts = path.split("/")
+    if not 0 < len(name) <= MAX_STORE_LENGTH:
+        name = type(store).__name__
     indices = parts[len(parts) - num_axes :]
     if indices and all(part.isdecimal() for part in indices):  # "c/0/1", or "0/1" in Zarr v2
         parts = parts[:-num_axes]
         parts = parts[:-1] if parts[-1:] == ["c"] else parts
     else:
         parts.pop()  # "c.0.1", "0.1", "c" or "0"
-    store = getattr(byte_getter, "store", None)
-    try:
-        name = " ".join(str(store).split())
-    except Exception:  # noqa: BLE001 # a name is not worth an error
-        name = ""
-    if not 0 < len(name) <= MAX_STORE_LENGTH:
-        name = type(store).__name__
     return "/".join([name, *parts])
-
-
-def _as_dict(counts: Counts) -> dict[str, Any]:
-    found = {one.name: getattr(counts, one.name) for one in fields(counts)}
-    return {n: dict(value) if isinstance(value, Counter) else value for n, value in found.items()}
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:

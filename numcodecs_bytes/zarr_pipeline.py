@@ -18,7 +18,6 @@ Other arrays, and all writes, are left to zarr's pipeline:
 """
 
 import functools
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -313,8 +312,7 @@ class ReadsBatches:
         left = await self._write_in_place(batch, value, drop_axes)
         for k, why in left.items():
             if _trace.active:
-                reason = why or "the whole chunk is written"
-                counts = _trace.Counts(why_not_in_place=Counter([reason]))
+                counts = {"why_not_in_place": {why or "the whole chunk is written": 1}}
                 _trace.note(batch[k][0], len(batch[k][1].shape), counts)
             if why and mode == "require":
                 raise RuntimeError(

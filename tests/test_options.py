@@ -7,6 +7,7 @@ import zarr
 from helpers import create, run_python
 
 import numcodecs_bytes
+from numcodecs_bytes._options import PARSERS
 from numcodecs_bytes._parts import settings
 from numcodecs_bytes._zarr_versions import FusedCodecPipeline
 
@@ -26,6 +27,18 @@ def test_options_take_precedence_over_zarrs_config():
         assert settings.configured_gap_bytes() == 7
         assert settings.configured_write_in_place() is True
     assert settings.configured_gap_bytes() is None
+
+
+def test_an_empty_environment_variable_sets_nothing():
+    """As in ``ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE= python ...``; 1 is True."""
+    names = [f"numcodecs_bytes.{name}" for name in PARSERS]
+    with zarr.config.set(dict.fromkeys(names, "")):
+        assert settings.configured_gap_bytes() is None
+        assert settings.configured_write_in_place() is False
+        assert settings.splits_requests() is True
+        assert settings.stores_with_ranges() == []
+    with zarr.config.set({"numcodecs_bytes.write_in_place": 1}):
+        assert settings.configured_write_in_place() is True
 
 
 def test_options_for_good():
@@ -51,6 +64,7 @@ def test_options_for_good():
         ({"max_gap_bytes": -1}, "max_gap_bytes must be a number of bytes, 0 or more, got -1"),
         ({"split_requests": "no"}, "split_requests must be True or False, got 'no'"),
         ({"stores_with_ranges": [1]}, "stores_with_ranges must be a list of classes"),
+        ({"write_in_place": [True]}, "write_in_place must be True, False or 'require'"),
         ({"write_in_place": "yes"}, "write_in_place must be True, False or 'require', got 'yes'"),
         ({"pipeline": "Bytes"}, "pipeline must be 'BytesPipeline' or"),
     ],
@@ -76,6 +90,7 @@ class TypedConfig:
 
     def __init__(self, config):
         self._config = config
+        self.config = object()  # not a dict
 
     def get(self, key, *default):
         self._check(key)

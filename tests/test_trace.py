@@ -1,14 +1,18 @@
 """`numcodecs_bytes.trace`: what it counts is what a store is asked for."""
 
+import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
 import zarr
-from helpers import CountingStore, create, ranges_from
+from helpers import CountingStore, create, ranges_from, run_python
 
 import numcodecs_bytes
-from numcodecs_bytes._trace import Counts, _name_of_array
+from numcodecs_bytes import _trace
+from numcodecs_bytes._parts.open_file import open_local
+from numcodecs_bytes._trace import _name_of_array
 
 
 def traced(read):
@@ -204,12 +208,88 @@ def test_name_of_an_array(key, num_axes, path):
     assert _name_of_array(Getter(), num_axes) == ("s/" + path).rstrip("/")
 
 
-def test_counts_are_added():
-    """Reasons with their numbers."""
-    counts = Counts(chunks=1)
-    counts.why_whole["x"] = 1
-    total = Counts()
-    total.add(counts)
-    total.add(counts)
-    assert (total.chunks, total.why_whole) == (2, {"x": 2})
-    assert counts.why_whole == {"x": 1}
+def test_the_total_and_a_report_stay_as_they_are(tmp_path):
+    """It adds up reasons with their numbers, and is a copy."""
+    for name in "ab":
+        create(tmp_path / name, (64, 64), (32, 64))[:] = 1
+    with numcodecs_bytes.trace() as found:
+        for name in "aab":
+            zarr.open_array(CountingStore(tmp_path / name), mode="r")[0]
+        report = found.report()
+        zarr.open_array(CountingStore(tmp_path / "a"), mode="r")[0]
+    assert [sum(c["why_whole"].values()) for c in report["arrays"].values()] == [2, 1]
+    assert list(report["total"]["why_whole"].values()) == [3]
+    assert found.report()["total"]["chunks"] == report["total"]["chunks"] + 1 == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_counts_nothing():
+    """And does not wait for a lock that another thread held meanwhile."""
+    code = """
+        import os, signal, numcodecs_bytes
+        from numcodecs_bytes import _trace
+        with numcodecs_bytes.trace() as found:
+            _trace._lock.acquire()
+            if not os.fork():
+                signal.alarm(20)
+                _trace.note_not_seen("x")
+                os._exit(found.report()["not_seen"] != {})
+            _trace._lock.release()
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+            _trace.note_not_seen("x")
+        assert found.report()["not_seen"] == {"x": 1}
+    """
+    run_python("-c", "\n".join(line[8:] for line in code.splitlines()))
+
+
+def test_reads_that_fail_are_not_counted(tmp_path):
+    """Such as one that would have to wait for the disk, and is repeated in a thread."""
+    (tmp_path / "f").write_bytes(bytes(64))
+    file = open_local(str(tmp_path / "f"))
+
+    def wait(*_):
+        raise BlockingIOError
+
+    out, file._read_into = np.empty(8, np.uint8), wait
+    with pytest.raises(BlockingIOError):
+        file.read_into(out, 0, lambda: True)
+    assert file.counted == [0, 0]
+    again = file.part(8, 56)
+    again._read_into = again._read_then_copy
+    again.read_into(out, 0, lambda: True)
+    assert file.counted == [1, 8]
+    file.close()
+
+
+@pytest.mark.parametrize("path", [None, b"a/c/0", 5], ids=repr)
+def test_an_odd_byte_getter(path):
+    """Whatever it is, counting raises no error."""
+
+    class Getter:
+        @property
+        def store(self):
+            raise RuntimeError
+
+    Getter.path = path
+    with numcodecs_bytes.trace() as found:
+        _trace.note(Getter(), 1, {"chunks": 1})
+    assert list(found.report()["not_seen"].values()) == [1]
+
+
+def test_elements_that_numpy_returns_as_scalars(tmp_path):
+    """Bytes of a fixed width have their width, whatever they hold."""
+    data = np.array([b"ab", b""], "S10")
+    with warnings.catch_warnings(action="ignore"):  # of zarr: no specification
+        zarr.create_array(tmp_path, data=data, chunks=(2,), compressors=None)
+    assert traced(lambda: zarr.open_array(tmp_path)[1])[0]["total"]["bytes_selected"] == 10
+
+
+def test_a_whole_shard(tmp_path):
+    """Its index is fetched, but not selected: the shard is not read whole in vain."""
+    kwargs = {"shape": (64, 64), "shards": (64, 64), "chunks": (8, 64), "dtype": "f8"}
+    zarr.create_array(tmp_path, compressors=None, **kwargs)[:] = 1
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline"):
+        total = traced(lambda: zarr.open_array(tmp_path)[:])[0]["total"]
+    assert (total["chunks"], total["chunks_whole"]) == (1, 0)
+    assert total["bytes_fetched"] == total["bytes_selected"] + 8 * 16 + 4

@@ -159,9 +159,12 @@ class _Job:
         if not isinstance(source, File) or source.place not in quick_places:
             return False
         worker = _Worker(self, at_once=True)
+        num, k = len(self.batch.items), 0
         try:
-            self.exist = [worker.read(*item[:4]) for item in self.batch.items]
+            for k, item in enumerate(self.batch.items):  # the first that would wait
+                self.exist[k] = worker.read(*item[:4])
         except WouldWait:
+            self._left = iter(range(k, num))
             return False
         finally:
             worker.forget()
@@ -293,10 +296,11 @@ class _Worker:
     def _note(self, byte_getter: object, counted: list[int], place: Any) -> None:
         """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""
         if _trace.active:
-            num_bytes = self._chunk.num_bytes if self._shard is None else self._shard.num_bytes
+            chunk, shard, num_axes = self._chunk, self._shard, len(self._spec.shape)
+            num_bytes = shard.num_bytes - shard.index_bytes if shard else chunk.num_bytes
             read = SimpleNamespace(num_requests=counted[0], num_bytes=counted[1], why="")
-            selected = None if place is None else self._out[place]
-            _trace.note_read(byte_getter, len(self._spec.shape), num_bytes, read, selected)
+            num = None if place is None else np.size(self._out[place]) * chunk.stored.itemsize
+            _trace.note_read(byte_getter, num_axes, num_bytes, read, num)
 
     def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
         if self._shard is not None:

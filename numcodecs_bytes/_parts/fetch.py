@@ -149,7 +149,7 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
         add_name(error, getter.byte_getter)
         raise
     if fetched is None:
-        note_fetched(getter, chunk.shape, chunk.num_bytes, None)
+        note_fetched(getter, chunk, None)
         return None
     if refusal is not None:
         getter.why = f"the store {refusal}"
@@ -160,16 +160,19 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
             remember_refusal(getattr(getter.byte_getter, "store", None), refusal, chunk.num_bytes)
         if not isinstance(fetched, np.ndarray):
             array = decode_on_device(fetched, chunk.stored, chunk.dtype)
-            return array.reshape(chunk.shape)[chunk.selection]
+            on_device = array.reshape(chunk.shape)[chunk.selection]
+            note_fetched(getter, chunk, on_device)
+            return on_device
     selected = select_fetched(fetched, chunk.stored, plan, chunk.selection)
-    note_fetched(getter, chunk.shape, chunk.num_bytes, selected)
+    note_fetched(getter, chunk, selected)
     return ready_to_copy(selected, chunk.dtype)
 
 
-def note_fetched(getter: Getter, shape: tuple[int, ...], num_bytes: int, selected: Any) -> None:
+def note_fetched(getter: Getter, chunk: Chunk, selected: Any) -> None:
     """Tell `numcodecs_bytes.trace` what was fetched of a chunk, missing if `selected` is None."""
     if _trace.active:
-        _trace.note_read(getter.byte_getter, len(shape), num_bytes, getter, selected)
+        num = None if selected is None else selected.size * chunk.stored.itemsize
+        _trace.note_read(getter.byte_getter, len(chunk.shape), chunk.num_bytes, getter, num)
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
@@ -186,6 +189,8 @@ async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | N
     source = find_source(getter.byte_getter) if is_readable else Whole()
     if isinstance(source, Whole):
         getter.why = source.why or "that saves nothing: it is in memory, for example"
+        if not chunk.is_on_cpu:
+            getter.why = "it is wanted on a GPU"
     if not isinstance(source, Remote):
         return await _fetch_from(getter, chunk, source)
     with chunks_in_flight:

@@ -466,7 +466,7 @@ def _write(writes: Writes, path: str, item: Any, is_wanted: IsWanted) -> None:
                 (work.rewrite if work.are_short else work.write)(descriptor)
                 if _trace.active:
                     num_bytes = work.elements.size * chunk.stored.itemsize
-                    counts = _trace.Counts(chunks_in_place=1, bytes_in_place=num_bytes)
+                    counts = {"chunks_in_place": 1, "bytes_in_place": num_bytes}
                     _trace.note(byte_setter, len(chunk.shape), counts)
                 return
         except _MissingError:

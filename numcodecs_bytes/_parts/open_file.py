@@ -140,8 +140,6 @@ class OpenFile:
         EOFError
             If the file is too short, or the read was cancelled.
         """
-        self.counted[0] += 1
-        self.counted[1] += len(out)
         view, position = out.data, self._offset + start
         while len(view) > UNCANCELLED_BYTES:
             self._fill(view[:UNCANCELLED_BYTES], position)
@@ -149,6 +147,11 @@ class OpenFile:
             if not is_wanted():
                 raise _Stopped
         self._fill(view, position)
+        self._count(1, len(out))
+
+    def _count(self, num_requests: int, num_bytes: int) -> None:
+        self.counted[0] += num_requests
+        self.counted[1] += num_bytes
 
     def part(self, start: int, num_bytes: int) -> "OpenFile":
         """Return a part of this part, which is open as long as this is."""
@@ -234,13 +237,12 @@ class OpenFile:
             raise _Stopped
         starts, sizes = batch.starts + self._offset, batch.ends - batch.starts
         num_bytes = int(sizes.sum())
-        self.counted[0] += len(starts)
-        self.counted[1] += num_bytes
         if not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts):
             view = out.data
             for position, size in zip(starts.tolist(), sizes.tolist(), strict=True):
                 self._fill(view[:size], position)
                 view = view[size:]
+            self._count(len(starts), num_bytes)
             return out[num_bytes:]
         if len(starts) == 1:
             if self._block is None or len(self._block) < num_bytes:
@@ -258,6 +260,7 @@ class OpenFile:
             if len(raw) != num_bytes:
                 raise _Stopped
             read = np.frombuffer(raw, np.uint8)
+        self._count(len(starts), num_bytes)
         if not batch.have_gaps:
             out[:num_bytes] = read
             return out[num_bytes:]

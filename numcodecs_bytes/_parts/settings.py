@@ -18,12 +18,13 @@ def _option(name: str) -> Any:
     if name in chosen:
         return chosen[name]
     # This takes a tenth of the time of zarr.config.get.
-    if _SPELLINGS.isdisjoint(getattr(zarr.config, "config", ())):
+    known = getattr(zarr.config, "config", None)
+    if not isinstance(known, dict) or _SPELLINGS.isdisjoint(known):
         return None
     value = None
     with contextlib.suppress(KeyError, AttributeError, ValueError, TypeError):
         value = zarr.config.get(f"numcodecs_bytes.{name}", None)
-    return None if value is None else PARSERS[name](value)
+    return None if value is None or value == "" else PARSERS[name](value)
 
 
 def configured_gap_bytes() -> int | None:

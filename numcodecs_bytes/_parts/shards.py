@@ -31,7 +31,6 @@ from numcodecs_bytes._parts.fetch import (
     ask,
     coalescing_of,
     get_all_parts,
-    note_fetched,
     plan_chunk,
     run_blocking,
     share_requests,
@@ -389,7 +388,10 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 with chunks_in_flight:
                     source = await share_requests(getter, source)
                     out = await _fetch_parts(getter, source, shard, selection)
-                note_fetched(getter, shard.spec.shape, shard.num_bytes, out)
+                if _trace.active:
+                    num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
+                    num = None if out is None else out.size * shard.chunk.stored.itemsize
+                    _trace.note_read(getter.byte_getter, num_axes, num_bytes, getter, num)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
             except ReadWhole:
                 buffer = await getter.get_whole()
@@ -411,8 +413,6 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
         raise
     if refusal is not None and selected is not None:
         remember_refusal(getattr(byte_getter, "store", None), refusal, shard.num_bytes)
-    if _trace.active:
-        _trace.note_not_seen("shards that zarr fetches")
     return selected  # type: ignore[no-any-return]
 
 

@@ -104,21 +104,21 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             # It may be an array: do not search its chunks for arrays.
             names = [name for name in names if name != "c" and not name[0].isdigit()]
             return [(path, document)], names
-        if document is None and len(names) == 1 and path.split("/")[-3:] == names * 3:
-            return [(path, _EndlessError(path))], []
+        if document is None and _is_endless(store, path, names):
+            why = ValueError(
+                f"the store lists {path!r} as part of itself, without end, so arrays may be "
+                "missing here; if it is a zip file at a URL, download it, or upgrade zarr"
+            )
+            return [(path, why)], []
         return [] if names else list(_consolidated(store, path, document)), names
 
     return walk(store, look)
 
 
-class _EndlessError(ValueError):
-    """A store lists a folder within itself, as zarr 3.1.6 does in zip files at URLs."""
-
-    def __str__(self) -> str:
-        return (
-            f"the store lists {self.args[0]!r} as part of itself, without end, so arrays may be "
-            "missing here; if it is a zip file at a URL, download it, or upgrade zarr"
-        )
+def _is_endless(store: zarr.abc.store.Store, path: str, names: list[str]) -> bool:
+    """Whether a store lists a folder as part of itself, as zarr 3.1.6 does in zip files at URLs."""
+    is_suspect = len(names) == 1 and path.split("/")[-3:] == names * 3
+    return is_suspect and bool(names_in(store, join(path, ".no-such-folder")))
 
 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
