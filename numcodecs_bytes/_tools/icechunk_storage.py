@@ -41,9 +41,9 @@ def storage_at(location: str, options: dict[str, Any]) -> Any:
     if not protocol:
         kind, place = icechunk.local_filesystem_storage, {"path": location}
     elif protocol.startswith("http"):
-        if not hasattr(icechunk, "http_storage"):
+        kind, place = getattr(icechunk, "http_storage", None), {"base_url": location}
+        if kind is None:
             raise ValueError("only Icechunk 2 and newer read repositories on web servers")
-        kind, place = icechunk.http_storage, {"base_url": location}
     elif protocol.startswith("s3"):
         kind, options = icechunk.s3_storage, _of_s3(options)
     elif protocol.startswith("g"):
