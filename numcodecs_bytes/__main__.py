@@ -20,7 +20,7 @@ Report which classes numcodecs and zarr use for the codec "bytes".
 
 exit status:
   0  they are those of numcodecs_bytes
-  1  they are not
+  1  they are not, or zarr's settings name what does not exist
   2  wrong arguments
 """
 _ABOUT_CHECK = """\
@@ -34,6 +34,7 @@ exit status:
   0  no problems
   1  there are problems, or there is no array
   2  a store can't be read, or wrong arguments
+  130  interrupted
 
 example:
   %(prog)s s3://bucket/data.zarr --storage-options '{"anon": true}'
@@ -48,6 +49,7 @@ exit status:
   0  nothing is refused or kept
   1  a node is refused or kept, or there is no Zarr v2 metadata
   2  the store can't be read or written, or wrong arguments
+  130  interrupted
 
 example:
   %(prog)s data.zarr --dry-run
@@ -89,7 +91,17 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
     found = report()
     text = json.dumps(found, indent=2) if options.json else _format(found)
-    return 0 if found["picked_up"] else 1, text
+    is_in_use = found["picked_up"] and not any(answer["error"] for answer in found["answers"])
+    return 0 if is_in_use else 1, text
+
+
+def _explain_nothing(location: str) -> str:
+    what = f"no Zarr array in {location}: expected zarr.json or .zarray there"
+    if "://" in location:
+        what += (
+            "; if the server lists no folders, give the URL of an array, or consolidate metadata"
+        )
+    return what
 
 
 def _check(options: argparse.Namespace) -> tuple[int, str]:
@@ -108,7 +120,8 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
     where = {"storage_options": options.storage_options, "version": chosen}
     reports: list[tuple[str, Any]] = []
-    has_none = is_unreadable = False
+    unreadable: list[dict[str, str]] = []
+    has_none = False
     for location in options.stores:
         num_before = len(reports)
         try:
@@ -122,28 +135,27 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-            print(f"can't read {location}: {describe_error(error)}", file=sys.stderr)
-            is_unreadable = True
+            why = describe_error(error)
+            print(f"can't read {location}: {why}", file=sys.stderr)
+            unreadable.append({"store": location, "error": why})
             continue
         if len(reports) == num_before:
-            print(
-                f"no Zarr array in {location}: expected zarr.json or .zarray there", file=sys.stderr
-            )
+            print(_explain_nothing(location), file=sys.stderr)
             has_none = True
-    if is_unreadable and not reports:
+    if unreadable and not reports and not options.json:
         return 2, ""
     shown = [r for r in reports if r[1].num_problems or not options.only_problems]
     num_chunks = sum(found.num_chunks for _, found in reports)
     num_problems = sum(found.num_problems for _, found in reports)
-    status = 2 if is_unreadable else int(has_none or num_problems > 0)
+    status = 2 if unreadable else int(has_none or num_problems > 0)
     if options.json:
         arrays = [{"store": location} | dataclasses.asdict(found) for location, found in shown]
         counts = {"num_arrays": len(reports), "num_chunks": num_chunks}
         document = {"num_problems": num_problems, **counts, "arrays": arrays}
-        return status, json.dumps(document, indent=2)
+        return status, json.dumps(document | {"unreadable": unreadable}, indent=2)
     counted = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
     summary = ", ".join(count(*each) for each in counted)
-    advice = advise([found.partial_reads for _, found in shown])
+    advice = advise([found.partial_reads for _, found in shown], options.stores)
     return status, f"{summary}\n{advice}".rstrip()
 
 
@@ -156,8 +168,9 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     try:
         nodes = migrate(location, **{name: getattr(options, name) for name in names})
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        print(f"can't migrate {location}: {describe_error(error)}", file=sys.stderr)
-        return 2, ""
+        why = describe_error(error)
+        print(f"can't migrate {location}: {why}", file=sys.stderr)
+        return 2, json.dumps({"error": why}, indent=2) if options.json else ""
     wrong = "kept" if options.undo else "refused"
     num_wrong = sum(found.status == wrong for found in nodes)
     status = 1 if num_wrong or not nodes else 0
@@ -271,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
             "--storage-options",
             type=_json_object,
             metavar="JSON",
-            help="settings of fsspec for the URL, such as '{\"anon\": true}'",
+            help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
         )
         command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
     return parser

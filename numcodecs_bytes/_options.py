@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 PIPELINES = ("BytesPipeline", "FusedBytesPipeline")
+_PIPELINES = "numcodecs_bytes.zarr_pipeline"
 
 
 def parse_gap_bytes(gap: Any) -> int:
@@ -60,9 +61,9 @@ chosen: dict[str, Any] = {}  # what `set_options` has set
 class set_options:  # noqa: N801 # used like a function, as in xarray
     """Set options of this package in this process, for good or inside a ``with``.
 
-    Like those of zarr's config, they hold for all threads, and the end of a ``with`` sets what was
-    set at its beginning. They take precedence over zarr's config, in which the last four are called
-    ``numcodecs_bytes.max_gap_bytes``, and so on.
+    They hold for all threads; leaving a ``with`` restores the earlier values. They take precedence
+    over zarr's config, in which all but ``pipeline`` are called ``numcodecs_bytes.max_gap_bytes``,
+    and so on.
 
     Parameters
     ----------
@@ -75,12 +76,13 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
     stores_with_ranges : list of str, optional
         Further classes of stores and file systems whose byte ranges are reliable.
     write_in_place : bool or 'require', optional
-        Whether parts of chunks in local files are written in place, by the pipelines.
+        Whether parts of chunks in local files are written in place, which a pipeline of this
+        package does; with 'require', what can't be raises an error.
 
     Raises
     ------
     ValueError
-        If a value is none of these. Nothing is set then.
+        If a value is none of these, or what is required has no pipeline. Nothing is set then.
 
     Examples
     --------
@@ -111,6 +113,8 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
             "write_in_place": write_in_place,
         }
         parsed = {n: PARSERS[n](value) for n, value in given.items() if value is not None}
+        if parsed.get("write_in_place") == "require":
+            _check_pipeline(pipeline)
         self._scope = None if pipeline is None else _set_pipeline(pipeline)
         self._before = {name: chosen.get(name) for name in parsed}
         chosen.update(parsed)
@@ -128,6 +132,18 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
             self._scope.__exit__(None, None, None)
 
 
+def _check_pipeline(name: str | None) -> None:
+    """Raise ValueError if writers are promised what only our pipelines do, without one of these."""
+    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
+    path = zarr.config.get("codec_pipeline.path")
+    if name is None and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
+        raise ValueError(
+            "write_in_place='require' needs a pipeline of numcodecs_bytes, but zarr's "
+            f"codec_pipeline.path is {path}: add pipeline='BytesPipeline'"
+        )
+
+
 def _set_pipeline(name: str) -> Any:
     """Set zarr's pipeline to one of ours; return what restores it."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
@@ -138,4 +154,4 @@ def _set_pipeline(name: str) -> Any:
         raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
     if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
         raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
-    return zarr.config.set({"codec_pipeline.path": f"numcodecs_bytes.zarr_pipeline.{name}"})
+    return zarr.config.set({"codec_pipeline.path": f"{_PIPELINES}.{name}"})

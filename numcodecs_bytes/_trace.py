@@ -181,11 +181,11 @@ def note(byte_getter: object, num_axes: int, counts: Counts) -> None:
             _add(traced._arrays.setdefault(name, _nothing()), counts)  # noqa: SLF001
 
 
-def note_not_seen(what: str) -> None:
-    """Count a chunk of which nothing else is known."""
+def note_not_seen(what: str, num: int = 1) -> None:
+    """Count chunks of which nothing else is known."""
     with _lock:
         for traced in active:
-            _add(traced._not_seen, {what: 1})  # noqa: SLF001
+            _add(traced._not_seen, {what: num})  # noqa: SLF001
 
 
 def _name_of_array(byte_getter: Any, num_axes: int) -> str:
@@ -212,10 +212,11 @@ def _name_of_array(byte_getter: Any, num_axes: int) -> str:
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table."""
     rows = list(report["arrays"].items())
-    if len(rows) != 1:
+    if len(rows) > 1:
         rows.append(("all arrays", report["total"]))
-    width = min(max(len(name) for name, _ in rows), MAX_NAME_LENGTH)
-    yield "  ".join(["array".ljust(width), *HEAD])
+    width = min(max([len(name) for name, _ in rows], default=0), MAX_NAME_LENGTH)
+    if rows:
+        yield "  ".join(["array".ljust(width), *HEAD])
     for name, counts in rows:
         cells = (
             counts["chunks"],
@@ -231,8 +232,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     total = report["total"]
     if not report["arrays"] and not report["not_seen"]:
         yield (
-            "nothing was read or written by numcodecs_bytes: the arrays have other codecs, are "
-            "Zarr v2 or were just created (open them again), or other processes did it"
+            "numcodecs_bytes read and wrote nothing: arrays that were just created must be opened "
+            "again, Zarr v2 needs a pipeline of ours, and other processes are not counted"
         )
     if total["chunks_missing"]:
         yield f"{total['chunks_missing']} missing, read as the fill value"

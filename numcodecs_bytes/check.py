@@ -37,7 +37,7 @@ from numcodecs_bytes._tools.hierarchy import (
 )
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.partial_reads import ask_for_a_range, partial_reads
+from numcodecs_bytes._tools.partial_reads import ask_for_a_range, is_promised, partial_reads
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
@@ -135,7 +135,7 @@ def _check_array(
         _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     chunk = check_chunks(array, codecs, report, limits, bar)
-    if chunk is not None and report.partial_reads.startswith("yes"):
+    if chunk is not None and is_promised(report.partial_reads):
         ask_for_a_range(array, *chunk)
         report.partial_reads = partial_reads(array)
 

@@ -918,7 +918,12 @@ class TestCommand:
         assert out.endswith("2 arrays, 2 chunks, 1 problem\n")
         assert main(["--json", "check", good, nowhere]) == 2
         printed = capsys.readouterr()
-        assert [array["store"] for array in json.loads(printed.out)["arrays"]] == [good]
+        found = json.loads(printed.out)
+        assert [array["store"] for array in found["arrays"]] == [good]
+        assert [store["store"] for store in found["unreadable"]] == [nowhere]
+        assert main(["--json", "check", nowhere]) == 2
+        (why,) = json.loads(capsys.readouterr().out)["unreadable"]
+        assert why["error"].startswith("FileNotFoundError: no Zarr hierarchy at ")
         assert f"can't read {nowhere}: FileNotFoundError" in printed.err
 
     def test_missing_chunks_are_counted(self, tmp_path):

@@ -79,6 +79,19 @@ def test_wrong_values_set_nothing(options, message):
     assert zarr.config.get("codec_pipeline.path") == path
 
 
+def test_a_requirement_without_a_pipeline():
+    """Writers who count on it are not let down in silence."""
+    with pytest.raises(ValueError, match="write_in_place='require' needs a pipeline of numcodecs"):
+        numcodecs_bytes.set_options(write_in_place="require", max_gap_bytes=3)
+    assert settings.configured_gap_bytes() is None
+    assert settings.configured_write_in_place() is False
+    with (
+        numcodecs_bytes.set_options(pipeline="BytesPipeline"),
+        numcodecs_bytes.set_options(write_in_place="require"),
+    ):
+        assert settings.configured_write_in_place() == "require"
+
+
 @pytest.mark.skipif(FusedCodecPipeline is not None, reason="this zarr has a fused pipeline")
 def test_fused_pipeline_of_a_zarr_without_one():
     with pytest.raises(ValueError, match="FusedBytesPipeline needs zarr 3.3 or newer, this is 3"):

@@ -302,6 +302,11 @@ class TestReport:
         assert re.search(f"written in place: {said}", found)
         assert "written in place" not in self.report()
 
+    def test_a_pipeline_that_does_not_exist(self):
+        """zarr opens no array then, whichever codec it would use."""
+        found = self.report(status=1, ZARR_CODEC_PIPELINE__PATH="numcodecs_bytes.BytesPipeline")
+        assert "zarr, codec pipeline: BadConfigError" in found
+
     def test_json(self):
         found = json.loads(self.report("--json"))
         assert found["picked_up"]

@@ -164,7 +164,7 @@ def test_the_table(array):
     assert head.split("  ")[0].strip() == "array"
     assert line.split()[1:] == ["1", "0", "1", "4.0", "KiB", "4.0", "KiB", "0", "B"]
     assert len(head) == len(line)
-    assert "nothing was read or written" in repr(numcodecs_bytes.trace())
+    assert "numcodecs_bytes read and wrote nothing" in repr(numcodecs_bytes.trace())
 
 
 def test_the_name_of_a_store_is_one_line():

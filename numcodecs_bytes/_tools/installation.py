@@ -69,7 +69,11 @@ def _writes_in_place() -> str | None:
     try:
         if not configured_write_in_place():
             return None
-        return "yes" if has_pipeline() else "no: codec_pipeline.path is none of numcodecs_bytes"
+        return (
+            "yes"
+            if has_pipeline()
+            else "no: codec_pipeline.path is not a pipeline of numcodecs_bytes"
+        )
     except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
         return f"no: {error}"
 

@@ -63,7 +63,7 @@ def open_store(
     if read_only and _is_icechunk(location, options, is_chosen=bool(version)):
         return _open_icechunk(location, options, version or {"branch": "main"})
     if version:
-        raise ValueError(f"it is no Icechunk repository, so it has no {next(iter(version))}")
+        raise ValueError(f"it is not an Icechunk repository, so it has no {next(iter(version))}")
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
             raise ValueError("kerchunk references are read-only")

@@ -20,12 +20,17 @@ _WITH_PIPELINE = "; with BytesPipeline, "
 def partial_reads(array: Any) -> str:
     """Return whether parts of chunks can be read, and if not, why; nothing is requested."""
     answer = _partial_reads_of_codecs(array)
-    if answer.startswith("yes"):
+    if is_promised(answer):
         first = array.metadata.encode_chunk_key((0,) * array.ndim)
         source = find_source(array.store_path / first)
         if isinstance(source, Whole) and source.why:
             return f"no: {source.why}"
     return answer
+
+
+def is_promised(answer: str) -> bool:
+    """Whether parts of chunks can be read, with a pipeline of ours at least."""
+    return answer.startswith("yes") or _WITH_PIPELINE in answer
 
 
 def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
@@ -73,7 +78,7 @@ async def _is_readable(getter: OnLoop, num_bytes: int) -> bool:
     return buffer is not None and len(buffer) == num_bytes
 
 
-def advise(answers: list[str]) -> str:
+def advise(answers: list[str], locations: list[str]) -> str:
     """Return how to choose BytesPipeline, if `partial_reads` names it in some answers, or ""."""
     if not any(_WITH_PIPELINE in answer for answer in answers):
         return ""
@@ -81,7 +86,8 @@ def advise(answers: list[str]) -> str:
         'To choose BytesPipeline, call numcodecs_bytes.set_options(pipeline="BytesPipeline"), or '
         f"set codec_pipeline.path in zarr's config to {PIPELINE}"
     )
-    is_old = any(answer.startswith("no: Zarr v2;") for answer in answers)
+    can_migrate = not all(name.endswith((".json", ".parq", ".parquet")) for name in locations)
+    is_old = can_migrate and any(answer.startswith("no: Zarr v2;") for answer in answers)
     return (
         f"{advice}. Or migrate the Zarr v2 arrays, which then need no setting" if is_old else advice
     )

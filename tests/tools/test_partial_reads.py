@@ -12,6 +12,7 @@ from helpers import OUR_PIPELINES, CountingStore, ranges_from, write_array, writ
 
 from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._parts import refusals
+from numcodecs_bytes._tools.partial_reads import advise
 from numcodecs_bytes.check import Limits, check
 
 PLAIN = [{"name": "bytes"}]
@@ -89,6 +90,20 @@ class TestAsking:
         assert answers(local) == ["yes", "yes"]
         assert local not in refusals.answering
 
+    def test_what_only_our_pipeline_would_read_is_asked_for(self, tmp_path):
+        """It would read whole chunks of Zarr v2, too, from a store that ignores ranges."""
+        write_v2(tmp_path, bytes(100), "|u1", (100,))
+
+        class Ignores(CountingStore):
+            async def get(self, key, prototype=None, byte_range=None):  # noqa: ARG002
+                return await super().get(key, prototype, None)
+
+        with ranges_from(Ignores):
+            assert answers(Ignores(tmp_path)) == [TOO_MUCH]
+            assert answers(CountingStore(tmp_path)) != ["no: Zarr v2; with BytesPipeline, yes"]
+        with ranges_from(CountingStore):
+            assert answers(CountingStore(tmp_path)) == ["no: Zarr v2; with BytesPipeline, yes"]
+
     def test_nothing_is_asked_about_compressed_arrays(self, tmp_path):
         """Their chunks are read whole in any case."""
         zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
@@ -142,6 +157,12 @@ class TestAdvice:
                 "then need no setting"
             ),
         ]
+
+    def test_references_can_not_be_migrated(self):
+        """So nobody is told to."""
+        answer = ["no: Zarr v2; with BytesPipeline, yes"]
+        assert "migrate" in advise(answer, ["a.zarr"])
+        assert "migrate" not in advise(answer, ["a.json", "b.parq"])
 
     def test_it_is_not_given_without_need(self, folder, capsys):
         with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
