@@ -1,7 +1,8 @@
 """Fixtures: codec pipelines and counting stores; and which tests are run.
 
 A test with the mark `matrix` has many combinations of parameters. Unless NUMCODECS_BYTES_TESTS is
-"all", as many of them are run as it takes for each value of each parameter to occur.
+"all", as many of them are run as it takes for each value of each parameter to occur, and none that
+has the mark `long`.
 """
 
 import collections
@@ -37,6 +38,7 @@ OPTIONAL = {
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
+    config.addinivalue_line("markers", "long: run only with all tests")
 
 
 def pytest_report_header():
@@ -68,6 +70,7 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
             matrices.setdefault((item.parent, item.originalname), []).append(item)
     left_out = {item for matrix in matrices.values() for item in set(matrix) - set(_sample(matrix))}
+    left_out |= {item for item in items if item.get_closest_marker("long")}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 

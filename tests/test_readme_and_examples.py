@@ -13,8 +13,15 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
+LONG = ("docs/cookbook.md", "write_in_place.py")  # 20 s, mostly of processes that start
+
+
+def parameter(value, file, name):
+    return pytest.param(value, id=name, marks=[pytest.mark.long] if file in LONG else [])
+
+
 BLOCKS = [
-    pytest.param(block, id=f"{name}-{number}")
+    parameter(block, name, f"{name}-{number}")
     for name, text in PAGES.items()
     for number, block in enumerate(
         re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -29,7 +36,9 @@ NEEDS = {
     "partial_read.py": ("virtualizarr", "kerchunk", "obstore"),
     "xarray_lazy.py": ("xarray",),
 }
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = [
+    parameter(path, path.name, path.name) for path in sorted((ROOT / "examples").glob("*.py"))
+]
 
 
 def test_there_is_code():
@@ -101,7 +110,7 @@ def headings(text):
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, tmp_path):
     """In a fresh process, as a user runs it."""
     skip_without(*NEEDS.get(example.name, ()))
