@@ -100,16 +100,16 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             if not path:
                 raise
             return [(path, error)], []
-        if document is not None and not is_group:
-            # It may be an array: do not search its chunks for arrays.
-            names = [name for name in names if name != "c" and not name[0].isdigit()]
-            return [(path, document)], names
-        if document is None and _is_endless(store, path, names):
+        if not is_group and _is_endless(store, path, names):
             why = ValueError(
                 f"the store lists {path!r} as part of itself, without end, so arrays may be "
                 "missing here; if it is a zip file at a URL, download it, or upgrade zarr"
             )
             return [(path, why)], []
+        if document is not None and not is_group:
+            # It may be an array: do not search its chunks for arrays.
+            names = [name for name in names if name != "c" and not name[0].isdigit()]
+            return [(path, document)], names
         return [] if names else list(_consolidated(store, path, document)), names
 
     return walk(store, look)

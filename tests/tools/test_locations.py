@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import inspect
 import json
 import logging
 import threading
@@ -206,7 +207,7 @@ class TestIcechunk:
         assert "not allowed with argument" in capsys.readouterr().err
 
     def test_options_that_icechunk_does_not_know(self):
-        pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
         for url, options, message in (
             ("s3://data/repo", {"use_ssl": False}, "unexpected keyword argument 'use_ssl'"),
             ("az://data/repo", {}, "missing 1 required keyword-only argument: 'account'"),
@@ -214,7 +215,9 @@ class TestIcechunk:
             with pytest.raises(ValueError, match=f"can't use these storage options: .*{message}"):
                 open_store(url, storage_options=options, version={"branch": "main"})
         storage = pytest.importorskip("numcodecs_bytes._tools.icechunk_storage")
-        assert storage.storage_at("gs://data/repo", {"token": "anon"})
+        assert storage.storage_at("gs://data/repo", {"token": "credentials.json"})
+        if "anonymous" in inspect.signature(icechunk.gcs_storage).parameters:  # since 1.1
+            assert storage.storage_at("gs://data/repo", {"token": "anon"})
         assert storage.storage_at("az://data/repo", {"account_name": "a", "account_key": "aaaa"})
 
 
@@ -226,8 +229,8 @@ def test_a_group_in_a_zip_file_at_a_url(tmp_path):
         group.create_array("a", shape=2, dtype="i4", compressors=None)
     found = list(check(f"zip://::file://{tmp_path}/a.zip"))
     if [report.path for report in found] != ["g/a"]:
-        assert "the store lists 'g/g/g' as part of itself, without end" in found[0].problems[0]
-        assert all("as part of itself" in report.problems[0] for report in found)
+        problems = [report.problems[0] for report in found]
+        assert any("the store lists 'g/g/g' as part of itself, without end" in p for p in problems)
 
 
 def test_a_folder_that_is_part_of_itself(tmp_path, monkeypatch):
