@@ -20,7 +20,6 @@ import functools
 import glob
 import itertools
 import math
-import mmap
 import os
 import secrets
 import stat
@@ -162,7 +161,7 @@ async def write_in_place(writes: Writes) -> dict[int, str]:
     OSError
         If a chunk can't be written. Some of the selected bytes may be.
     """
-    if len(writes.items) > 1 and _is_mapped(writes.value):  # perhaps from one of the chunks
+    if not _has_own_memory(writes.value):  # perhaps it is one of the chunks, mapped
         writes = writes._replace(value=writes.value.copy())
     is_cancelled, caller, ending_since = False, threading.get_ident(), 0.0
 
@@ -193,11 +192,11 @@ async def write_in_place(writes: Writes) -> dict[int, str]:
         raise
 
 
-def _is_mapped(array: Any) -> bool:
-    """Whether an array is a view of a file."""
+def _has_own_memory(array: Any) -> bool:
+    """Whether the memory of an array is NumPy's own, and not that of a file, for example."""
     while isinstance(array, np.ndarray):
         array = array.base
-    return isinstance(array, mmap.mmap)
+    return array is None
 
 
 def _write_or_leave(writes: Writes, item: Any, is_wanted: IsWanted) -> str | None:
@@ -243,8 +242,11 @@ class _Box:
 
     def __init__(self, chunk: Chunk, box: Box, values: Any, encode: Encode) -> None:
         self._stored, self._box, self._encode = chunk.stored, box, encode
-        if box.shape:
-            self.elements: Array = np.empty(box.shape, chunk.dtype)
+        is_plain = type(values) is np.ndarray and values.dtype == chunk.dtype
+        if is_plain and values.shape == box.shape:
+            self.elements: Array = values
+        elif box.shape:
+            self.elements = np.empty(box.shape, chunk.dtype)
             self.elements[...] = values
         else:  # NumPy takes other values for an element than for an array without axes
             one = np.empty((1,) * len(chunk.shape), chunk.dtype)

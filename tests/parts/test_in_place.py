@@ -291,6 +291,27 @@ class TestValues:
         data[4:12] = data[:8].copy()
         assert np.array_equal(array[...], data)
 
+    @pytest.mark.parametrize("how", ["memmap", "buffer"])
+    def test_a_view_of_the_chunk_that_is_written(self, tmp_path, how):
+        """Rows that are moved down are those from before, not those that were just written."""
+        array = create(tmp_path, (64, 512), (64, 512))
+        array[...] = data = np.arange(64 * 512.0).reshape(64, 512)
+        mapped = np.asarray(np.memmap(tmp_path / "c/0/0", "<f8", "r+", shape=(64, 512)))
+        if how == "buffer":
+            mapped = np.frombuffer(memoryview(mapped), "<f8").reshape(64, 512)
+        array[1:] = mapped[:-1]
+        data[1:] = data[:-1].copy()
+        assert np.array_equal(array[...], data)
+
+    def test_values_that_fit_are_not_copied(self, tmp_path, track):
+        """A large part of a chunk takes no memory beside the values."""
+        array = create(tmp_path, (512, 1024), (512, 1024))
+        array[...] = 0
+        values = np.ones((511, 1024))
+        peak, _ = track(lambda: array.__setitem__(slice(1, None), values))
+        assert peak < values.nbytes / 4
+        assert np.array_equal(array[1:], values)
+
     def test_bools_are_what_the_codec_makes_of_them(self, tmp_path):
         dtype = np.dtype([("a", "u1"), ("c", "?")])
         values = np.array([[1, 2], [2, 3]], "u1").view(dtype)[:, 0]
