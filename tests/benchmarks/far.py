@@ -39,6 +39,16 @@ def served(folder: Path, milliseconds: float, megabytes_per_second: float) -> It
             server.kill()
 
 
+def against_zarr(by: dict[str, Any], select: Any, least: int, most: int) -> list[str]:
+    """Return the cells of a selection from the array of "zarr", and from that of another."""
+    contenders = {who: functools.partial(select, array) for who, array in by.items()}
+    times = measure(contenders, 0.1, least=least, most=most)
+    found, (ours,) = medians(times), by.keys() - {"zarr"}
+    milliseconds = [f"{found[who] * 1e3:.1f}" for who in by]
+    slower = "yes" if is_slower(times, ours, "zarr") else ""
+    return [*milliseconds, f"{found['zarr'] / found[ours]:.2f}", slower]
+
+
 def create(store: Any, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
     zarr.create_array(
         store,
@@ -106,16 +116,9 @@ def section(settings: Settings) -> str:
             }
             num = int(np.prod(shape) / np.prod(chunks))
             for name, select in selections(shape).items():
-                contenders = {who: functools.partial(select, a) for who, a in by.items()}
-                times = measure(contenders, 0.1, least=3 if settings.quick else 11, most=41)
-                found = medians(times)
                 label = f"{num} x {as_size(int(np.prod(chunks)) * 4)}"
-                slower = "yes" if is_slower(times, "ours", "zarr") else ""
-                rows.append(
-                    ["{} ms, {} MB/s".format(*link), kind, label, name]
-                    + [f"{found[who] * 1e3:.1f}" for who in ("zarr", "ours")]
-                    + [f"{found['zarr'] / found['ours']:.2f}", slower]
-                )
+                cells = against_zarr(by, select, 3 if settings.quick else 11, most=41)
+                rows.append(["{} ms, {} MB/s".format(*link), kind, label, name, *cells])
     header = ["link", "store", "chunks", "selection", "zarr", "ours", "zarr / ours", "slower"]
     return INTRODUCTION + table(header, rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import zarr
 import zarr.storage
-from far import served, store_of
+from far import LINKS, against_zarr, served, store_of
 from measure import Settings, as_size, cases, is_slower, measure, medians, table
 from whole import OUR_PIPELINES, PIPELINES, ZARRS, opened
 
@@ -21,7 +21,6 @@ ARRAYS = (
 )
 QUICK_ARRAYS = (((64, 64, 64), (64, 64, 64), (16, 16, 16)),)
 FAR_ARRAYS = ARRAYS[:2]
-LINKS = ((30, 100), (1, 1000))  # as in far.py
 
 
 def create(path: Path, shape: Any, shard: Any, inner: Any, endian: str) -> None:
@@ -97,16 +96,9 @@ def _far(settings: Settings) -> str:
             by = {"zarr": opened(store(), "zarr", PIPELINES["default"])}
             by["BytesPipeline"] = opened(store(), "ours", OUR_PIPELINES["default"])
             for name, select in selections(shape).items():
-                contenders = {who: functools.partial(select, a) for who, a in by.items()}
-                times = measure(contenders, 0.1, least=3 if settings.quick else 11, most=21)
-                found = medians(times)
                 label = f"{as_size(4 * int(np.prod(shard)))} of {as_size(4 * int(np.prod(inner)))}"
-                slower = "yes" if is_slower(times, "BytesPipeline", "zarr") else ""
-                rows.append(
-                    ["{} ms, {} MB/s".format(*link), kind, label, name]
-                    + [f"{found[who] * 1e3:.1f}" for who in by]
-                    + [f"{found['zarr'] / found['BytesPipeline']:.2f}", slower]
-                )
+                cells = against_zarr(by, select, 3 if settings.quick else 11, most=21)
+                rows.append(["{} ms, {} MB/s".format(*link), kind, label, name, *cells])
     return table(["link", "store", "shard", "selection", *by, "ratio", "slower"], rows)
 
 
