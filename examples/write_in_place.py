@@ -20,7 +20,7 @@ import numcodecs_bytes
 NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 65_536
 ALONE: dict[str, Any] = {}
 # True would rewrite what can't be written in place.
-IN_PLACE = {"pipeline": "BytesPipeline", "write_in_place": "require"}
+IN_PLACE = {"write_in_place": "require"}
 
 
 def create(path: Path) -> "zarr.Array[Any]":

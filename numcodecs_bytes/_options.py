@@ -69,6 +69,7 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
     ----------
     pipeline : {'BytesPipeline', 'FusedBytesPipeline'}, optional
         The codec pipeline of arrays that are opened from now on: zarr's ``codec_pipeline.path``.
+        Arrays that are open keep theirs.
     max_gap_bytes : int, optional
         Largest gap between two byte ranges over which they are coalesced, in bytes.
     split_requests : bool, optional
@@ -77,12 +78,14 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
         Further classes of stores and file systems whose byte ranges are reliable.
     write_in_place : bool or 'require', optional
         Whether parts of chunks in local files are written in place, which a pipeline of this
-        package does; with 'require', what can't be raises an error.
+        package does: ``BytesPipeline``, unless another one was chosen. With 'require', what can't
+        be written so raises an error.
 
     Raises
     ------
     ValueError
-        If a value is none of these, or what is required has no pipeline. Nothing is set then.
+        If a value is none of these, or another pipeline was chosen than is required. Nothing is
+        set then.
 
     Examples
     --------
@@ -113,8 +116,8 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
             "write_in_place": write_in_place,
         }
         parsed = {n: PARSERS[n](value) for n, value in given.items() if value is not None}
-        if parsed.get("write_in_place") == "require":
-            _check_pipeline(pipeline)
+        if parsed.get("write_in_place") and pipeline is None:
+            pipeline = _pipeline_that_writes(parsed["write_in_place"])
         self._scope = None if pipeline is None else _set_pipeline(pipeline)
         self._before = {name: chosen.get(name) for name in parsed}
         chosen.update(parsed)
@@ -132,16 +135,24 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
             self._scope.__exit__(None, None, None)
 
 
-def _check_pipeline(name: str | None) -> None:
-    """Raise ValueError if writers are promised what only our pipelines do, without one of these."""
+def _pipeline_that_writes(mode: bool | str) -> str | None:  # noqa: FBT001
+    """Return the pipeline to set so that parts are written in place; None if one is chosen.
+
+    Raises ValueError if what is required has been made impossible by the choice of another one.
+    """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
+    from numcodecs_bytes._zarr_versions import has_default_pipeline  # noqa: PLC0415
+
+    if has_default_pipeline():
+        return PIPELINES[0]
     path = zarr.config.get("codec_pipeline.path")
-    if name is None and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
+    if mode == "require" and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
         raise ValueError(
             "write_in_place='require' needs a pipeline of numcodecs_bytes, but zarr's "
             f"codec_pipeline.path is {path}: add pipeline='BytesPipeline'"
         )
+    return None
 
 
 def _set_pipeline(name: str) -> Any:

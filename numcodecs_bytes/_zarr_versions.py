@@ -53,3 +53,13 @@ def chunk_grid_of(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
 
 
 _grids: Any = zarr.core.chunk_grids
+
+
+def has_default_pipeline() -> bool:
+    """Whether nobody has chosen a codec pipeline in zarr's config.
+
+    A pipeline that was chosen is a different object than the default, even if the text is the same.
+    """
+    config: Any = zarr.config
+    path = config.get("codec_pipeline.path")
+    return any(path is default.get("codec_pipeline", {}).get("path") for default in config.defaults)

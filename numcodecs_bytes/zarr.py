@@ -13,6 +13,7 @@ Deviations from the specification, all of them to read what others wrote: the ol
 little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
+import copy
 import enum
 import math
 import sys
@@ -48,7 +49,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts.fetch import Chunk, fetch, fetch_sync
-from numcodecs_bytes._parts.in_place import warn_without_pipeline
+from numcodecs_bytes._parts.in_place import check_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
@@ -80,6 +81,8 @@ class _State(NamedTuple):
         What a missing `endian` means.
     data_type, dtype, stored
         What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
+    in_our_pipeline : bool
+        Whether it belongs to a pipeline of this package.
     """
 
     declared_endian: Endian | None = None
@@ -87,6 +90,7 @@ class _State(NamedTuple):
     data_type: Any = None
     dtype: AnyDType | None = None
     stored: AnyDType | None = None
+    in_our_pipeline: bool = False
 
 
 class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
@@ -129,6 +133,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     def _set(self, state: _State) -> None:
         """Set what is not a field of zarr's frozen dataclass."""
         object.__setattr__(self, "_state", state)
+
+    def in_our_pipeline(self) -> Self:
+        """Return a copy of the codec for a pipeline of this package, which calls it on purpose."""
+        marked = copy.copy(self)
+        marked._set(self._state._replace(in_our_pipeline=True))  # noqa: SLF001
+        return marked
 
     @property
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
@@ -195,7 +205,12 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
                 )
             evolved, state = type(self)(endian="little"), _State("little")
         stored = stored_dtype(dtype, state.declared_endian or state.endian_if_missing)
-        state = state._replace(data_type=array_spec.dtype, dtype=dtype, stored=stored)
+        state = state._replace(
+            data_type=array_spec.dtype,
+            dtype=dtype,
+            stored=stored,
+            in_our_pipeline=self._state.in_our_pipeline,
+        )
         evolved._set(state)  # noqa: SLF001 # another instance of this class
         return evolved
 
@@ -211,7 +226,8 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        warn_without_pipeline()
+        if not self._state.in_our_pipeline:
+            check_pipeline()
         if _trace.active and not _is_index(chunk_spec):
             _trace.note_not_seen("encoded whole, to be written")
         array: Any = as_numpy(chunk_array.as_ndarray_like())
@@ -287,7 +303,7 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""
-        _, _, data_type, dtype, stored = self._state
+        _, _, data_type, dtype, stored, _ = self._state
         if chunk_spec.dtype is data_type and dtype is not None and stored is not None:
             return dtype, stored
         dtype = chunk_spec.dtype.to_native_dtype()  # not evolved, or a filter changed the data type

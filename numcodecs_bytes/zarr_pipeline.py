@@ -9,7 +9,8 @@ selection are read together if they are in local files, and others in part, of
 - Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
   ``order``.
 
-Other arrays, and all writes, are left to zarr's pipeline:
+Of these, parts of chunks in local files are written in place if `numcodecs_bytes.write_in_place`
+asks for it. Everything else is left to zarr's pipeline.
 
 >>> import zarr
 >>> zarr.config.set(
@@ -17,6 +18,7 @@ Other arrays, and all writes, are left to zarr's pipeline:
 ... )  # doctest: +SKIP
 """
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,11 +46,16 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._parts.batch import Batch, read_files
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
-from numcodecs_bytes._parts.in_place import Writes, encode_unchecked, write_in_place
+from numcodecs_bytes._parts.in_place import (
+    Writes,
+    encode_unchecked,
+    with_locks,
+    write_in_place,
+)
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
-from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, source_finder
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     HAS_RESULTS,
@@ -255,6 +262,19 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     )
 
 
+def _in_our_pipeline(codec: Any) -> Any:
+    """Return the codec for a pipeline of ours, with the codecs inside of it."""
+    if isinstance(codec, BytesCodec):
+        return codec.in_our_pipeline()
+    if type(codec) is not zarr.codecs.ShardingCodec:
+        return codec
+    return dataclasses.replace(
+        codec,
+        codecs=tuple(map(_in_our_pipeline, codec.codecs)),
+        index_codecs=tuple(map(_in_our_pipeline, codec.index_codecs)),
+    )
+
+
 class ReadsBatches:
     """Mixin for one of zarr's pipelines: reads batches of uncompressed chunks."""
 
@@ -267,10 +287,16 @@ class ReadsBatches:
     @functools.cached_property
     def _reading(self) -> Any:
         """A pipeline of zarr's that contains the reader."""
+        return self._zarrs([self._reader], None)
+
+    def _zarrs(self, codecs: "Iterable[Any]", chunk_spec: ArraySpec | None) -> Any:
+        """Return a pipeline of zarr's."""
         zarrs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("zarr."))
-        reading = zarrs.from_codecs([self._reader], batch_size=self.batch_size)  # type: ignore[attr-defined]
+        pipeline = zarrs.from_codecs(list(codecs), batch_size=self.batch_size)  # type: ignore[attr-defined]
         # The fused pipeline must be evolved; the batched one, the only one of zarr 3.1.6, need not.
-        return reading if zarrs is BatchedCodecPipeline else reading.evolve_from_array_spec(None)
+        if zarrs is BatchedCodecPipeline:
+            return pipeline
+        return pipeline.evolve_from_array_spec(chunk_spec)
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
@@ -307,14 +333,22 @@ class ReadsBatches:
         ------
         RuntimeError
             If `numcodecs_bytes.write_in_place` is "require", and a part of a chunk can't be written
-            in place.
+            in place. Others may be.
         """
         zarrs: Any = super()
         if not (mode := configured_write_in_place()):
             await zarrs.write(batch_info, value, drop_axes)
             return
         batch = list(batch_info)
-        left = await self._write_in_place(batch, value, drop_axes)
+        if not batch or is_in_shard(batch[0][0]):
+            await zarrs.write(batch, value, drop_axes)
+            return
+        can_be_parts = self._can_write_in_place(batch[0][1])
+        if can_be_parts:
+            left = await self._write_in_place(batch, value, drop_axes)
+        else:
+            why = "its codecs, or its data type, do not allow it"
+            left = {k: "" if is_complete else why for k, (*_, is_complete) in enumerate(batch)}
         for k, why in left.items():
             if _trace.active:
                 counts = {"why_not_in_place": {why or "the whole chunk is written": 1}}
@@ -325,23 +359,32 @@ class ReadsBatches:
                     f"the option numcodecs_bytes.write_in_place requires: {why}"
                 )
         if left:
-            await zarrs.write([batch[k] for k in left], value, drop_axes)
+            others = [batch[k] for k in left]
+            others = with_locks(others) if can_be_parts else others
+            await self._writing(batch[0][1]).write(others, value, drop_axes)
+
+    def _writing(self, chunk_spec: ArraySpec) -> Any:
+        """Return a pipeline of zarr's with codecs that know that ours has handed on to them.
+
+        Copies: the array's own codecs may belong to several handles.
+        """
+        if "_marked" not in self.__dict__:
+            codecs: Any = map(_in_our_pipeline, self)  # type: ignore[call-overload]
+            self.__dict__["_marked"] = self._zarrs(codecs, chunk_spec)
+        return self.__dict__["_marked"]
 
     async def _write_in_place(
         self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]
     ) -> dict[int, str]:
         """Write parts of chunks in local files; return which are left to zarr, and why."""
-        reader: Any = self._reader
-        why = ""
-        if not batch or not self._reads(batch[0][1]) or isinstance(reader, _ShardReader):
-            why = "its codecs, or its data type, do not allow it"
-        elif not isinstance(values := value.as_ndarray_like(), np.ndarray):
-            why = "the values are not in host memory"
-        if why:
-            return {k: "" if is_complete else why for k, (*_, is_complete) in enumerate(batch)}
+        reader: Any = self._reader  # of no shard
         encode = encode_array if reader.makes_valid else encode_unchecked
-        chunk_of: Any = reader.chunk_of  # no shard
-        return await write_in_place(Writes(batch, values, drop_axes, chunk_of, encode))
+        values = value.as_ndarray_like()
+        return await write_in_place(Writes(batch, values, drop_axes, reader.chunk_of, encode))
+
+    def _can_write_in_place(self, chunk_spec: ArraySpec) -> bool:
+        """Whether parts of an array's chunks can be written in place."""
+        return not isinstance(self._reader, _ShardReader) and self._reads(chunk_spec)
 
     def _reads(self, chunk_spec: ArraySpec) -> bool:
         """Whether parts of an array's chunks can be read."""

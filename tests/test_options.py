@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import zarr
-from helpers import create, run_python
+from helpers import OUR_PIPELINES, PIPELINES, create, run_python
 
 import numcodecs_bytes
 from numcodecs_bytes._options import PARSERS
@@ -79,17 +79,97 @@ def test_wrong_values_set_nothing(options, message):
     assert zarr.config.get("codec_pipeline.path") == path
 
 
-def test_a_requirement_without_a_pipeline():
-    """Writers who count on it are not let down in silence."""
-    with pytest.raises(ValueError, match="write_in_place='require' needs a pipeline of numcodecs"):
-        numcodecs_bytes.set_options(write_in_place="require", max_gap_bytes=3)
-    assert settings.configured_gap_bytes() is None
-    assert settings.configured_write_in_place() is False
-    with (
-        numcodecs_bytes.set_options(pipeline="BytesPipeline"),
-        numcodecs_bytes.set_options(write_in_place="require"),
-    ):
-        assert settings.configured_write_in_place() == "require"
+def pipeline_here():
+    """Return the pipeline that arrays opened in this process get."""
+    return zarr.registry.get_pipeline_class().__name__
+
+
+@pytest.mark.parametrize("mode", [True, "require"])
+def test_writes_in_place_choose_a_pipeline(mode):
+    """Unless one was chosen."""
+    before = pipeline_here()
+    with numcodecs_bytes.set_options(write_in_place=mode):
+        assert pipeline_here() == "BytesPipeline"
+        assert settings.configured_write_in_place() == mode
+    assert pipeline_here() == before
+    with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[-1]}):
+        with numcodecs_bytes.set_options(write_in_place=mode):
+            assert pipeline_here() == OUR_PIPELINES[-1].rsplit(".", 1)[-1]
+        with numcodecs_bytes.set_options(write_in_place=False):
+            assert pipeline_here() == OUR_PIPELINES[-1].rsplit(".", 1)[-1]
+
+
+def test_a_requirement_with_another_pipeline():
+    """Writers who count on it are not let down in silence; the text may be that of the default."""
+    another = "".join(zarr.config.get("codec_pipeline.path"))
+    with zarr.config.set({"codec_pipeline.path": "".join([another[:5], another[5:]])}):
+        with pytest.raises(ValueError, match="write_in_place='require' needs a pipeline of numc"):
+            numcodecs_bytes.set_options(write_in_place="require", max_gap_bytes=3)
+        assert settings.configured_gap_bytes() is None
+        assert settings.configured_write_in_place() is False
+        with numcodecs_bytes.set_options(write_in_place=True):
+            assert pipeline_here() == another.rsplit(".", 1)[-1]
+
+
+WRITER = """
+import sys, warnings, zarr
+warnings.simplefilter("error")
+set_before, sys.argv[1:3] = eval(sys.argv[2]), [sys.argv[1]]
+zarr.config.set(set_before)
+array = zarr.create_array(sys.argv[1], shape=(8, 8), dtype="f8", compressors=None, overwrite=True)
+other = zarr.open_array(sys.argv[1], mode="r+")
+for handle in (array, other):
+    handle[1, 1:] = 2
+names = [type(handle.async_array.codec_pipeline).__name__ for handle in (array, other)]
+zarr.config.reset()
+print(*names, zarr.config.get("codec_pipeline.path").rsplit(".", 1)[-1])
+"""
+
+
+class TestFirstPipeline:
+    """What the environment and zarr's config say when zarr first looks up a pipeline."""
+
+    VARIABLE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
+
+    def run(self, tmp_path, variables, config=None, status=0):
+        code = ("-c", WRITER, tmp_path / "a", repr(config or {}))
+        done = run_python(*code, status=status, **variables)
+        return done.stderr if status else done.stdout.split()
+
+    @pytest.mark.parametrize("mode", ["True", "require"])
+    def test_the_environment(self, tmp_path, mode):
+        """It outlives `zarr.config.reset`, and holds for arrays that are created, too."""
+        found = self.run(tmp_path, {self.VARIABLE: mode})
+        assert found == ["BytesPipeline"] * 3
+
+    @pytest.mark.parametrize("value", ["", "False", "perhaps"])
+    def test_it_is_not_asked_for(self, tmp_path, value):
+        """A value that means nothing is an error when something is written, and not before."""
+        if value == "perhaps":
+            error = self.run(tmp_path, {self.VARIABLE: value}, status=1)
+            assert "must be True, False or 'require', got 'perhaps'" in error
+        else:
+            assert set(self.run(tmp_path, {self.VARIABLE: value})) == {"BatchedCodecPipeline"}
+
+    def test_a_file(self, tmp_path):
+        (tmp_path / "zarr.yaml").write_text("numcodecs_bytes: {write_in_place: require}")
+        found = self.run(tmp_path, {"ZARR_CONFIG": str(tmp_path / "zarr.yaml")})
+        assert found == ["BytesPipeline"] * 3
+
+    def test_the_config(self, tmp_path):
+        found = self.run(tmp_path, {}, {"numcodecs_bytes.write_in_place": "require"})
+        assert found[:2] == ["BytesPipeline"] * 2
+
+    @pytest.mark.parametrize("path", [*PIPELINES, OUR_PIPELINES[-1]])
+    def test_a_pipeline_that_was_chosen(self, tmp_path, path):
+        """It stays; required writes fail with another one than ours."""
+        variables = {"ZARR_CODEC_PIPELINE__PATH": path, self.VARIABLE: "require"}
+        if path in PIPELINES:
+            error = self.run(tmp_path, variables, status=1)
+            assert "write_in_place requires a pipeline of numcodecs_bytes" in error
+            assert f"codec_pipeline.path is {path}" in error
+        else:
+            assert self.run(tmp_path, variables) == [path.rsplit(".", 1)[-1]] * 3
 
 
 @pytest.mark.skipif(FusedCodecPipeline is not None, reason="this zarr has a fused pipeline")
@@ -133,11 +213,6 @@ def test_a_config_that_refuses_unknown_keys(tmp_path, monkeypatch):
             array[3] = 2
     assert traced.report()["total"]["bytes_in_place"] == 64 * 8
     assert zarr.open_array(tmp_path)[3, 3] == 2
-
-
-def pipeline_here():
-    """Return the pipeline that arrays opened in this process get."""
-    return zarr.registry.get_pipeline_class().__name__
 
 
 def test_workers_of_dask():

@@ -1,4 +1,5 @@
 """Parts of uncompressed chunks: plan their byte ranges, fetch them, apply the selection.
 
-Imports `_core`. `ranges`, `plan`, `assemble` and `open_file` do not import zarr.
+Imports `_core`. `ranges`, `selection`, `plan`, `assemble`, `open_file` and `chunk_files` do not
+import zarr.
 """

@@ -29,9 +29,10 @@ from numcodecs_bytes._parts.boxes import Box, box_of
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk, coalescing_of, plan_chunk, trying
 from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import Plan, is_whole, key_of
+from numcodecs_bytes._parts.plan import Plan, is_whole
 from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
 from numcodecs_bytes._parts.refusals import ReadWhole
+from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.shards import Shard, ShardSelection, groups_of, pieces_of
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
 from numcodecs_bytes._threads import (

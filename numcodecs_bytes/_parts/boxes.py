@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._parts.plan import strides_of
 from numcodecs_bytes._parts.ranges import Indices
+from numcodecs_bytes._parts.selection import strides_of
 
 
 class Box(NamedTuple):

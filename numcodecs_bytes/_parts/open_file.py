@@ -186,7 +186,7 @@ class OpenFile:
             If this system does not say so.
         """
         descriptor = self._descriptor
-        if descriptor is None or not hasattr(os, "RWF_NOWAIT"):
+        if descriptor is None or not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")):
             raise NotImplementedError
         read_at = partial(_pread_at_once, descriptor)
         read_into = partial(_preadv_at_once, descriptor)

@@ -28,6 +28,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
+from numcodecs_bytes._parts.selection import (
+    Axis,
+    are_points,
+    as_array,
+    is_int,
+    key_of,
+    parse_axes,
+    parse_points,
+    selectors_of,
+    strides_of,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,29 +84,6 @@ class Plan:
         return len(self.ranges.starts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Axis:
-    """What is selected along one axis of a chunk.
-
-    Attributes
-    ----------
-    indices : range or numpy.ndarray
-        The distinct indices in ascending order; a range if their step is constant.
-    order : numpy.ndarray or None
-        Positions in `indices` of the selected ones; None means all positions in order.
-    is_dropped : bool
-        Whether the axis is selected by an integer, and so missing from the result.
-    """
-
-    indices: range | Indices
-    order: Indices | None
-    is_dropped: bool
-
-    @property
-    def num_selected(self) -> int:
-        return len(self.indices if self.order is None else self.order)
-
-
 def plan_read(
     selection: Any,
     chunk_shape: tuple[int, ...],
@@ -127,8 +115,7 @@ def plan_read(
         A plan for the whole chunk if all its bytes are needed, or if the selection is of another
         kind or out of bounds: NumPy then applies it, or raises, if the chunk exists.
     """
-    selectors = selection if isinstance(selection, tuple) else (selection,)
-    selectors += (slice(None),) * (len(chunk_shape) - len(selectors))
+    selectors = selectors_of(selection, len(chunk_shape))
     stored = _Stored(chunk_shape, item_size, axis_order)
     if (of_selectors := key_of(selectors)) is None:
         sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
@@ -177,24 +164,6 @@ _plans: dict[Any, Plan] = {}
 MAX_CACHED, MAX_CACHED_PIECES = 512, 256
 
 
-def key_of(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return what identifies slices and integers; None for other selectors."""
-    if not _IN_KEYS.issuperset(map(type, selectors)):
-        return None
-    key = selectors
-    if not _SLICES_HAVE_HASHES:
-        key = tuple((s.start, s.stop, s.step) if type(s) is slice else s for s in selectors)
-    try:
-        hash(key)
-    except TypeError:  # the bounds of a slice may be arrays
-        return None
-    return key
-
-
-_IN_KEYS = {slice, int}
-_SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
-
-
 def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan:
     plan = None
     # Offsets are NumPy integers; no store has a chunk too large for them.
@@ -202,9 +171,9 @@ def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -
         plan = _plan_slab(selectors, stored, coalescing)
         if plan is not None:
             pass
-        elif _are_points(selectors):
+        elif are_points(selectors):
             plan = _plan_points(selectors, stored, coalescing)
-        elif (axes := _parse_axes(selectors, stored.shape)) is not None:
+        elif (axes := parse_axes(selectors, stored.shape)) is not None:
             plan = _plan_product(axes, stored, coalescing)
     if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == stored.num_bytes):
         return plan_whole(*stored)
@@ -228,17 +197,6 @@ def plan_whole(
         shape=chunk_shape,
         is_whole=True,
     )
-
-
-@functools.lru_cache(maxsize=256)
-def strides_of(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the strides of a chunk in items."""
-    strides = [1] * len(shape)
-    stride = 1
-    for axis in reversed(range(len(shape)) if axis_order is None else axis_order):
-        strides[axis] = stride
-        stride *= shape[axis]
-    return tuple(strides)
 
 
 def is_whole(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> bool:
@@ -368,7 +326,7 @@ def _num_runs(
     selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], stored: _Stored
 ) -> int:
     """Return how many contiguous runs of elements the slices of the last axes leave to plan."""
-    if _are_points(selectors):
+    if are_points(selectors):
         return max(num for num, *_ in spans)
     num = math.prod(num for num, *_ in spans)
     for k in reversed(stored.as_stored):
@@ -393,7 +351,7 @@ def _num_and_bounds(selector: Any, size: int) -> tuple[int, int, int] | None:
         low, high = (int(selector.min()), int(selector.max())) if selector.size else (-1, -1)
         num = selector.size
     else:
-        low = high = int(selector) if _is_int(selector) else -1
+        low = high = int(selector) if is_int(selector) else -1
         num = 1
     return (num, low, high) if 0 <= low <= high < size else None
 
@@ -406,79 +364,6 @@ def _moved(selector: Any, size: int, low: int) -> Any:
     return selector - low if low else selector
 
 
-def _is_int(selector: object) -> bool:
-    return isinstance(selector, (int, np.integer)) and not isinstance(selector, bool)
-
-
-def _are_points(selectors: tuple[Any, ...]) -> bool:
-    """Whether the selectors are arrays of integers that are the coordinates of points."""
-    return all(isinstance(s, np.ndarray) and s.dtype != bool for s in selectors) and not (
-        _is_open_mesh(selectors)
-    )
-
-
-def _is_open_mesh(arrays: Sequence[Any]) -> bool:
-    """Whether arrays, one per axis, are shaped as by `numpy.ix_`; a single one is 1-D."""
-    return all(a.ndim == len(arrays) and a.size == a.shape[k] for k, a in enumerate(arrays))
-
-
-def _parse_axes(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> list[_Axis] | None:
-    """Return what is selected along each axis, or None if the selection is not a product."""
-    arrays = [s for s in selectors if isinstance(s, np.ndarray)]
-    if len(selectors) != len(chunk_shape):
-        return None
-    if len(arrays) == len(selectors):
-        is_product = _is_open_mesh(arrays)
-    else:
-        is_product = not arrays or (
-            len(arrays) == 1 and arrays[0].ndim == 1 and not any(map(_is_int, selectors))
-        )
-    if not is_product:
-        return None
-    axes = [_parse_axis(s, size) for s, size in zip(selectors, chunk_shape, strict=True)]
-    known = [axis for axis in axes if axis is not None]
-    return known if len(known) == len(axes) else None
-
-
-def _parse_axis(selector: Any, size: int) -> _Axis | None:
-    """Return what is selected along an axis, or None if that is unsupported or out of bounds."""
-    if isinstance(selector, slice):
-        is_ascending = selector.step is None or selector.step > 0
-        indices = range(*selector.indices(size))
-        return _Axis(indices, None, is_dropped=False) if is_ascending else None
-    if _is_int(selector):
-        index = int(selector)
-        return _Axis(range(index, index + 1), None, is_dropped=True) if 0 <= index < size else None
-    if not isinstance(selector, np.ndarray):
-        return None
-    selected = selector.ravel()
-    if selected.dtype == bool and len(selected) != size:
-        return None
-    selected = np.flatnonzero(selected) if selected.dtype == bool else selected.astype(np.intp)
-    if not len(selected):
-        return _Axis(selected, None, is_dropped=False)
-    if not _is_within(selected, size):
-        return None
-    order = None
-    steps = np.diff(selected)
-    if not (steps > 0).all():
-        selected, order = np.unique(selected, return_inverse=True)
-        steps = np.diff(selected)
-    if (steps == (step := steps[0] if len(steps) else 1)).all():
-        return _Axis(range(selected[0], selected[-1] + 1, step), order, is_dropped=False)
-    return _Axis(selected, order, is_dropped=False)
-
-
-def _is_within(indices: Any, size: int) -> bool:
-    return bool(indices.min() >= 0 and indices.max() < size)
-
-
-def _as_array(indices: range | Indices) -> Indices:
-    if isinstance(indices, range):  # many times faster than asarray
-        return np.arange(indices.start, indices.stop, indices.step)
-    return indices
-
-
 # A piece may contain gaps, which then stay in memory: up to a total of KEPT_BYTES, every gap over
 # which ranges are coalesced. Beyond that, only gaps of at most KEPT_GAP_BYTES, because every
 # additional piece takes 32 bytes itself, or of at most the bytes that one index needs.
@@ -486,12 +371,12 @@ KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
 
 
-def _plan_product(axes: list[_Axis], stored: _Stored, coalescing: Coalescing) -> Plan:
+def _plan_product(axes: list[Axis], stored: _Stored, coalescing: Coalescing) -> Plan:
     """Return the plan for the product of one set of indices per axis.
 
     Parameters
     ----------
-    axes : list of _Axis
+    axes : list of Axis
         What is selected along each axis of the chunk; all indices are within bounds.
     stored : _Stored
         How the chunk is stored.
@@ -569,7 +454,7 @@ class _Pieces(NamedTuple):
     def along(self, indices: range | Indices, stride: int) -> "_Pieces":
         """Return the pieces for all indices of a further axis: the same ones for each."""
         num = len(indices)
-        starts = np.add.outer(_as_array(indices) * stride, self.starts).ravel()
+        starts = np.add.outer(as_array(indices) * stride, self.starts).ravel()
         return _Pieces(starts, np.tile(self.lengths, num), self.num_items * num)
 
 
@@ -585,7 +470,7 @@ def _split_run(
     run: _Run, indices: range | Indices, stride: int, splits: Indices
 ) -> tuple[_Pieces, _WindowAxis]:
     """Return a piece for the indices from each split to the next, and the axis of the window."""
-    selected, num = _as_array(indices), len(indices)
+    selected, num = as_array(indices), len(indices)
     if isinstance(indices, range):  # every index begins a piece
         starts, lengths = selected * stride + run.start, np.full(num, run.length)
         return _Pieces(starts, lengths, num * run.length), _WindowAxis(num, run.length, None)
@@ -655,20 +540,12 @@ def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescin
         `plan.shape` is the broadcast shape. None if a point is out of bounds, the shapes do not
         broadcast, or there is not one array per axis.
     """
-    try:
-        shape = np.broadcast_shapes(*(a.shape for a in arrays))
-    except ValueError:
+    found = parse_points(arrays, stored.shape, stored.strides)
+    if found is None:
         return None
-    if len(arrays) != len(stored.shape):
-        return None
-    if math.prod(shape) == 0:
-        return _plan_nothing(shape)
-    items: Indices = np.zeros((), np.intp)
-    for array, size, stride in zip(arrays, stored.shape, stored.strides, strict=True):
-        if not _is_within(array, size):
-            return None
-        items = items + array.astype(np.intp, copy=False) * stride
-    items = np.broadcast_to(items, shape).ravel()
+    if not found.size:
+        return _plan_nothing(found.shape)
+    items, shape = found.ravel(), found.shape
     positions = None
     if not (np.diff(items) > 0).all():
         items, positions = np.unique(items, return_inverse=True)

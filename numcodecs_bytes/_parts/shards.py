@@ -38,7 +38,7 @@ from numcodecs_bytes._parts.fetch import (
 )
 from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, key_of, plan_read
+from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
@@ -46,6 +46,7 @@ from numcodecs_bytes._parts.refusals import (
     remember_refusal,
     untagged,
 )
+from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import Answer, File, Remote, Whole, find_source
 from numcodecs_bytes._zarr_versions import (

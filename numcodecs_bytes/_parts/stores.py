@@ -238,24 +238,43 @@ _OWN_WRITING = {
 }
 
 
-def file_to_write(byte_setter: Any) -> str | Whole:
-    """Return the path of the file of a chunk that may be written in place, or why it may not.
+def writable_file_finder() -> Callable[[Any], str | Whole]:
+    """Return a function that returns the path of a chunk's file, or why it is not written in place.
 
     Only of a LocalStore, exactly that class, with its own methods: others may do more than write.
+    Like `source_finder`, it judges a store once for many of its chunks.
     """
-    store = getattr(byte_setter, "store", None)
-    if type(byte_setter) is not StorePath or type(store) is not LocalStore:
-        return Whole(f"{_name_of(type(store or byte_setter))} is not zarr's LocalStore")
-    for instance, owner in ((byte_setter, StorePath), (store, LocalStore)):
+    judged: Any = None
+    why: str | None = None
+
+    def find(byte_setter: Any) -> str | Whole:
+        nonlocal judged, why
+        if type(byte_setter) is not StorePath:
+            return Whole(f"{_name_of(type(byte_setter))} is not a StorePath")
+        store: Any = byte_setter.store
+        if judged is None or store is not judged:
+            judged, why = store, _why_not_writable(byte_setter)
+        if why is None and not _attributes(byte_setter).isdisjoint((*_WRITING, *_READING)):
+            return Whole("methods of a StorePath are replaced")
+        return f"{store.root}/{byte_setter.path}" if why is None else Whole(why)
+
+    return find
+
+
+def _why_not_writable(path: StorePath) -> str | None:
+    store = path.store
+    if type(store) is not LocalStore:
+        return f"{_name_of(type(store))} is not zarr's LocalStore"
+    for instance, owner in ((path, StorePath), (store, LocalStore)):
         own = [getattr(owner, name, None) for name in _WRITING]
         is_own = own == _OWN_WRITING[owner] and _attributes(instance).isdisjoint(_WRITING)
         if not is_own or not _has_own_methods(instance, owner):
-            return Whole(f"methods of {_name_of(owner)} are replaced")
+            return f"methods of {_name_of(owner)} are replaced"
     if type(store.root) is not _PATH:
-        return Whole(f"{_name_of(type(store.root))} is not a path of Python's own")
+        return f"{_name_of(type(store.root))} is not a path of Python's own"
     if store.read_only or not store._is_open:  # noqa: SLF001
-        return Whole("the store is read-only, or closed")
-    return f"{store.root}/{byte_setter.path}"
+        return "the store is read-only, or closed"
+    return None
 
 
 Source = File | Remote | Whole
@@ -266,8 +285,13 @@ def find_source(byte_getter: object) -> Source:
     """Return how to read parts of a chunk."""
     if type(byte_getter) is StorePath and _has_own_methods(byte_getter, StorePath):
         return _of_store(byte_getter.store)(byte_getter.path)
-    is_in_shard = type(byte_getter).__module__ == zarr.codecs.sharding.__name__
-    return Whole("" if is_in_shard else f"{_name_of(type(byte_getter))} is not a StorePath")
+    why = f"{_name_of(type(byte_getter))} is not a StorePath"
+    return Whole("" if is_in_shard(byte_getter) else why)
+
+
+def is_in_shard(byte_getter: object) -> bool:
+    """Whether a byte getter or setter is that of an inner chunk, in a shard in memory."""
+    return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
 
 
 def source_finder() -> Callable[[object], Source]:

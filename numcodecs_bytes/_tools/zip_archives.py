@@ -9,7 +9,6 @@ import errno
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import zlib
@@ -18,8 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile, ZipInfo
 
-if sys.platform != "win32":
-    import fcntl
+from numcodecs_bytes._parts.chunk_files import fcntl
 
 # The copy's name: a dot, the archive's name, this, and random letters.
 _MARK = ".migrate-"
@@ -78,7 +76,7 @@ class Archive:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
         """Keep other processes from replacing the archive; yield whether that is possible here."""
-        if sys.platform == "win32":  # which can't replace a file that is open
+        if fcntl is None:  # Windows, which can't replace a file that is open either
             yield False
             return
         with self.path.open("rb") as file:
@@ -110,7 +108,7 @@ class Archive:
 
     def _hand_on_owner_and_mode(self, copy: Path) -> None:
         state = self.path.stat()
-        if sys.platform != "win32":
+        if hasattr(os, "chown"):
             with contextlib.suppress(PermissionError):
                 os.chown(copy, state.st_uid, state.st_gid)
         shutil.copystat(self.path, copy)
@@ -197,10 +195,9 @@ def _described(info: ZipInfo) -> tuple[Any, ...]:
 
 
 def _sync_folder(folder: Path) -> None:
-    if sys.platform != "win32":
-        with contextlib.suppress(OSError):  # not every file system can
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    with contextlib.suppress(OSError):  # not every system can
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

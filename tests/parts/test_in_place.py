@@ -4,9 +4,13 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import functools
+import mmap
 import os
+import pickle
 import random
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -26,6 +30,7 @@ from helpers import (
     EVERYTHING,
     HAS_STRUCT,
     OUR_PIPELINES,
+    PIPELINES,
     ZARRS_PIPELINE,
     random_array,
     random_selections,
@@ -34,7 +39,7 @@ from helpers import (
 from zarr.codecs import TransposeCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._parts import in_place
+from numcodecs_bytes._parts import chunk_files, in_place
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
@@ -78,6 +83,13 @@ def assign(array, way, selection, values):
     (array if way == "basic" else getattr(array, way))[selection] = values
 
 
+def each(arrays):
+    """Yield arrays; the first one is written as by zarr alone."""
+    with zarr.config.set({"numcodecs_bytes.write_in_place": False}):
+        yield arrays[0]
+    yield from arrays[1:]
+
+
 def apply(rng, arrays, shape, dtype):
     """Change all arrays in the same way; return their shape."""
     kind = rng.choice(["write"] * 8 + ["scalar"] * 3 + ["delete", "resize", "append"])
@@ -88,11 +100,11 @@ def apply(rng, arrays, shape, dtype):
                 (array.store.root / path.relative_to(arrays[0].store.root)).unlink(missing_ok=True)
     elif kind == "resize":
         shape = tuple(rng.randint(1, 9) for _ in shape)
-        for array in arrays:
+        for array in each(arrays):
             array.resize(shape)
     elif kind == "append":
         more = random_array(dtype, (2, *shape[1:]))
-        for array in arrays:
+        for array in each(arrays):
             array.append(more)
         shape = arrays[0].shape
     else:
@@ -101,7 +113,7 @@ def apply(rng, arrays, shape, dtype):
         values = random_array(dtype, (1,))[0] if kind == "scalar" else random_array(dtype, like)
         if rng.random() < 0.2:
             values = arrays[0].fill_value
-        for array in arrays:
+        for array in each(arrays):
             assign(array, way, selection, values)
     return shape
 
@@ -119,6 +131,9 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     monkeypatch.setattr(in_place, "FILL_BYTES", rng.choice([1, 50, 1 << 20]))
     monkeypatch.setattr(in_place, "MAX_PIECES", rng.choice([1, 5, 1 << 16]))
     monkeypatch.setattr(in_place, "DENSE_BYTES", rng.choice([0, 20, 256]))
+    monkeypatch.setattr(in_place, "MAX_BYTES", rng.choice([8, 64, 1 << 23]))
+    monkeypatch.setattr(in_place, "SLOW_PIECE_SECONDS", rng.choice([0, 1e-5]))
+    monkeypatch.setattr(in_place, "NUM_PIECES_TIMED", rng.choice([1, 8]))
     if rng.random() < 0.3:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     settings = random_settings(rng, len(shape), dtype)
@@ -167,15 +182,14 @@ def test_zarr_reads_it_in_a_process_without_this_package(tmp_path):
         num += 1
         array = create(tmp_path / str(seed) / "a", shape, chunks, dtype, **settings)
         for _ in range(6):
-            shape = apply(rng, (array,), shape, dtype)
+            shape = apply(rng, (array, array), shape, dtype)
         np.save(tmp_path / str(seed) / "expected.npy", array[...])
     assert run_python("-c", WITHOUT_THE_PACKAGE, tmp_path).stdout == f"{num}\n"
 
 
-@pytest.mark.parametrize("mode", [True, "require"])
-def test_one_warning_without_the_pipeline(tmp_path, mode):
+def test_one_warning_without_the_pipeline(tmp_path):
     in_place._warn.cache_clear()
-    with zarr.config.set(ZARR_ALONE | {"numcodecs_bytes.write_in_place": mode}):
+    with zarr.config.set(ZARR_ALONE | {"numcodecs_bytes.write_in_place": True}):
         create(tmp_path)
         array = zarr.open_array(tmp_path, mode="r+")
         with warnings.catch_warnings(record=True) as caught:
@@ -185,6 +199,24 @@ def test_one_warning_without_the_pipeline(tmp_path, mode):
     (warning,) = caught
     assert "codec_pipeline.path is zarr" in str(warning.message)
     assert array[...].sum() == 14
+
+
+class Lazy:
+    """An array that is none of NumPy's."""
+
+    def __init__(self, data):
+        self._data = data
+        self.shape, self.dtype, self.ndim, self.size = data.shape, data.dtype, data.ndim, data.size
+        self.nbytes = data.nbytes
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._data, dtype)
+
+    def __getitem__(self, key):
+        return Lazy(self._data[key])
+
+    def astype(self, dtype, **_):
+        return Lazy(self._data.astype(dtype))
 
 
 def num_descriptors():
@@ -232,7 +264,7 @@ class TestBytes:
         assert calls == [("write", "shared", (k * 8 + 5) * 8, one) for k in range(8)]
         calls.clear()
         array.vindex[[7, 0, 7], [1, 2, 1]] = [4, 5, 6]
-        assert [position for *_, position, _ in calls] == [2 * 8, 57 * 8]
+        assert {position for *_, position, _ in calls} == {2 * 8, 57 * 8}
         assert array[7, 1] == 6  # the last one wins
 
     def test_blocks_are_read_and_written_under_the_exclusive_lock(self, tmp_path, monkeypatch):
@@ -312,6 +344,74 @@ class TestValues:
         assert peak < values.nbytes / 4
         assert np.array_equal(array[1:], values)
 
+    @pytest.mark.parametrize("name", ["DataArray", "Variable", "Index", "Series", "lazy"])
+    def test_what_zarr_takes_as_an_array(self, tmp_path, name):
+        """As zarr alone stores it; and only a part of the chunk is written."""
+        data = np.arange(6.0)
+        if name in ("Index", "Series"):
+            pandas = pytest.importorskip("pandas")
+            if name == "Series" and HAS_STRUCT:
+                pytest.skip("this zarr does not take it")
+            values = getattr(pandas, name)(data)
+        elif name == "lazy":
+            values = Lazy(data)
+        else:
+            values = getattr(pytest.importorskip("xarray"), name)(data=data, dims="x")
+        array = create(tmp_path, (8,))
+        array[:] = -1
+        with numcodecs_bytes.trace() as traced:
+            array[1:7] = values
+        assert array[:].tolist() == [-1, *data, -1]
+        assert traced.report()["total"]["bytes_in_place"] == 6 * 8
+
+    @pytest.mark.parametrize("way", ["oindex", "vindex"])
+    def test_arrays_of_others_by_index(self, tmp_path, way):
+        xarray = pytest.importorskip("xarray")
+        array = create(tmp_path, (8,), (4,))
+        getattr(array, way)[[1, 6, 2]] = xarray.Variable("x", np.arange(3.0) + 1)
+        assert array[:].tolist() == [0, 1, 3, 0, 0, 0, 2, 0]
+
+    @pytest.mark.parametrize("is_small", [True, False])
+    @pytest.mark.parametrize("kind", ["array", "of another kind"])
+    def test_values_that_are_the_memory_of_chunks(self, tmp_path, monkeypatch, is_small, kind):
+        """Many of them are not copied: new files take the places of the chunks."""
+        monkeypatch.setattr(in_place, "COPIED_BYTES", 1 << 20 if is_small else 0)
+        array = create(tmp_path, (64,), (16,))
+        array[...] = data = np.arange(64.0)
+        chunks = [np.asarray(np.memmap(tmp_path / f"c/{k}", "<f8")) for k in range(4)]
+        values = chunks[1] if kind == "array" else Lazy(chunks[1])
+        array[20:36] = values  # the end of its own chunk, and the beginning of the next one
+        data[20:36] = data[16:32].copy()
+        assert np.array_equal(array[...], data)
+        assert np.array_equal(chunks[1], np.arange(16.0, 32.0)) != is_small
+        names = [p.name for p in (tmp_path / "c").iterdir() if ".fuse_hidden" not in p.name]
+        assert sorted(names) == list("0123")
+
+    def test_values_of_a_file_are_not_copied(self, tmp_path, track):
+        """Neither for whole chunks, nor for parts of them if they are large."""
+        np.save(tmp_path / "values.npy", np.ones((512, 1024)))
+        values = np.load(tmp_path / "values.npy", mmap_mode="r")
+        array = create(tmp_path / "a", (512, 1024), (16, 1024))
+        peak, _ = track(lambda: array.__setitem__(slice(None), values))
+        assert peak < values.nbytes / 2  # some chunks at a time
+        assert (array[...] == 1).all()
+
+    @pytest.mark.parametrize(
+        ("values", "expected"),
+        [
+            (np.ones(3), False),
+            (np.broadcast_to(np.ones(3), (2, 3)), False),
+            (pickle.loads(pickle.dumps(np.ones(3), 5)), False),  # noqa: S301
+            (np.frombuffer(bytes(8)), False),
+            (np.frombuffer(bytearray(8)), False),
+            (np.frombuffer(mmap.mmap(-1, 8)), True),
+            (np.frombuffer(memoryview(mmap.mmap(-1, 8)))[::1], True),
+        ],
+        ids=["own", "broadcast", "unpickled", "bytes", "bytearray", "mapped", "a view of it"],
+    )
+    def test_whose_memory_it_is(self, values, expected):
+        assert in_place._may_be_mapped(values) == expected
+
     def test_bools_are_what_the_codec_makes_of_them(self, tmp_path):
         dtype = np.dtype([("a", "u1"), ("c", "?")])
         values = np.array([[1, 2], [2, 3]], "u1").view(dtype)[:, 0]
@@ -342,6 +442,74 @@ class TestValues:
         expected = np.ones((4096, 4096), "u1")
         expected[selection] = 2
         assert np.array_equal(array[...], expected)
+
+    @pytest.mark.parametrize("way", ["oindex", "vindex"])
+    def test_some_indices_of_a_long_axis(self, tmp_path, track, way):
+        """Nothing is allocated for each index of the axis."""
+        array = create(tmp_path, (1 << 24,), dtype="u1")
+        array[1:3] = 1
+        last = (1 << 24) - 1
+        peak, _ = track(lambda: getattr(array, way).__setitem__([1, 7, last], 3))
+        assert peak < 1 << 20
+        assert array[last] == array[7] == array[1] == 3
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_each_block_is_read_and_written_once(self, tmp_path, monkeypatch, seed):
+        """Points and indices in any order, some of them twice; the last one wins."""
+        rng = np.random.default_rng(seed)
+        array = create(tmp_path, (1024, 1024), dtype="u2")
+        array[...] = data = rng.integers(0, 1 << 16, (1024, 1024), "u2")
+        calls = Recorded(monkeypatch)
+        rows, columns = rng.integers(0, 1024, (2, 200_000))
+        values = rng.integers(0, 1 << 16, 200_000, "u2")
+        array.vindex[rows, columns] = values
+        data[rows, columns] = values
+        assert sum(num for kind, _, _, num in calls if kind == "read") <= data.nbytes
+        assert sum(len(raw) for kind, _, _, raw in calls if kind == "write") <= data.nbytes
+        calls.clear()
+        rows, columns = rng.integers(0, 1024, (2, 900))
+        values = rng.integers(0, 1 << 16, (900, 900), "u2")
+        array.oindex[rows, columns] = values
+        data[np.ix_(rows, columns)] = values
+        assert sum(num for kind, _, _, num in calls if kind == "read") <= data.nbytes
+        monkeypatch.undo()
+        assert np.array_equal(array[...], data)
+
+    @pytest.mark.parametrize("is_faster", [True, False])
+    def test_slow_files_are_read_ahead(self, tmp_path, monkeypatch, is_faster):
+        """If pieces of a file are slow; and only if that helps."""
+        array = create(tmp_path, (1 << 18,))
+        array[::2] = 1
+        clock, pages, seconds = [0.0], set(), 1e-3
+        pwrite, preadv = os.pwrite, os.preadv
+
+        def write(descriptor, view, position):
+            clock[0] += 0 if position // 4096 in pages else seconds
+            return pwrite(descriptor, view, position)
+
+        def read(descriptor, views, position):
+            num = preadv(descriptor, views, position)
+            clock[0] += seconds * (1 if is_faster else 1000)
+            pages.update(range(position // 4096, (position + num) // 4096 + 1))
+            return num
+
+        monkeypatch.setattr(os, "pwrite", write)
+        monkeypatch.setattr(os, "preadv", read)
+        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+        num_read = []
+        monkeypatch.setattr(
+            in_place,
+            "read_at",
+            lambda file, out, start: (
+                num_read.append(len(out)) or chunk_files.read_at(file, out, start)
+            ),
+        )
+        array[::1024] = 2
+        monkeypatch.undo()
+        assert (array[::1024] == 2).all()
+        assert array[::2].sum() == (1 << 17) + 256
+        num = sum(num_read)
+        assert 1 << 20 < num < 1 << 21 if is_faster else num <= 1 << 20
 
 
 @pytest.mark.usefixtures("required")
@@ -388,7 +556,8 @@ class TestMissing:
         fill = in_place._fill
 
         def wait(*args):
-            barrier.wait(10)
+            with contextlib.suppress(threading.BrokenBarrierError):  # one after the other
+                barrier.wait(1)
             fill(*args)
 
         if hasattr(os, "O_TMPFILE"):
@@ -413,7 +582,7 @@ class TestMissing:
         array = create(tmp_path)
         chunk = tmp_path / "c/0/0"
         chunk.parent.mkdir(parents=True)
-        unfinished = Path(f"{chunk}.0123.unfinished")
+        unfinished = Path(f"{chunk}.unfinished")
         unfinished.write_bytes(bytes(8 * 64) if is_linked else b"abc")
         if is_linked:
             chunk.hardlink_to(unfinished)
@@ -444,6 +613,63 @@ def test_nothing_is_left_of_a_chunk_that_can_not_be_made(tmp_path, monkeypatch, 
         assert array[...].sum() == 64 + 7
 
 
+class TestRequire:
+    """A writer whom nobody else can rely on is told so, and none else."""
+
+    def raises(self, remedy):
+        return pytest.raises(
+            RuntimeError, match=f"requires a pipeline of numcodecs_bytes.*{remedy}"
+        )
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{}, {"compressors": zarr.codecs.ZstdCodec()}, {"shards": (8, 8), "chunks": (4, 4)}],
+        ids=["uncompressed", "compressed", "shards"],
+    )
+    @pytest.mark.parametrize("pipeline", PIPELINES)
+    def test_an_array_that_was_open_before(self, tmp_path, settings, pipeline):
+        with zarr.config.set({"codec_pipeline.path": pipeline}):
+            create(
+                tmp_path,
+                serializer=BytesCodec() if "shards" not in settings else "auto",
+                **settings,
+            )
+            array = zarr.open_array(tmp_path, mode="r+")
+        for option, ours in (({}, False), ({"codec_pipeline.path": OUR_PIPELINES[0]}, True)):
+            with zarr.config.set({**ZARR_ALONE, **IN_PLACE, **option}):
+                with self.raises("open it again" if ours else "codec_pipeline.path is zarr"):
+                    array[1, 1:] = 1
+                with self.raises(""):
+                    array[...] = 1
+        assert (array[...] == 0).all()
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_what_our_pipelines_leave_to_zarr_is_written(self, tmp_path):
+        """Whole chunks, whole shards, and all that is compressed."""
+        with zarr.config.set(IN_PLACE):
+            for k, settings in enumerate(
+                [
+                    {"shape": (7, 8), "shards": (8, 8), "chunks": (4, 4)},
+                    {"compressors": zarr.codecs.ZstdCodec()},
+                    {"shape": (7, 8), "chunks": (4, 4)},
+                    {"shards": (8, 8), "chunks": (4, 4), "compressors": zarr.codecs.ZstdCodec()},
+                ]
+            ):
+                create(tmp_path / str(k), **settings)
+                array = zarr.open_array(tmp_path / str(k), mode="r+")
+                array[:] = 1
+                assert array[...].sum() == array.size
+                array[:] = 0
+                assert array[...].sum() == 0
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_part_of_a_shard_is_not(self, tmp_path):
+        create(tmp_path, shards=(8, 8), chunks=(4, 4))
+        array = zarr.open_array(tmp_path, mode="r+")
+        with zarr.config.set(IN_PLACE), pytest.raises(RuntimeError, match="chunk 'c/0/0'.*codecs"):
+            array[:7] = 1
+
+
 def hard_linked(chunk):
     (chunk.parent.parent / "copy").hardlink_to(chunk)
 
@@ -453,8 +679,12 @@ def symbolic_link(chunk):
     chunk.symlink_to(chunk.parent.parent / "elsewhere")
 
 
+def fail(error, *_):
+    raise error
+
+
 def without_fcntl(monkeypatch):
-    monkeypatch.setattr(in_place, "fcntl", None)
+    monkeypatch.setattr(chunk_files, "fcntl", None)
 
 
 def without_locks(monkeypatch):
@@ -503,12 +733,6 @@ class TestNotInPlace:
         create(tmp_path / "a")[...] = self.DATA
         return tmp_path / "a"
 
-    def test_a_hard_link(self, path):
-        copy = path / "copy"
-        copy.hardlink_to(path / "c/0/0")
-        self.check(path, "another name")
-        assert np.array_equal(np.fromfile(copy).reshape(8, 8), self.DATA)
-
     def test_a_symbolic_link(self, path):
         symbolic_link(path / "c/0/0")
         self.check(path, "symbolic link")
@@ -517,6 +741,17 @@ class TestNotInPlace:
     def test_without_locks(self, path, monkeypatch, without):
         without(monkeypatch)
         self.check(path, "lock")
+
+    @pytest.mark.parametrize("name", ["preadv", "pwrite", "O_NOFOLLOW"])
+    def test_systems_that_lack_what_it_takes(self, path, monkeypatch, name):
+        """macOS before 11 has no preadv; it is left to zarr, and no AttributeError."""
+        monkeypatch.delattr(os, name)
+        self.check(path, "no preadv and pwrite")
+
+    def test_locks_that_are_not_supported(self, path, monkeypatch):
+        """On macOS, ENOTSUP and EOPNOTSUPP are two numbers."""
+        monkeypatch.setattr(fcntl, "flock", functools.partial(fail, OSError(errno.ENOTSUP, "no")))
+        self.check(path, "no locks")
 
     @pytest.mark.parametrize("kind", [Subclass, instance_with_set, zarr.storage.LoggingStore])
     def test_other_stores(self, path, kind):
@@ -671,6 +906,67 @@ class TestMeanwhile:
             thread.join()
         assert array[...].sum() == 8 + 56 * 5
 
+    def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
+        """More writes than there are threads wait for one chunk, and say so; and one ends."""
+        monkeypatch.setattr(in_place, "LONG_SECONDS", 0.0)
+        array = create(tmp_path, (8, 8), (8, 4))
+        array[...] = 1
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            threads = [
+                threading.Thread(target=array.__setitem__, args=(np.s_[k % 8, 1:4], 5))
+                for k in range(40)
+            ]
+            for thread in threads:
+                thread.start()
+            array[:, 5] = 2
+            deadline = time.monotonic() + 20
+            while len(caplog.messages) < len(threads) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+        assert array[...].sum() == 8 + 8 * 3 * 5 + 8 * 3 + 8 * 2
+        assert len(caplog.messages) == len(threads)  # once each
+        assert "waiting for a lock on chunk 'c/0/0' of LocalStore" in caplog.messages[0]
+
+    def test_blocks_are_written_piece_by_piece_if_others_never_stop(self, tmp_path, monkeypatch):
+        """A writer of every second element begins beside writers of rows, who share their lock."""
+        array = create(tmp_path, (64, 64))
+        array[...] = 1
+        calls = Recorded(monkeypatch)
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            array[:, ::2] = 2
+        assert {lock for kind, lock, *_ in calls if kind == "write"} == {"shared"}
+        monkeypatch.undo()
+        assert array[...].sum() == 64 * (32 + 64)
+
+    def test_whole_chunks_wait_for_who_copies_them(self, tmp_path, monkeypatch):
+        """The rename of the copy would undo what is written meanwhile."""
+        array = create(tmp_path)
+        for values in (7, 0):  # 0 deletes the chunk
+            array[...] = 1
+            hard_linked(tmp_path / "c/0/0")
+            copied, replace = threading.Event(), Path.replace
+
+            def pause(path, *args, replace=replace, copied=copied):
+                if path.name.endswith(".unfinished"):
+                    copied.set()
+                    time.sleep(0.2)
+                return replace(path, *args)
+
+            monkeypatch.setattr(Path, "replace", pause)
+            writer = threading.Thread(target=array.__setitem__, args=(np.s_[1, 1:], 5))
+            writer.start()
+            assert copied.wait(10)
+            array[...] = values
+            monkeypatch.undo()
+            writer.join()
+            # Whoever of the two was last.
+            assert array[0].tolist() == [values] * 8
+            assert set(array[1, 1:].tolist()) <= {5, values}
+            (tmp_path / "c/copy").unlink()
+
     def test_too_many_open_files_is_an_error(self, tmp_path, monkeypatch):
         array = create(tmp_path)
         array[...] = 1
@@ -703,6 +999,108 @@ class TestMeanwhile:
             os.close(copy)
 
 
+@pytest.mark.usefixtures("required")
+class TestHardLinks:
+    """A copy made by ``cp -al`` shares the files of an array: it keeps what it holds."""
+
+    DATA = np.arange(64.0).reshape(8, 8)
+
+    @pytest.fixture
+    def array(self, tmp_path):
+        array = create(tmp_path / "a")
+        array[...] = self.DATA
+        (tmp_path / "copy").hardlink_to(tmp_path / "a/c/0/0")
+        return array
+
+    def check(self, tmp_path, array):
+        expected = self.DATA.copy()
+        expected[2, 1:] = -1
+        assert np.array_equal(array[...], expected)
+        assert np.array_equal(np.fromfile(tmp_path / "copy").reshape(8, 8), self.DATA)
+        assert [p.name for p in (tmp_path / "a/c/0").iterdir()] == ["0"]
+
+    @pytest.mark.parametrize("without", [None, "copy_file_range", "SEEK_DATA"])
+    def test_a_new_file_takes_the_place(self, tmp_path, array, monkeypatch, without):
+        if without is not None:
+            monkeypatch.delattr(os, without, raising=False)
+        with numcodecs_bytes.trace() as traced:
+            array[2, 1:] = -1
+        assert traced.report()["total"]["chunks_in_place"] == 1
+        self.check(tmp_path, array)
+
+    def test_no_folder_is_listed(self, tmp_path, array, monkeypatch):
+        monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+        other = create(tmp_path / "b")
+        for name in ("listdir", "scandir", "walk"):
+            monkeypatch.setattr(os, name, functools.partial(fail, AssertionError(name)))
+        other[2, 1:] = 1
+        array[2, 1:] = -1
+        monkeypatch.undo()
+        self.check(tmp_path, array)
+
+    @pytest.mark.parametrize("moment", ["flock", "fstat", "lstat"])
+    @pytest.mark.parametrize("is_deleted", [False, True])
+    def test_a_chunk_that_is_replaced_at_that_moment(
+        self, tmp_path, array, monkeypatch, moment, is_deleted
+    ):
+        """The name may stand for a file without another name, but that file is not the open one."""
+        chunk, new, module = (
+            tmp_path / "a/c/0/0",
+            tmp_path / "new",
+            fcntl if moment == "flock" else os,
+        )
+        new.write_bytes(self.DATA.tobytes())
+        function = getattr(module, moment)
+
+        def replace(*args, **kwargs):
+            result = function(*args, **kwargs)
+            if new.exists():
+                new.unlink() if is_deleted else new.replace(chunk)
+                if is_deleted:
+                    chunk.unlink()
+            return result
+
+        monkeypatch.setattr(module, moment, replace)
+        array[2, 1:] = -1
+        monkeypatch.undo()
+        if is_deleted:
+            array[:2], array[2, 0], array[3:] = self.DATA[:2], self.DATA[2, 0], self.DATA[3:]
+        self.check(tmp_path, array)
+
+    def test_what_a_killed_copier_leaves_is_used_again(self, tmp_path, array):
+        (tmp_path / "a/c/0/0.unfinished").write_bytes(bytes(1000))
+        array[2, 1:] = -1
+        self.check(tmp_path, array)
+
+    def test_a_full_disk(self, tmp_path, array, monkeypatch):
+        full = functools.partial(fail, OSError(errno.ENOSPC, "No space left on device"))
+        monkeypatch.setattr(os, "copy_file_range", full, raising=False)
+        with pytest.raises(OSError, match="No space"):
+            array[2, 1:] = -2
+        assert np.array_equal(array[...], self.DATA)
+        assert [p.name for p in (tmp_path / "a/c/0").iterdir()] == ["0"]
+        monkeypatch.undo()
+        array[2, 1:] = -1
+        self.check(tmp_path, array)
+
+    def test_holes_stay_holes(self, tmp_path):
+        array = create(tmp_path, (1 << 21,))
+        array[5:7] = 1
+        with (tmp_path / "c/0").open("rb") as file:
+            try:
+                os.lseek(file.fileno(), 1 << 23, os.SEEK_DATA)
+            except OSError:
+                pass
+            else:
+                pytest.skip("this file system does not say where holes are")
+        hard_linked(tmp_path / "c/0")
+        array[7:9] = 2
+        assert array[4:10].tolist() == [0, 1, 1, 2, 2, 0]
+        (chunk,) = (tmp_path / "c").iterdir()
+        assert chunk.stat().st_size == 1 << 24
+        assert chunk.stat().st_blocks * 512 < 1 << 20
+
+
 WRITER = """
 import sys, time, numpy as np, zarr
 path, pipeline, k, num, rounds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
@@ -726,9 +1124,9 @@ NUM, ROUNDS = (8, 20) if EVERYTHING else (4, 4)
 
 
 @contextlib.contextmanager
-def writing(path, pipeline):
+def writing(path, pipeline, code=None):
     """Start processes that write at once; end them if they have not ended."""
-    command = [sys.executable, "-c", WRITER + WRITES, str(path), pipeline]
+    command = [sys.executable, "-c", code or WRITER + WRITES, str(path), pipeline]
     writers = [
         subprocess.Popen(
             [*command, str(k), str(NUM), str(ROUNDS)],
@@ -871,3 +1269,114 @@ def test_exit(tmp_path, pipeline):
     options = {"timeout": 60, "capture_output": True, "text": True}
     run_python("-c", PROGRAM, tmp_path, pipeline, options=options)
     assert array[:2, 1:].tolist() == [[4] * 7, [5] * 7]
+
+
+WAITING = """
+import signal, sys, threading, zarr
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(sys.argv[1], mode="r+")
+part = (1, slice(1, None))
+threads = [threading.Thread(target=array.__setitem__, args=(part, 5)) for _ in range(200)]
+for thread in threads:
+    thread.start()
+print("ready", flush=True)
+array[2, 1:] = 6
+"""
+
+
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+def test_an_interrupt_ends_many_that_wait(tmp_path, pipeline):
+    array = create(tmp_path)
+    array[...] = 1
+    with (tmp_path / "c/0/0").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        program = subprocess.Popen(
+            [sys.executable, "-c", WAITING, str(tmp_path), pipeline],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert program.stdout.readline() == "ready\n"
+            time.sleep(0.2)
+            program.send_signal(signal.SIGINT)
+            _, errors = program.communicate(timeout=30)  # it took 37 s, and takes 3
+        finally:
+            program.kill()
+    assert "KeyboardInterrupt" in errors
+    assert "the program ended while a write waited to lock chunk 'c/0/0'" in errors
+    assert (array[...] == 1).all()
+
+
+PART_WRITER = """
+import sys, numpy as np, zarr
+path, pipeline, k, num, rounds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+zarr.config.set({"codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(path, mode="r+")
+print("ready", flush=True)
+sys.stdin.readline()
+for chunk in np.random.default_rng(k).permutation(array.shape[0] // 8):
+    array[8 * chunk + k:8 * chunk + 8:num, ::2] = k + 1
+    array[8 * chunk + k:8 * chunk + 8:num, 1::2] = k + 1
+"""
+
+
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+@pytest.mark.parametrize("tmpfile", [True, False])
+def test_many_processes_change_no_copy(tmp_path, pipeline, tmpfile):
+    """Of a folder that was copied with ``cp -al``, and lose nothing of their own."""
+    num, chunks = NUM, 100 if EVERYTHING else 20
+    array = create(tmp_path / "a", (8 * chunks, 16), (8, 16))
+    array[...] = -1
+    shutil.copytree(tmp_path / "a", tmp_path / "copy", copy_function=os.link)
+    code = PART_WRITER if tmpfile else "import os; del os.O_TMPFILE\n" + PART_WRITER
+    with writing(tmp_path / "a", pipeline, code) as writers:
+        assert [writer.wait(120) for writer in writers] == [0] * num
+    expected = np.arange(8 * chunks) % 8 % num + 1
+    assert np.array_equal(array[...], np.broadcast_to(expected[:, np.newaxis], array.shape))
+    assert (zarr.open_array(tmp_path / "copy")[...] == -1).all()
+    assert not list(tmp_path.rglob("*.unfinished"))
+
+
+def test_copiers_that_are_killed(tmp_path):
+    """What they leave is no hindrance, and nothing of others is lost."""
+    array = create(tmp_path / "a", (8 * 20, 1 << 12), (8, 1 << 12))
+    array[...] = -1
+    for seed in range(8 if EVERYTHING else 2):
+        rng = random.Random(seed)  # noqa: S311
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "a", tmp_path / "copy", copy_function=os.link)
+        before = array[...]
+        with writing(tmp_path / "a", OUR_PIPELINES[0], PART_WRITER) as writers:
+            for k in (0, 1):
+                time.sleep(rng.random() * 0.02)
+                writers[k].kill()
+            assert [writer.wait(120) for writer in writers[2:]] == [0] * (NUM - 2)
+        data, ranks = array[...], np.arange(8 * 20) % 8 % NUM
+        for k in range(2, NUM):
+            assert (data[ranks == k] == k + 1).all()
+        assert set(np.unique(data[ranks < 2]).tolist()) <= {-1.0, 1.0, 2.0}
+        assert np.array_equal(zarr.open_array(tmp_path / "copy")[...], before)
+
+
+FORKED = """
+import os, sys, zarr
+array = zarr.open_array(sys.argv[1], mode="r+")
+zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+if os.fork() == 0:
+    try:
+        array[1, 1:] = 5
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_writer_with_a_handle_from_before(tmp_path):
+    """It is told to open the array again, and loses nothing of others."""
+    array = create(tmp_path)
+    printed = run_python("-W", "ignore", "-c", FORKED, tmp_path).stdout
+    assert "this array was opened with another one" in printed
+    assert (array[...] == 0).all()

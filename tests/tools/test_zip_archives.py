@@ -298,6 +298,14 @@ class TestArchive:
         assert_migrated(archive)
         assert files_beside(archive) == [".a.zip.migrate-0_1a2b3c", "a.zip"]
 
+    def test_a_system_without_locks_and_owners(self, archive, monkeypatch):
+        """Asked for what it has, not for its name."""
+        monkeypatch.setattr(zip_archives, "fcntl", None)
+        monkeypatch.delattr(os, "chown", raising=False)
+        migrate(archive)
+        assert_migrated(archive)
+        assert files_beside(archive) == ["a.zip"]
+
     def test_what_is_left_over_is_removed_and_nothing_else(self, archive):
         archive.with_name(".a.zip.migrate-0_1a2b3c").write_bytes(b"of a process that was killed")
         notes = archive.with_name(".a.zip.migrate-notes.txt")

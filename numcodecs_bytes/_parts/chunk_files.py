@@ -1,0 +1,377 @@
+"""Files of chunks that are written in place: how they are opened, locked, made and replaced.
+
+Whoever changes a chunk has a lock (``flock``) on its file:
+
+- a shared one, to write selected bytes, or to put another file in its place
+- an exclusive one, to write bytes that were read before, or to copy the file.
+
+Nobody waits for a lock while having an exclusive one, so there are no deadlocks.
+
+A file is judged on the descriptor that is written, under its lock: it is a regular file, it has no
+other name, and its name still stands for it. A file with another name (a copy made of hard links)
+is copied to a new one that takes its place; the other name keeps the old one. A new file that
+needs a name before it is complete is called ``<chunk>.unfinished``. It is locked exclusively by
+whoever makes it, so one without a lock was left by a writer that was killed, and is used again.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_NEEDED = ("O_NOFOLLOW", "preadv", "pwrite")  # of the os module
+# How long to wait before trying to lock a file again, at first and at last: 1.5 ms in all.
+FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS = 5e-5, 8e-4
+# In how many bytes at a time a file is copied, read or written. macOS refuses 2 GiB at once.
+COPY_BYTES, MAX_BYTES = 1 << 20, 1 << 30
+# What says that there are no locks, that a file can't be opened for writing, that one can't be made
+# or get a second name, and that the system can't copy between two files.
+_NOT_SUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+_WITHOUT_LOCKS = (*_NOT_SUPPORTED, errno.ENOLCK)
+_NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.ELOOP)
+_NOT_WRITABLE = (*_NOT_ALLOWED, errno.ETXTBSY, errno.EISDIR, errno.ENXIO)
+_WITHOUT_NAMES = (*_NOT_ALLOWED, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, errno.ENAMETOOLONG)
+_WITHOUT_COPIES = (*_NOT_SUPPORTED, errno.EXDEV, errno.EPERM, errno.ETXTBSY, errno.EBADF)
+
+Fill = Callable[[int], None]  # writes what is in a new file
+
+
+class NotInPlace(Exception):  # noqa: N818 # not an error
+    """A chunk can't be written in place, but as zarr does it."""
+
+
+class MissingError(Exception):
+    """There is no such file."""
+
+
+class ReplacedError(Exception):
+    """The name stands for another file than before."""
+
+
+class LockedError(Exception):
+    """Somebody else has a lock on the file."""
+
+
+@contextlib.contextmanager
+def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file for reading and writing, and lock it.
+
+    Parameters
+    ----------
+    path : str
+        The path of the file.
+    is_exclusive : bool
+        Whether nobody else may have a lock.
+
+    Yields
+    ------
+    descriptor : int
+        The open file.
+    found : os.stat_result
+        Its state under the lock. The path stands for this file, a regular one.
+
+    Raises
+    ------
+    MissingError, ReplacedError, LockedError
+        Try again, with a new file if it is missing.
+    NotInPlace
+        If it is no regular file, or can't be opened or locked.
+    """
+    descriptor = _open(path, os.O_RDWR)
+    try:
+        _take(descriptor, is_exclusive=is_exclusive)
+        yield descriptor, _state_of(descriptor, path)
+    finally:
+        _release(descriptor)
+
+
+def is_supported() -> bool:
+    """Whether this system has what it takes to write files in place."""
+    return fcntl is not None and all(hasattr(os, name) for name in _NEEDED)
+
+
+def _open(path: str, mode: int) -> int:
+    if not is_supported():
+        raise NotInPlace("this system has no flock, or no preadv and pwrite")
+    try:
+        # Opening a pipe would affect those who write to it.
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise NotInPlace("it is not a regular file, or a symbolic link")
+        return os.open(path, mode | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise MissingError from None
+    except OSError as error:
+        if error.errno not in _NOT_WRITABLE:
+            raise
+        raise NotInPlace(f"it can't be opened for writing ({error.strerror})") from error
+
+
+def _take(descriptor: int, *, is_exclusive: bool) -> None:
+    """Lock a file."""
+    assert fcntl is not None  # noqa: S101 # for the type checker
+    how = fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH
+    seconds = FIRST_WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if seconds > LAST_WAIT_SECONDS:
+                raise LockedError from None
+            time.sleep(seconds)
+            seconds *= 2
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            raise NotInPlace(f"its file system has no locks ({error.strerror})") from error
+        else:
+            return
+
+
+def _release(descriptor: int) -> None:
+    """Unlock and close a file; one that was forked meanwhile may stay open elsewhere."""
+    assert fcntl is not None  # noqa: S101 # for the type checker
+    try:
+        with contextlib.suppress(OSError):  # it has no locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _state_of(descriptor: int, path: str) -> os.stat_result:
+    """Return the state of a file, or raise unless the path stands for it."""
+    found = os.fstat(descriptor)
+    try:
+        named = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingError from None
+    if not os.path.samestat(found, named):
+        raise ReplacedError
+    return found
+
+
+def change_whole(path: str, change: Callable[[], None]) -> None:
+    """Replace or delete a file while nobody copies it, who would undo that.
+
+    Raises
+    ------
+    LockedError
+        If somebody copies it, or rewrites blocks of it.
+    """
+    descriptor = None
+    try:
+        with contextlib.suppress(MissingError, NotInPlace, OSError):
+            # If it can't be locked, nobody can copy it either, or `change` finds out why.
+            descriptor = _open(path, os.O_RDONLY)
+            _take(descriptor, is_exclusive=False)
+            _state_of(descriptor, path)
+        change()
+    except ReplacedError:
+        raise LockedError from None
+    finally:
+        if descriptor is not None:
+            _release(descriptor)
+
+
+def has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
+    """Whether a locked file has another name than its path.
+
+    The name that its maker gave it before is removed, in case that one was killed.
+    """
+    if found.st_nlink == 1:
+        return False
+    unfinished = f"{path}.unfinished"
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.lstat(unfinished), found):
+            Path(unfinished).unlink()
+    # FUSE remembers the number of names for a second, unless the file's mode is set.
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    return os.fstat(descriptor).st_nlink != 1
+
+
+def create(path: str, fill: Fill) -> None:
+    """Make a file, unless somebody else has made it meanwhile.
+
+    It gets its name when it is complete.
+
+    Raises
+    ------
+    LockedError, ReplacedError
+        Somebody else makes it: try again.
+    NotInPlace
+        If it can't be made so.
+    """
+    with _explained("made"):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if _link_unnamed(path, fill):
+            return
+        with _unfinished(path, fill) as unfinished:
+            with contextlib.suppress(FileExistsError):
+                os.link(unfinished, path)
+            Path(unfinished).unlink()
+
+
+def replace(descriptor: int, path: str, num_bytes: int, is_wanted: Callable[[], bool]) -> None:
+    """Put a copy in the place of a file, which must be locked exclusively.
+
+    Raises
+    ------
+    LockedError, ReplacedError
+        Somebody else makes a file of this name: try again.
+    NotInPlace
+        If it can't be copied.
+    InterruptedError
+        If it is not wanted any more.
+    """
+
+    def fill(copy: int) -> None:
+        os.ftruncate(copy, num_bytes)
+        for start, end in _data_of(descriptor, num_bytes):
+            _copy(descriptor, copy, start, end, is_wanted)
+
+    with _explained("copied to a file without another name"), _unfinished(path, fill) as unfinished:
+        _state_of(descriptor, path)  # zarr takes no locks
+        Path(unfinished).replace(path)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # somebody removed the folder
+        raise ReplacedError from None
+    except OSError as error:
+        if error.errno not in _WITHOUT_NAMES:
+            raise
+        raise NotInPlace(f"it can't be {what} ({error.strerror})") from error
+
+
+def _link_unnamed(path: str, fill: Fill) -> bool:
+    """Make a chunk from a file without a name; return False if this system can't."""
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        descriptor = os.open(Path(path).parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+    except OSError as error:
+        if error.errno in (*_NOT_SUPPORTED, errno.EISDIR):
+            return False
+        raise
+    try:
+        fill(descriptor)
+        try:
+            # With `src_dir_fd`, Python calls linkat, which follows the link.
+            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            if Path("/proc/self/fd").exists():
+                raise
+            return False
+        except OSError as error:
+            if error.errno not in _WITHOUT_NAMES:
+                raise
+            return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@contextlib.contextmanager
+def _unfinished(path: str, fill: Fill) -> Iterator[str]:
+    """Make a file that is to become another; yield its name, and remove it in case of an error."""
+    name = f"{path}.unfinished"
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        _take(descriptor, is_exclusive=True)
+        if _state_of_unfinished(descriptor, name).st_nlink != 1:
+            # Linked, when its maker was killed; or somebody has made a hard link.
+            Path(name).unlink()
+            raise ReplacedError
+        try:
+            os.ftruncate(descriptor, 0)
+            fill(descriptor)
+            yield name
+        except BaseException:
+            with contextlib.suppress(OSError, MissingError, ReplacedError):
+                _state_of(descriptor, name)
+                Path(name).unlink()
+            raise
+    finally:
+        _release(descriptor)
+
+
+def _state_of_unfinished(descriptor: int, name: str) -> os.stat_result:
+    try:
+        return _state_of(descriptor, name)
+    except MissingError:  # it has become the chunk
+        raise ReplacedError from None
+
+
+def _data_of(descriptor: int, num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield first byte and end of what is no hole in a file."""
+    end = 0
+    while end < num_bytes:
+        start = end
+        try:
+            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, start, os.SEEK_HOLE)
+        except (AttributeError, OSError) as error:
+            if getattr(error, "errno", None) == errno.ENXIO:
+                return  # nothing but a hole up to the end
+            end = num_bytes
+        yield start, min(end, num_bytes)
+
+
+def _copy(source: int, target: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
+    has_copy = hasattr(os, "copy_file_range")
+    while start < end:
+        if not is_wanted():
+            raise InterruptedError("the write was cancelled while it copied the chunk")
+        if has_copy:
+            size = min(end - start, 64 * COPY_BYTES)
+            try:
+                num = os.copy_file_range(source, target, size, start, start)
+            except OSError as error:
+                if error.errno not in _WITHOUT_COPIES:
+                    raise
+                has_copy = False
+                continue
+            if not num:
+                raise EOFError("the file was truncated meanwhile")
+            start += num
+        else:
+            block = np.empty(min(end - start, COPY_BYTES), np.uint8)
+            read_at(source, block, start)
+            write_at(target, block.data, start)
+            start += len(block)
+
+
+def write_at(descriptor: int, view: memoryview, position: int) -> None:
+    """Write all bytes of a view at a position."""
+    while len(view):
+        num = os.pwrite(descriptor, view[:MAX_BYTES], position)
+        view, position = view[num:], position + num
+
+
+def read_at(descriptor: int, out: UInt8Array, position: int) -> None:
+    """Fill an array with the bytes at a position, or raise EOFError."""
+    view = out.data
+    while len(view):
+        num = os.preadv(descriptor, [view[:MAX_BYTES]], position)
+        if not num:
+            raise EOFError("the file was truncated meanwhile")
+        view, position = view[num:], position + num
