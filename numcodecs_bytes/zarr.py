@@ -225,9 +225,17 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
-    def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
+    async def encode(self, chunks_and_specs: Any) -> Any:
+        """Encode chunks, like zarr, which calls this also if it deletes all of them."""
+        self._check_pipeline()
+        return await super().encode(chunks_and_specs)
+
+    def _check_pipeline(self) -> None:
         if not self._state.in_our_pipeline:
             check_pipeline()
+
+    def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
+        self._check_pipeline()
         if _trace.active and not _is_index(chunk_spec):
             _trace.note_not_seen("encoded whole, to be written")
         array: Any = as_numpy(chunk_array.as_ndarray_like())

@@ -20,6 +20,7 @@ asks for it. Everything else is left to zarr's pipeline.
 
 import dataclasses
 import functools
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -49,13 +50,14 @@ from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
 from numcodecs_bytes._parts.in_place import (
     Writes,
     encode_unchecked,
-    with_locks,
+    files_of,
+    hand_on,
     write_in_place,
 )
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
-from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, is_in_shard, source_finder
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     HAS_RESULTS,
@@ -262,6 +264,19 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     )
 
 
+def _note_left(item: Any, why: str, mode: bool | str) -> None:  # noqa: FBT001
+    """Note why a chunk is left to zarr, or raise if a part of one must not be."""
+    byte_setter, spec, _, _, is_complete, *_ = item
+    if mode == "require" and not is_complete:
+        raise RuntimeError(
+            f"part of {name_of_chunk(byte_setter)} can't be written in place, as the option "
+            f"numcodecs_bytes.write_in_place requires: {why}"
+        )
+    if _trace.active:
+        counts = {"why_not_in_place": {"the whole chunk is written" if is_complete else why: 1}}
+        _trace.note(byte_setter, len(spec.shape), counts)
+
+
 def _in_our_pipeline(codec: Any) -> Any:
     """Return the codec for a pipeline of ours, with the codecs inside of it."""
     if isinstance(codec, BytesCodec):
@@ -343,25 +358,37 @@ class ReadsBatches:
         if not batch or is_in_shard(batch[0][0]):
             await zarrs.write(batch, value, drop_axes)
             return
-        can_be_parts = self._can_write_in_place(batch[0][1])
-        if can_be_parts:
-            left = await self._write_in_place(batch, value, drop_axes)
-        else:
-            why = "its codecs, or its data type, do not allow it"
-            left = {k: "" if is_complete else why for k, (*_, is_complete) in enumerate(batch)}
-        for k, why in left.items():
-            if _trace.active:
-                counts = {"why_not_in_place": {why or "the whole chunk is written": 1}}
-                _trace.note(batch[k][0], len(batch[k][1].shape), counts)
-            if why and mode == "require":
-                raise RuntimeError(
-                    f"part of {name_of_chunk(batch[k][0])} can't be written in place, as "
-                    f"the option numcodecs_bytes.write_in_place requires: {why}"
-                )
-        if left:
-            others = [batch[k] for k in left]
-            others = with_locks(others) if can_be_parts else others
-            await self._writing(batch[0][1]).write(others, value, drop_axes)
+        writing = self._writing(batch[0][1])
+        if not self._can_write_in_place(batch[0][1]):
+            for item in batch:
+                _note_left(item, "its codecs, or its data type, do not allow it", mode)
+            await writing.write(batch, value, drop_axes)
+            return
+
+        def write(items: "list[Any]", value: Any = value, drop_axes: Any = drop_axes) -> Any:
+            return writing.write(items, value, drop_axes)
+
+        files, parts = files_of(batch), {}
+        for k, (item, file) in enumerate(zip(batch, files, strict=True)):
+            if item[4] or isinstance(file, Whole):
+                _note_left(item, getattr(file, "why", ""), mode)
+            else:
+                parts[k] = file
+        # Others first: the values may be the memory of a part, which changes.
+        others = {k: files[k] for k in range(len(batch)) if k not in parts}
+        await hand_on(batch, others, write)
+        reader: Any = self._reader  # of no shard
+        encode = encode_array if reader.makes_valid else encode_unchecked
+        writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.chunk_of, encode)
+        left = await write_in_place(writes, parts)
+        for k, (why, _) in left.items():
+            _note_left(batch[k], why, mode)
+        same = {k: files[k] for k, (_, values) in left.items() if values is None}
+        await hand_on(batch, same, write)
+        for k in left.keys() - same:
+            item = [*batch[k][:3], ..., False]
+            copied = type(value).from_ndarray_like(left[k].values)
+            await hand_on([item], {0: files[k]}, partial(write, value=copied, drop_axes=()))
 
     def _writing(self, chunk_spec: ArraySpec) -> Any:
         """Return a pipeline of zarr's with codecs that know that ours has handed on to them.
@@ -372,15 +399,6 @@ class ReadsBatches:
             codecs: Any = map(_in_our_pipeline, self)  # type: ignore[call-overload]
             self.__dict__["_marked"] = self._zarrs(codecs, chunk_spec)
         return self.__dict__["_marked"]
-
-    async def _write_in_place(
-        self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]
-    ) -> dict[int, str]:
-        """Write parts of chunks in local files; return which are left to zarr, and why."""
-        reader: Any = self._reader  # of no shard
-        encode = encode_array if reader.makes_valid else encode_unchecked
-        values = value.as_ndarray_like()
-        return await write_in_place(Writes(batch, values, drop_axes, reader.chunk_of, encode))
 
     def _can_write_in_place(self, chunk_spec: ArraySpec) -> bool:
         """Whether parts of an array's chunks can be written in place."""

@@ -28,8 +28,8 @@ def _make_default_of_writers() -> None:
 
     try:
         is_wanted = configured_write_in_place()
-    except ValueError:  # which is raised when something is written
-        return
+    except ValueError:  # which our pipeline raises when something is written
+        is_wanted = True
     if is_wanted and has_default_pipeline():
         # Modified in place, because zarr.config.reset() restores the defaults.
         config: Any = zarr.config

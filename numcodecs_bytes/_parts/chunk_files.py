@@ -11,7 +11,7 @@ A file is judged on the descriptor that is written, under its lock: it is a regu
 other name, and its name still stands for it. A file with another name (a copy made of hard links)
 is copied to a new one that takes its place; the other name keeps the old one. A new file that
 needs a name before it is complete is called ``<chunk>.unfinished``. It is locked exclusively by
-whoever makes it, so one without a lock was left by a writer that was killed, and is used again.
+whoever makes it, so one without a lock was left by a writer that was killed, and is removed.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 _WITHOUT_LOCKS = (*_NOT_SUPPORTED, errno.ENOLCK)
 _NOT_ALLOWED = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.ELOOP)
 _NOT_WRITABLE = (*_NOT_ALLOWED, errno.ETXTBSY, errno.EISDIR, errno.ENXIO)
-_WITHOUT_NAMES = (*_NOT_ALLOWED, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, errno.ENAMETOOLONG)
+_WITHOUT_NAMES = (*_NOT_WRITABLE, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, errno.ENAMETOOLONG)
 _WITHOUT_COPIES = (*_NOT_SUPPORTED, errno.EXDEV, errno.EPERM, errno.ETXTBSY, errno.EBADF)
 
 Fill = Callable[[int], None]  # writes what is in a new file
@@ -67,13 +67,17 @@ class LockedError(Exception):
 
 
 @contextlib.contextmanager
-def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a file for reading and writing, and lock it.
+def locked(
+    path: str, mode: int = os.O_RDWR, *, is_exclusive: bool
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file, and lock it.
 
     Parameters
     ----------
     path : str
         The path of the file.
+    mode : int
+        Whether to open it for reading, or for writing, too.
     is_exclusive : bool
         Whether nobody else may have a lock.
 
@@ -91,7 +95,7 @@ def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, os.stat_resu
     NotInPlace
         If it is no regular file, or can't be opened or locked.
     """
-    descriptor = _open(path, os.O_RDWR)
+    descriptor = _open(path, mode)
     try:
         _take(descriptor, is_exclusive=is_exclusive)
         yield descriptor, _state_of(descriptor, path)
@@ -169,27 +173,28 @@ def change_whole(path: str, change: Callable[[], None]) -> None:
     Raises
     ------
     LockedError
-        If somebody copies it, or rewrites blocks of it.
+        If somebody copies it, or rewrites blocks of it. Nothing is changed.
     """
-    descriptor = None
-    try:
-        with contextlib.suppress(MissingError, NotInPlace, OSError):
-            # If it can't be locked, nobody can copy it either, or `change` finds out why.
-            descriptor = _open(path, os.O_RDONLY)
-            _take(descriptor, is_exclusive=False)
-            _state_of(descriptor, path)
+    with contextlib.ExitStack() as stack:
+        try:
+            if os.lstat(path).st_nlink != 1:  # others are not copied
+                stack.enter_context(locked(path, os.O_RDONLY, is_exclusive=False))
+        except (MissingError, NotInPlace, OSError):
+            pass  # nobody can copy it either, or `change` finds out why
+        except ReplacedError:
+            raise LockedError from None
         change()
-    except ReplacedError:
-        raise LockedError from None
-    finally:
-        if descriptor is not None:
-            _release(descriptor)
 
 
 def has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
     """Whether a locked file has another name than its path.
 
     The name that its maker gave it before is removed, in case that one was killed.
+
+    Raises
+    ------
+    MissingError, ReplacedError
+        If the path does not stand for it any more.
     """
     if found.st_nlink == 1:
         return False
@@ -200,11 +205,12 @@ def has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
     # FUSE remembers the number of names for a second, unless the file's mode is set.
     with contextlib.suppress(OSError):
         os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-    return os.fstat(descriptor).st_nlink != 1
+    # Who replaces the file meanwhile takes a name from it, too.
+    return _state_of(descriptor, path).st_nlink != 1
 
 
-def create(path: str, fill: Fill) -> None:
-    """Make a file, unless somebody else has made it meanwhile.
+def create(path: str, fill: Fill) -> bool:
+    """Make a file, unless somebody else has made it meanwhile; return whether it was made.
 
     It gets its name when it is complete.
 
@@ -217,12 +223,16 @@ def create(path: str, fill: Fill) -> None:
     """
     with _explained("made"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        if _link_unnamed(path, fill):
-            return
-        with _unfinished(path, fill) as unfinished:
-            with contextlib.suppress(FileExistsError):
-                os.link(unfinished, path)
-            Path(unfinished).unlink()
+        with contextlib.suppress(FileExistsError):
+            if _link_unnamed(path, fill):
+                return True
+            with _unfinished(path, fill) as unfinished:
+                try:
+                    os.link(unfinished, path)
+                finally:
+                    Path(unfinished).unlink()
+                return True
+    return False
 
 
 def replace(descriptor: int, path: str, num_bytes: int, is_wanted: Callable[[], bool]) -> None:
@@ -276,7 +286,7 @@ def _link_unnamed(path: str, fill: Fill) -> bool:
             # With `src_dir_fd`, Python calls linkat, which follows the link.
             os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
         except FileExistsError:
-            pass
+            raise
         except FileNotFoundError:
             if Path("/proc/self/fd").exists():
                 raise
@@ -294,15 +304,18 @@ def _link_unnamed(path: str, fill: Fill) -> bool:
 def _unfinished(path: str, fill: Fill) -> Iterator[str]:
     """Make a file that is to become another; yield its name, and remove it in case of an error."""
     name = f"{path}.unfinished"
-    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    except FileExistsError:
+        _remove_unfinished(name)
+        raise ReplacedError from None
     try:
         _take(descriptor, is_exclusive=True)
-        if _state_of_unfinished(descriptor, name).st_nlink != 1:
-            # Linked, when its maker was killed; or somebody has made a hard link.
-            Path(name).unlink()
-            raise ReplacedError
         try:
-            os.ftruncate(descriptor, 0)
+            _state_of(descriptor, name)
+        except MissingError:  # another took it for one that was left
+            raise ReplacedError from None
+        try:
             fill(descriptor)
             yield name
         except BaseException:
@@ -314,11 +327,10 @@ def _unfinished(path: str, fill: Fill) -> Iterator[str]:
         _release(descriptor)
 
 
-def _state_of_unfinished(descriptor: int, name: str) -> os.stat_result:
-    try:
-        return _state_of(descriptor, name)
-    except MissingError:  # it has become the chunk
-        raise ReplacedError from None
+def _remove_unfinished(name: str) -> None:
+    """Remove what was left by a writer that was killed, unless it is locked, and so not left."""
+    with contextlib.suppress(MissingError), locked(name, is_exclusive=True):
+        Path(name).unlink()
 
 
 def _data_of(descriptor: int, num_bytes: int) -> Iterator[tuple[int, int]]:

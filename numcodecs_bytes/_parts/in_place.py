@@ -17,10 +17,11 @@ import logging
 import math
 import os
 import pickle
+import tempfile
 import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import zarr.registry
@@ -76,9 +77,10 @@ MAX_PIECES, MAX_BYTES = 1 << 16, 1 << 23
 SLOW_PIECE_SECONDS, NUM_TIMED, NUM_PIECES_TIMED, AHEAD_BYTES = 1e-5, 3, 8, 1 << 20
 # In how many bytes at a time a new file is filled.
 FILL_BYTES = 1 << 20
-# Values that may be a chunk's own memory are copied up to this size. Otherwise a new file takes the
-# place of each chunk.
-COPIED_BYTES, BYTES_PER_SECOND = 1 << 26, 1e9
+# Values that may be a chunk's own memory are copied to memory up to this size, others to a file.
+COPIED_BYTES = 1 << 23
+# A new chunk of up to SMALL_BYTES, or MOST times what is selected of it, is put together in memory.
+SMALL_BYTES, MOST = 1 << 20, 4
 # How often a file that is replaced or deleted meanwhile is opened again.
 MAX_TRIES = 1000
 # How long the event loop waits before a lock is tried again, at first and at most. Locks of blocks
@@ -118,6 +120,21 @@ class Writes(NamedTuple):
     encode: Encode
 
 
+class Left(NamedTuple):
+    """What is left to zarr.
+
+    Attributes
+    ----------
+    why : str
+        Why.
+    values : object
+        What to write, in the shape of the selection of the chunk; None means that of `Writes`.
+    """
+
+    why: str
+    values: Any = None
+
+
 def encode_unchecked(elements: Array, stored: AnyDType) -> Array:
     """Return elements as stored, like `encode_array`; but bools are what they are in memory."""
     if any(leaf.kind == "b" for leaf in leaf_dtypes(elements.dtype)):
@@ -125,13 +142,26 @@ def encode_unchecked(elements: Array, stored: AnyDType) -> Array:
     return encode_array(elements, stored)
 
 
-async def write_in_place(writes: Writes) -> dict[int, str]:
+def files_of(items: Sequence[Any]) -> list[str | Whole]:
+    """Return the files of chunks, or why they can't be written in place."""
+    find = writable_file_finder()
+    return [find(byte_setter) for byte_setter, *_ in items]
+
+
+async def write_in_place(writes: Writes, files: Mapping[int, str]) -> dict[int, Left]:
     """Write parts of chunks in local files.
+
+    Parameters
+    ----------
+    writes : Writes
+        All that is written.
+    files : mapping
+        Which of it are parts to write in place, and the files of their chunks.
 
     Returns
     -------
     dict
-        Which items are left to zarr, and why: "" if an item is a whole chunk.
+        Which of these are left to zarr.
 
     Raises
     ------
@@ -140,75 +170,78 @@ async def write_in_place(writes: Writes) -> dict[int, str]:
     OSError
         If a chunk can't be written. Some of the selected bytes may be.
     """
-    left: dict[int, str] = {}
-    paths: dict[int, str] = {}
-    find = writable_file_finder()
-    for k, (byte_setter, _, _, _, is_complete, *_) in enumerate(writes.items):
-        path = Whole() if is_complete else find(byte_setter)
-        if isinstance(path, Whole):
-            left[k] = path.why
-        else:
-            paths[k] = path
-    if paths:
-        job = _Job(writes, paths, left)
-        waiting = {k: writes.items[k][0] for k in paths}
-        await _until_locked(waiting, lambda some: _in_thread(functools.partial(job.run, some)))
-    return left
+    job = _Job(writes, files)
+    await _until_locked(
+        {k: writes.items[k][0] for k in files},
+        lambda some: _in_thread(functools.partial(job.run, some)),
+    )
+    return job.left
 
 
-def with_locks(items: Sequence[Any]) -> list[Any]:
-    """Return what zarr writes to whole chunks, with byte setters that lock the chunks' files."""
-    find = writable_file_finder()
-    found = [(item, find(item[0])) for item in items]
-    return [
-        item if isinstance(path, Whole) else (_LockingPath(item[0], path), *item[1:])
-        for item, path in found
-    ]
+async def hand_on(
+    items: Sequence[Any],
+    files: Mapping[int, str | Whole],
+    write: Callable[[list[Any]], Awaitable[None]],
+) -> None:
+    """Let zarr write chunks; those that somebody else copies meanwhile, again.
+
+    Parameters
+    ----------
+    items : sequence of tuple
+        See `Writes`.
+    files : mapping
+        Which of them to write, and their files.
+    write : callable
+        Takes items and writes them.
+    """
+
+    async def run(waiting: Mapping[int, Any]) -> dict[int, Any]:
+        await write([(path, *items[k][1:]) for k, path in waiting.items()])
+        return {k: path for k, path in waiting.items() if getattr(path, "is_copied", False)}
+
+    await _until_locked(
+        {
+            k: _UncopiedPath(items[k][0], file) if isinstance(file, str) else items[k][0]
+            for k, file in files.items()
+        },
+        run,
+    )
 
 
-class _LockingPath(StorePath):
-    """Replaces or deletes a chunk while nobody copies it, which would undo that."""
+class _UncopiedPath(StorePath):
+    """Replaces or deletes a chunk unless somebody copies it, who would undo that.
+
+    Attributes
+    ----------
+    is_copied : bool
+        Whether somebody did, and nothing was changed.
+    """
 
     def __init__(self, path: StorePath, file: str) -> None:
         super().__init__(path.store, path.path)
         self._file = file
+        self.is_copied = False
 
     async def set(self, value: Any) -> None:
-        await self._change(functools.partial(self._store.set_sync, self.path, value))
+        await run_in_thread(write_pool(), functools.partial(self.set_sync, value))
 
     async def delete(self) -> None:
-        await self._change(functools.partial(self._store.delete_sync, self.path))
+        await run_in_thread(write_pool(), self.delete_sync)
 
     def set_sync(self, value: Any) -> None:
-        self._change_sync(functools.partial(self._store.set_sync, self.path, value))
+        store: Any = self.store
+        self._change(functools.partial(store.set_sync, self.path, value))
 
     def delete_sync(self) -> None:
-        self._change_sync(functools.partial(self._store.delete_sync, self.path))
+        store: Any = self.store
+        self._change(functools.partial(store.delete_sync, self.path))
 
-    @property
-    def _store(self) -> Any:
-        return self.store
-
-    async def _change(self, change: Callable[[], None]) -> None:
-        patience = _Patience()
-        while True:
-            refused = await run_in_thread(write_pool(), functools.partial(self._refused, change))
-            if not refused:
-                return
-            await asyncio.sleep(patience.seconds(refused))
-
-    def _change_sync(self, change: Callable[[], None]) -> None:
-        patience = _Patience()
-        while refused := self._refused(change):
-            time.sleep(patience.seconds(refused))
-
-    def _refused(self, change: Callable[[], None]) -> dict[str, Any]:
-        """Change the chunk; return it if somebody else has locked it."""
+    def _change(self, change: Callable[[], None]) -> None:
+        self.is_copied = False
         try:
             chunk_files.change_whole(self._file, change)
         except LockedError:
-            return {self._file: self}
-        return {}
+            self.is_copied = True
 
 
 class _Patience:
@@ -256,11 +289,10 @@ async def _until_locked(
         Takes chunks like these, and returns those that somebody else has locked.
     """
     patience = _Patience()
-    while True:
+    while waiting:
         waiting = await run(waiting)
-        if not waiting:
-            return
-        await asyncio.sleep(patience.seconds(waiting))
+        if waiting:
+            await asyncio.sleep(patience.seconds(waiting))
 
 
 async def _in_thread(run: Callable[[IsWanted], T]) -> T:
@@ -288,81 +320,96 @@ class _Job:
     ----------
     writes : Writes
         All that is written.
-    paths : mapping
-        The files of those items that may be written in place.
+    files : mapping
+        See `write_in_place`.
+
+    Attributes
+    ----------
     left : dict
-        Which items are left to zarr, and why; others may be added.
+        Which items are left to zarr.
     """
 
-    def __init__(self, writes: Writes, paths: Mapping[int, str], left: dict[int, str]) -> None:
-        self._writes, self._paths, self._left = writes, paths, left
-        self._value = writes.value
-        # Whether the values may be the memory of one of the chunks, which would change them.
-        self._may_be_mapped = False
-        self._values: dict[int, Any] = {}
-        self._works: dict[int, _Work] | None = None
+    def __init__(self, writes: Writes, files: Mapping[int, str]) -> None:
+        self._writes, self._files = writes, files
+        self.left: dict[int, Left] = {}
+        self._own: dict[int, Any] | None = None  # values that had to be copied
+        self._works: dict[int, _Work] = {}
+        self._pace = _Pace()
 
     def run(self, waiting: Mapping[int, Any], is_wanted: IsWanted) -> dict[int, Any]:
         """Write chunks; return those that somebody else has locked."""
-        if self._works is None:
-            self._works = {}
-            self._own_values()
+        if self._own is None:
+            try:
+                self._own = self._copied() if self._may_be_mapped() else {}
+            except OSError as error:
+                why = f"the values, which may be its memory, can't be copied ({error})"
+                self.left.update(dict.fromkeys(waiting, Left(why)))
+                return {}
         locked = {}
         for k, byte_setter in waiting.items():
             try:
                 work = self._works.pop(k, None) or self._work(k)
                 if work.parts.num_pieces:
-                    work.write(is_wanted)
+                    work.write(self._pace, is_wanted)
             except LockedError:
                 self._works[k] = work
                 locked[k] = byte_setter
             except NotInPlace as why:
-                self._left[k] = str(why)
+                self.left[k] = Left(str(why), self._own.get(k))
             except Exception as error:
                 add_name(error, byte_setter, "writing")
                 raise
         return locked
 
-    def _own_values(self) -> None:
-        """Copy values that may be the memory of one of the chunks, unless they are many."""
-        value = self._value
-        is_small = getattr(value, "nbytes", 0) <= COPIED_BYTES
-        if isinstance(value, np.ndarray):
-            self._may_be_mapped = _may_be_mapped(value)
-            if self._may_be_mapped and is_small:
-                self._value, self._may_be_mapped = value.copy(), False
-        elif is_small:
-            for k in self._paths:
-                values = self._values_of(k)
-                is_mapped = isinstance(values, np.ndarray) and _may_be_mapped(values)
-                self._values[k] = values.copy() if is_mapped else values
+    def _may_be_mapped(self) -> bool:
+        """Whether the values may be the memory of one of the chunks, which changes them."""
+        value = self._writes.value
+        if not isinstance(value, np.ndarray):
+            if not getattr(value, "shape", ()):
+                return False
+            value = np.asarray(value[(slice(0, 1),) * len(value.shape)])  # a view, if it has any
+        return _may_be_mapped(value)
+
+    def _copied(self) -> dict[int, Any]:
+        """Return copies of the values of each chunk, in a file without a name if they are many."""
+        copies: dict[int, Any] = {}
+        num_bytes = 0
+        with contextlib.ExitStack() as stack:
+            file: Any = None
+            for k in self._files:
+                values = np.asarray(self._values_of(k))
+                num_bytes += values.nbytes
+                if num_bytes <= COPIED_BYTES:
+                    copies[k] = values.copy()
+                    continue
+                if file is None:
+                    folder = self._writes.items[k][0].store.root
+                    file = stack.enter_context(tempfile.TemporaryFile(dir=folder))
+                copies[k] = _write_to(file, values)
+        return copies
 
     def _values_of(self, k: int) -> Any:
         """Return what zarr assigns to the selection of a chunk."""
-        value = self._value
+        value = self._writes.value
         _, spec, selection, place, *_ = self._writes.items[k]
         if selection == () or is_scalar(value, spec.dtype.to_native_dtype()):
             return value
-        value = value[place]
+        values = np.asarray(value[place])
         if self._writes.drop_axes:
             axes = range(len(spec.shape))
             dropped = self._writes.drop_axes
-            value = value[tuple(None if axis in dropped else slice(None) for axis in axes)]
-        return np.asarray(value)
+            values = values[tuple(None if axis in dropped else slice(None) for axis in axes)]
+        return values
 
     def _work(self, k: int) -> "_Work":
         byte_setter, spec, selection, *_ = self._writes.items[k]
         chunk = self._writes.chunk_of(spec)._replace(selection=selection)
         if not chunk.stored.itemsize:
             raise NotInPlace("its elements have no bytes")
-        values = self._values.pop(k, None) if k in self._values else self._values_of(k)
-        may_be_mapped = self._may_be_mapped or (
-            not isinstance(self._value, np.ndarray)
-            and isinstance(values, np.ndarray)
-            and _may_be_mapped(values)
-        )
+        own: Any = self._own
+        values = own[k] if k in own else self._values_of(k)
         parts = _parts_of(chunk, values, self._writes.encode)
-        return _Work(byte_setter, self._paths[k], chunk, spec, parts, may_be_mapped)
+        return _Work(byte_setter, self._files[k], chunk, spec, parts)
 
 
 def _may_be_mapped(array: Any) -> bool:
@@ -380,6 +427,18 @@ def _may_be_mapped(array: Any) -> bool:
             array = array.base
 
 
+def _write_to(file: BinaryIO, array: Array) -> Array:
+    """Write an array to the end of a file, and map it from there."""
+    start = file.seek(0, os.SEEK_END)
+    size = max(FILL_BYTES // array.itemsize, 1)
+    blocks: Any = np.nditer(
+        array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=size
+    )
+    file.writelines(as_bytes(block).data for block in blocks)
+    file.flush()
+    return np.memmap(file, array.dtype, "r", start, array.shape)
+
+
 class _Work:
     """What is written to a chunk.
 
@@ -395,26 +454,22 @@ class _Work:
         Its specification.
     parts : _Product or _Points
         The values, and where they belong.
-    may_be_mapped : bool
-        Whether the values may be the memory of the file.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917
+    def __init__(
         self,
         byte_setter: Any,
         path: str,
         chunk: Chunk,
         spec: ArraySpec,
         parts: "_Product | _Points",
-        may_be_mapped: bool,  # noqa: FBT001
     ) -> None:
         self.parts = parts
         self._byte_setter, self._path, self._chunk, self._spec = byte_setter, path, chunk, spec
-        self._may_be_mapped = may_be_mapped
         self._rewrites = parts.num_pieces > SHORT_PER_BLOCK * parts.num_blocks
         self._since = 0.0  # when the lock was refused first
 
-    def write(self, is_wanted: IsWanted) -> None:
+    def write(self, pace: "_Pace", is_wanted: IsWanted) -> None:
         """Write all of it.
 
         Raises
@@ -428,18 +483,18 @@ class _Work:
         for _ in range(MAX_TRIES):
             try:
                 if is_missing:
-                    self._create()
-                    is_missing = self._may_be_mapped = False
-                is_exclusive = self._rewrites or self._may_be_mapped or has_other_name
+                    is_missing = False
+                    if self._create():
+                        return
+                is_exclusive = self._rewrites or has_other_name
                 with chunk_files.locked(self._path, is_exclusive=is_exclusive) as (file, found):
                     self._check_length(found.st_size)
                     has_other_name = chunk_files.has_other_name(file, self._path, found)
-                    if not has_other_name and not self._may_be_mapped:
-                        self._write(file, is_wanted)
+                    if not has_other_name:
+                        self._write(file, pace, is_wanted)
                         return
                     if is_exclusive:
                         chunk_files.replace(file, self._path, found.st_size, is_wanted)
-                        self._may_be_mapped = False
             except MissingError:
                 if self._is_empty():
                     return
@@ -460,9 +515,6 @@ class _Work:
         self._since = self._since or now
         if now - self._since > self.parts.num_pieces * PIECE_SECONDS:
             self._rewrites = False
-        if self._may_be_mapped and now - self._since > COPIED_BYTES / BYTES_PER_SECOND:
-            self.parts.own_elements()
-            self._may_be_mapped = False
 
     def _check_length(self, num_bytes: int) -> None:
         chunk = self._chunk
@@ -470,16 +522,19 @@ class _Work:
             name = name_of_chunk(self._byte_setter)
             check_length(num_bytes, chunk.shape, chunk.dtype, chunk.stored, name)
 
-    def _write(self, descriptor: int, is_wanted: IsWanted) -> None:
+    def _write(self, descriptor: int, pace: "_Pace", is_wanted: IsWanted) -> None:
         if self._rewrites:
             for block in self.parts.blocks():
                 _stop_unless(is_wanted())
                 block.rewrite(descriptor)
         else:
-            pace = _Pace()
+            pace.begin()
             for pieces in self.parts.pieces():
                 _stop_unless(is_wanted())
                 pieces.write(descriptor, pace)
+        self._note()
+
+    def _note(self) -> None:
         if _trace.active:
             num_bytes = self.parts.elements.size * self._chunk.stored.itemsize
             counts = {"chunks_in_place": 1, "bytes_in_place": num_bytes}
@@ -487,19 +542,36 @@ class _Work:
 
     def _is_empty(self) -> bool:
         """Whether zarr would not store a chunk of these values and of fill values."""
+        elements = self.parts.elements
         if self._spec.config.write_empty_chunks:
             return False
         nd_buffer: Any = self._spec.prototype.nd_buffer
-        written = nd_buffer.from_numpy_array(self.parts.elements)
-        return bool(written.all_equal(fill_value_or_default(self._spec)))
-
-    def _create(self) -> None:
-        """Make a chunk of fill values, unless somebody else makes it."""
-        nd_buffer, chunk = self._spec.prototype.nd_buffer, self._chunk
         fill_value = fill_value_or_default(self._spec)
-        element = nd_buffer.create(shape=(1,), dtype=chunk.dtype, order="C", fill_value=fill_value)
-        item = as_bytes(self.parts.encode(element.as_numpy_array(), chunk.stored))
-        chunk_files.create(self._path, functools.partial(_fill, chunk.num_bytes, item))
+        some = elements[(slice(0, 1),) * elements.ndim]  # most often, this one is different
+        return all(nd_buffer.from_numpy_array(e).all_equal(fill_value) for e in (some, elements))
+
+    def _create(self) -> bool:
+        """Make a chunk of fill values, unless somebody else makes it.
+
+        Returns whether it is written: one that is small, or mostly selected, in one go.
+        """
+        chunk, elements = self._chunk, self.parts.elements
+        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * elements.size * chunk.stored.itemsize)
+        shape = chunk.shape if is_whole else (1,) * len(chunk.shape)
+        filled: Any = self._spec.prototype.nd_buffer.create(
+            shape=shape,
+            dtype=chunk.dtype,
+            order="C",
+            fill_value=fill_value_or_default(self._spec),
+        ).as_numpy_array()
+        if is_whole:
+            filled[chunk.selection] = elements
+            filled = filled.transpose(chunk.axis_order or range(len(shape)))
+        raw = as_bytes(self.parts.encode(filled, chunk.stored))
+        is_made = chunk_files.create(self._path, functools.partial(_fill, chunk.num_bytes, raw))
+        if is_made and is_whole:
+            self._note()
+        return is_made and is_whole
 
 
 def _stop_unless(is_wanted: bool) -> None:  # noqa: FBT001
@@ -507,11 +579,12 @@ def _stop_unless(is_wanted: bool) -> None:  # noqa: FBT001
         raise InterruptedError("the write was cancelled")
 
 
-def _fill(num_bytes: int, item: UInt8Array, descriptor: int) -> None:
+def _fill(num_bytes: int, repeated: UInt8Array, descriptor: int) -> None:
     os.ftruncate(descriptor, num_bytes)
-    if not item.any():
+    if len(repeated) < num_bytes and not repeated.any():
         return  # the system fills it with zeros
-    block = np.tile(item, max(FILL_BYTES // len(item), 1)).data
+    num = min(FILL_BYTES, num_bytes) // len(repeated)
+    block = np.tile(repeated, num).data if num > 1 else repeated.data
     for start in range(0, num_bytes, len(block)):
         write_at(descriptor, block[: num_bytes - start], start)
 
@@ -583,7 +656,7 @@ class _Product:
         self._offsets = [_times(axes[k].indices, strides[k]) for k in self._order]
         self._sources = [_last_of(axes[k]) for k in self._order]
         if not all(map(len, self._offsets)):
-            self.num_pieces = 0
+            self.num_pieces = self.num_blocks = 0
             return
         item_size = chunk.stored.itemsize
         outer, length = _runs(self._offsets, item_size)
@@ -704,7 +777,7 @@ class _Points:
         self.elements = _elements_of(chunk, positions.shape, values)
         self._positions: Indices = positions.ravel()
         self._order: Indices | None = None
-        self.num_pieces = num = len(self._positions)
+        self.num_pieces = self.num_blocks = num = len(self._positions)
         if not num:
             return
         self._edges = [0, num]
@@ -852,6 +925,11 @@ class _Pace:
         self._times: list[float] = []  # per piece
         self._is_decided = False
 
+    def begin(self) -> None:
+        """Begin with another file, of which nothing is known unless the last one was slow."""
+        if not self.reads_ahead:
+            self._times, self._is_decided = [], False
+
     def num_pieces(self, starts: Indices, ends: Indices) -> int:
         """Return how many of some pieces to write at a time."""
         if self.reads_ahead:
@@ -901,7 +979,7 @@ def _remedy() -> str:
 
 def has_pipeline() -> bool:
     """Whether arrays that are opened now are written by one of our pipelines."""
-    return hasattr(zarr.registry.get_pipeline_class(), "_write_in_place")
+    return hasattr(zarr.registry.get_pipeline_class(), "_can_write_in_place")
 
 
 @functools.cache
