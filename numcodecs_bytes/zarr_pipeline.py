@@ -377,6 +377,8 @@ class ReadsBatches:
         # Others first: the values may be the memory of a part, which changes.
         others = {k: files[k] for k in range(len(batch)) if k not in parts}
         await hand_on(batch, others, write)
+        if not parts:
+            return
         reader: Any = self._reader  # of no shard
         encode = encode_array if reader.makes_valid else encode_unchecked
         writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.chunk_of, encode)

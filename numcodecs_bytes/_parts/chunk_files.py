@@ -175,10 +175,16 @@ def change_whole(path: str, change: Callable[[], None]) -> None:
     LockedError
         If somebody copies it, or rewrites blocks of it. Nothing is changed.
     """
+    try:
+        is_linked = os.lstat(path).st_nlink != 1
+    except OSError:
+        is_linked = False
+    if not is_linked:  # nobody copies it
+        change()
+        return
     with contextlib.ExitStack() as stack:
         try:
-            if os.lstat(path).st_nlink != 1:  # others are not copied
-                stack.enter_context(locked(path, os.O_RDONLY, is_exclusive=False))
+            stack.enter_context(locked(path, os.O_RDONLY, is_exclusive=False))
         except (MissingError, NotInPlace, OSError):
             pass  # nobody can copy it either, or `change` finds out why
         except ReplacedError:
