@@ -264,10 +264,10 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     )
 
 
-def _note_left(item: Any, why: str, mode: bool | str) -> None:  # noqa: FBT001
+def _note_left(item: Any, why: str, *, is_required: bool) -> None:
     """Note why a chunk is left to zarr, or raise if a part of one must not be."""
     byte_setter, spec, _, _, is_complete, *_ = item
-    if mode == "require" and not is_complete:
+    if is_required and not is_complete:
         raise RuntimeError(
             f"part of {name_of_chunk(byte_setter)} can't be written in place, as the option "
             f"numcodecs_bytes.write_in_place requires: {why}"
@@ -358,25 +358,27 @@ class ReadsBatches:
         if not batch or is_in_shard(batch[0][0]):
             await zarrs.write(batch, value, drop_axes)
             return
-        writing = self._writing(batch[0][1])
-        if not self._can_write_in_place(batch[0][1]):
-            for item in batch:
-                _note_left(item, "its codecs, or its data type, do not allow it", mode)
-            await writing.write(batch, value, drop_axes)
+        if self._can_write_in_place(batch[0][1]):
+            await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
             return
+        why = "its codecs, or its data type, do not allow it"
+        for item in batch:
+            _note_left(item, why, is_required=mode == "require")
+        await self._writing(batch[0][1]).write(batch, value, drop_axes)
 
-        def write(items: "list[Any]", value: Any = value, drop_axes: Any = drop_axes) -> Any:
-            return writing.write(items, value, drop_axes)
-
+    async def _write_in_place(
+        self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...], *, is_required: bool
+    ) -> None:
         files, parts = files_of(batch), {}
         for k, (item, file) in enumerate(zip(batch, files, strict=True)):
             if item[4] or isinstance(file, Whole):
-                _note_left(item, getattr(file, "why", ""), mode)
+                _note_left(item, getattr(file, "why", ""), is_required=is_required)
             else:
                 parts[k] = file
         # Others first: the values may be the memory of a part, which changes.
-        others = {k: files[k] for k in range(len(batch)) if k not in parts}
-        await hand_on(batch, others, write)
+        zarrs = self._writing(batch[0][1])
+        write = partial(zarrs.write, value=value, drop_axes=drop_axes)
+        await hand_on(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
         if not parts:
             return
         reader: Any = self._reader  # of no shard
@@ -384,13 +386,13 @@ class ReadsBatches:
         writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.chunk_of, encode)
         left = await write_in_place(writes, parts)
         for k, (why, _) in left.items():
-            _note_left(batch[k], why, mode)
-        same = {k: files[k] for k, (_, values) in left.items() if values is None}
-        await hand_on(batch, same, write)
-        for k in left.keys() - same:
-            item = [*batch[k][:3], ..., False]
-            copied = type(value).from_ndarray_like(left[k].values)
-            await hand_on([item], {0: files[k]}, partial(write, value=copied, drop_axes=()))
+            _note_left(batch[k], why, is_required=is_required)
+        await hand_on(batch, {k: files[k] for k in left if left[k].values is None}, write)
+        for k, (_, copied) in left.items():
+            if copied is not None:
+                item = (*batch[k][:3], ..., False)
+                values = type(value).from_ndarray_like(copied)
+                await hand_on([item], {0: files[k]}, partial(zarrs.write, value=values))
 
     def _writing(self, chunk_spec: ArraySpec) -> Any:
         """Return a pipeline of zarr's with codecs that know that ours has handed on to them.

@@ -335,8 +335,15 @@ def _unfinished(path: str, fill: Fill) -> Iterator[str]:
 
 def _remove_unfinished(name: str) -> None:
     """Remove what was left by a writer that was killed, unless it is locked, and so not left."""
-    with contextlib.suppress(MissingError), locked(name, is_exclusive=True):
-        Path(name).unlink()
+    try:
+        with locked(name, is_exclusive=True):
+            Path(name).unlink()
+    except MissingError:
+        pass
+    except NotInPlace as why:
+        raise NotInPlace(
+            f"{Path(name).name}, which is in the way, can't be removed: {why}"
+        ) from why
 
 
 def _data_of(descriptor: int, num_bytes: int) -> Iterator[tuple[int, int]]:

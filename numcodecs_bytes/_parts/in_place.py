@@ -20,6 +20,7 @@ import pickle
 import tempfile
 import time
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -75,6 +76,10 @@ MAX_PIECES, MAX_BYTES = 1 << 16, 1 << 23
 # If NUM_TIMED times NUM_PIECES_TIMED pieces take SLOW_PIECE_SECONDS each, they are not in the page
 # cache: there, pieces take 1.5 to 4 us. Then AHEAD_BYTES are read at a time, if that is faster.
 SLOW_PIECE_SECONDS, NUM_TIMED, NUM_PIECES_TIMED, AHEAD_BYTES = 1e-5, 3, 8, 1 << 20
+# After more than PARALLEL_BYTES of a chunk, all cores together are faster than one thread. A chunk
+# that takes SLOW_SECONDS longer than its bytes at BYTES_PER_SECOND is not in the page cache; then
+# SLOW_WORKERS threads wait for files.
+PARALLEL_BYTES, SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 1 << 19, 1e-3, 5e8, 10
 # In how many bytes at a time a new file is filled.
 FILL_BYTES = 1 << 20
 # Values that may be a chunk's own memory are copied to memory up to this size, others to a file.
@@ -171,10 +176,7 @@ async def write_in_place(writes: Writes, files: Mapping[int, str]) -> dict[int, 
         If a chunk can't be written. Some of the selected bytes may be.
     """
     job = _Job(writes, files)
-    await _until_locked(
-        {k: writes.items[k][0] for k in files},
-        lambda some: _in_thread(functools.partial(job.run, some)),
-    )
+    await _until_locked({k: writes.items[k][0] for k in files}, job.write)
     return job.left
 
 
@@ -334,32 +336,62 @@ class _Job:
         self.left: dict[int, Left] = {}
         self._own: dict[int, Any] | None = None  # values that had to be copied
         self._works: dict[int, _Work] = {}
-        self._pace = _Pace()
 
-    def run(self, waiting: Mapping[int, Any], is_wanted: IsWanted) -> dict[int, Any]:
+    async def write(self, waiting: Mapping[int, Any]) -> dict[int, Any]:
         """Write chunks; return those that somebody else has locked."""
+        todo, locked = deque(waiting), list[int]()
+        num = await _in_thread(functools.partial(self._run, todo, locked, may_stop=True))
+        runs = [functools.partial(self._run, todo, locked) for _ in range(min(num, len(todo)))]
+        for found in await asyncio.gather(*map(_in_thread, runs), return_exceptions=True):
+            if isinstance(found, BaseException):
+                raise found
+        return {k: waiting[k] for k in locked}
+
+    def _run(
+        self, todo: deque[int], locked: list[int], is_wanted: IsWanted, *, may_stop: bool = False
+    ) -> int:
+        """Write chunks; return how many threads are worth their while for those that are left."""
         if self._own is None:
             try:
                 self._own = self._copied() if self._may_be_mapped() else {}
             except OSError as error:
                 why = f"the values, which may be its memory, can't be copied ({error})"
-                self.left.update(dict.fromkeys(waiting, Left(why)))
-                return {}
-        locked = {}
-        for k, byte_setter in waiting.items():
+                self.left.update(dict.fromkeys(todo, Left(why)))
+                return 0
+        pace = _Pace()
+        while todo:
+            start = time.perf_counter()
             try:
-                work = self._works.pop(k, None) or self._work(k)
-                if work.parts.num_pieces:
-                    work.write(self._pace, is_wanted)
-            except LockedError:
-                self._works[k] = work
-                locked[k] = byte_setter
-            except NotInPlace as why:
-                self.left[k] = Left(str(why), self._own.get(k))
-            except Exception as error:
-                add_name(error, byte_setter, "writing")
-                raise
-        return locked
+                k = todo.popleft()
+            except IndexError:  # another thread has taken it
+                break
+            num_bytes = self._write(k, locked, pace, is_wanted)
+            seconds = time.perf_counter() - start
+            if may_stop and seconds > SLOW_SECONDS + num_bytes / BYTES_PER_SECOND:
+                return SLOW_WORKERS
+            if may_stop and num_bytes > PARALLEL_BYTES:
+                return os.cpu_count() or 1
+        return 0
+
+    def _write(self, k: int, locked: list[int], pace: "_Pace", is_wanted: IsWanted) -> int:
+        """Write a chunk, unless it is locked or left to zarr; return how many bytes of it."""
+        byte_setter = self._writes.items[k][0]
+        try:
+            work = self._works.pop(k, None) or self._work(k)
+            if work.parts.num_pieces:
+                work.write(pace, is_wanted)
+        except LockedError:
+            self._works[k] = work
+            locked.append(k)
+        except NotInPlace as why:
+            own: Any = self._own
+            self.left[k] = Left(str(why), own.get(k))
+        except Exception as error:
+            add_name(error, byte_setter, "writing")
+            raise
+        else:
+            return work.num_bytes
+        return 0
 
     def _may_be_mapped(self) -> bool:
         """Whether the values may be the memory of one of the chunks, which changes them."""
@@ -454,6 +486,11 @@ class _Work:
         Its specification.
     parts : _Product or _Points
         The values, and where they belong.
+
+    Attributes
+    ----------
+    num_bytes : int
+        How many bytes are selected.
     """
 
     def __init__(
@@ -466,6 +503,7 @@ class _Work:
     ) -> None:
         self.parts = parts
         self._byte_setter, self._path, self._chunk, self._spec = byte_setter, path, chunk, spec
+        self.num_bytes = parts.elements.size * chunk.stored.itemsize
         self._rewrites = parts.num_pieces > SHORT_PER_BLOCK * parts.num_blocks
         self._since = 0.0  # when the lock was refused first
 
@@ -536,8 +574,7 @@ class _Work:
 
     def _note(self) -> None:
         if _trace.active:
-            num_bytes = self.parts.elements.size * self._chunk.stored.itemsize
-            counts = {"chunks_in_place": 1, "bytes_in_place": num_bytes}
+            counts = {"chunks_in_place": 1, "bytes_in_place": self.num_bytes}
             _trace.note(self._byte_setter, len(self._chunk.shape), counts)
 
     def _is_empty(self) -> bool:
@@ -556,7 +593,7 @@ class _Work:
         Returns whether it is written: one that is small, or mostly selected, in one go.
         """
         chunk, elements = self._chunk, self.parts.elements
-        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * elements.size * chunk.stored.itemsize)
+        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * self.num_bytes)
         shape = chunk.shape if is_whole else (1,) * len(chunk.shape)
         filled: Any = self._spec.prototype.nd_buffer.create(
             shape=shape,
@@ -815,7 +852,8 @@ class _Points:
             positions = self._positions[first:last]
             start, end = int(positions.min()), int(positions.max()) + item_size
             raw = self._raw(slice(first, last)).view(f"V{item_size}")
-            yield _Block(start, end - start, positions - start, (), (), raw)
+            starts = positions - start if start else positions
+            yield _Block(start, end - start, starts, (), (), raw)
 
     def _raw(self, some: slice) -> UInt8Array:
         elements = self.elements.ravel()

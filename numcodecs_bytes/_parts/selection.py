@@ -119,12 +119,14 @@ def parse_points(
         return None
     if len(arrays) != len(shape):
         return None
-    positions: Any = 0
+    positions: Any = None
     for array, size, stride in zip(arrays, shape, strides, strict=True):
         if array.size and not _is_within(array, size):
             return None
-        positions = positions + array.astype(np.intp, copy=False) * stride
-    return np.asarray(positions, np.intp)
+        along = array.astype(np.intp, copy=False)
+        along = along * stride if stride != 1 else along
+        positions = along if positions is None else positions + along
+    return np.zeros((), np.intp) if positions is None else positions
 
 
 def parse_axes(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> list[Axis] | None:

@@ -133,6 +133,9 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     monkeypatch.setattr(in_place, "DENSE_BYTES", rng.choice([0, 20, 256]))
     monkeypatch.setattr(in_place, "MAX_BYTES", rng.choice([8, 64, 1 << 23]))
     monkeypatch.setattr(in_place, "SLOW_PIECE_SECONDS", rng.choice([0, 1e-5]))
+    monkeypatch.setattr(in_place, "SLOW_SECONDS", rng.choice([-1, 1e-3]))
+    monkeypatch.setattr(in_place, "SMALL_BYTES", rng.choice([0, 100, 1 << 20]))
+    monkeypatch.setattr(in_place, "MOST", rng.choice([0, 4]))
     monkeypatch.setattr(in_place, "NUM_PIECES_TIMED", rng.choice([1, 8]))
     if rng.random() < 0.3:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
@@ -586,6 +589,12 @@ class TestValues:
 
 @pytest.mark.usefixtures("required")
 class TestMissing:
+    @pytest.fixture(params=[True, False], ids=["whole", "sparse"], autouse=True)
+    def _put_together_in_memory(self, request, monkeypatch):
+        if not request.param:
+            monkeypatch.setattr(in_place, "SMALL_BYTES", 0)
+            monkeypatch.setattr(in_place, "MOST", 0)
+
     @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
     def _tmpfile(self, request, monkeypatch):
         if not request.param:
