@@ -17,6 +17,7 @@ _NOTHING: Counts = {
     "chunks_missing": 0,
     "chunks_whole": 0,
     "why_whole": {},
+    "why_again": {},
     "requests": 0,
     "bytes_fetched": 0,
     "bytes_selected": 0,
@@ -70,6 +71,8 @@ class Trace:
               of them that do not exist, and were read as the fill value
             - ``chunks_whole``: those that were fetched whole, or nearly, although less was
               selected; ``why_whole``: why, and how many of them
+            - ``why_again``: which errors, that should not happen, made chunks be read once more,
+              and how many
             - ``requests``: requests to the store, or reads of a file
             - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
               selected elements
@@ -239,6 +242,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
     for what, reasons in (
         ("read whole", total["why_whole"]),
+        ("read again", total["why_again"]),
         ("not written in place", total["why_not_in_place"]),
         ("not seen", report["not_seen"]),
     ):

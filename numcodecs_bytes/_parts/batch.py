@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import functools
 import itertools
+import logging
 import os
 import threading
 import time
@@ -33,7 +34,7 @@ from numcodecs_bytes._parts.plan import Plan, is_whole
 from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.shards import Shard, ShardSelection, groups_of, pieces_of
+from numcodecs_bytes._parts.shards import Left, Shard, ShardSelection, groups_of, pieces_of
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
@@ -43,6 +44,8 @@ from numcodecs_bytes._threads import (
     run_in_thread,
 )
 from numcodecs_bytes._zarr_versions import fill_value_or_default
+
+logger = logging.getLogger("numcodecs_bytes")
 
 # So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
 # in the CPU cache. Smaller blocks make threads wait for each other more often.
@@ -57,6 +60,9 @@ PARALLEL_BYTES = 1 << 19
 # A chunk that takes SLOW_SECONDS longer than its bytes at BYTES_PER_SECOND is not in the page
 # cache. Then SLOW_WORKERS threads wait for files.
 SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
+# What makes a batch leave a chunk: its file can't be read or has another length, its index is
+# damaged, or the output takes no such values. Read alone, it raises the error again, or is missing.
+GIVES_UP = (OSError, EOFError, MemoryError, ArithmeticError, ValueError, Warning, ReadWhole, Left)
 # How long a read that is cancelled waits for its threads, which may be filling the array.
 LAST_SECONDS = 1.0
 
@@ -231,6 +237,15 @@ class _Job:
         return is_slow
 
 
+def _log_once(error: Exception) -> None:
+    if type(error) not in _logged:
+        _logged.add(type(error))
+        logger.warning("chunks are read again after this error, a defect", exc_info=error)
+
+
+_logged: set[type[Exception]] = set()
+
+
 def _num_cores() -> int:
     return os.cpu_count() or 1
 
@@ -290,7 +305,13 @@ class _Worker:
                 file.close()
         except WouldWait:
             raise
-        except Exception:  # noqa: BLE001 # chunk by chunk, it is raised again
+        except GIVES_UP:  # chunk by chunk, it is raised again
+            return None
+        except Exception as error:  # noqa: BLE001 # a defect, and no reason not to read the chunk
+            if _trace.active:
+                counts = {"why_again": {f"{type(error).__name__} in a batch": 1}}
+                _trace.note(byte_getter, len(spec.shape), counts)
+            _log_once(error)
             return None
         return True
 

@@ -42,7 +42,7 @@ from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Ranges, Request
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
     answering,
-    explain_failure,
+    explaining,
     remember_refusal,
     untagged,
 )
@@ -151,8 +151,6 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     if fetched is None:
         note_fetched(getter, chunk, None)
         return None
-    if refusal is not None:
-        getter.why = f"the store {refusal}"
     if plan.is_whole:
         name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
         check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
@@ -224,7 +222,7 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
             if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
-            refusal, raw = reason.refusal, reason.raw
+            refusal, raw, getter.why = reason.refusal, reason.raw, reason.why
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
@@ -327,15 +325,16 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
         raise ReadWhole
     store = getattr(getter.byte_getter, "store", None)
     ranges = split_ranges(source, plan.ranges) if store not in untagged else plan.ranges
-    if len(ranges.starts) > plan.num_requests:
+    for _ in range(NUM_TRIES if len(ranges.starts) > plan.num_requests else 0):
         parts = Parts(ranges, chunk.num_bytes)
-        await _get_split(getter, source, parts, is_whole=plan.is_whole)
+        await _get_split(getter, source, parts)
         if parts.are_settled:
             return parts.fetched if parts.are_complete else None
         if parts.first is not None:
             untagged.add(store)
+            break
     if plan.is_whole:
-        raise ReadWhole
+        raise ReadWhole(why="its store does not tell versions, or it keeps being overwritten")
     for _ in range(NUM_TRIES if source.get else 1):
         parts = Parts(plan.ranges, chunk.num_bytes)
         # A store that ignores ranges would return many whole chunks at once.
@@ -344,8 +343,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
             untagged.add(store)
         if parts.are_settled and (source.tells_missing or parts.are_complete):
             return parts.fetched if parts.are_complete else None
-    # The chunk keeps being overwritten, or was created or deleted in the meantime.
-    raise ReadWhole
+    raise ReadWhole(why="it keeps being overwritten, or was created or deleted meanwhile")
 
 
 def split_ranges(source: Remote, ranges: Ranges) -> Ranges:
@@ -354,16 +352,11 @@ def split_ranges(source: Remote, ranges: Ranges) -> Ranges:
     return ranges.cut(-(-ranges.num_bytes // num_parts)) if num_parts > 1 else ranges
 
 
-async def _get_split(getter: Getter, source: Remote, parts: "Parts", *, is_whole: bool) -> None:
+async def _get_split(getter: Getter, source: Remote, parts: "Parts") -> None:
     """Get all ranges; only the beginning of the first if that does not tell the version."""
     request = next(parts.ranges.requests())
-    try:
+    with explaining():
         answer = await ask(getter, source, request.start, request.end)
-    except Exception as error:
-        reason = explain_failure(error, 1)
-        if reason is None or (is_whole and reason.refusal is None):
-            raise  # the same request again would fail as well
-        raise reason from error
     if answer is None:
         parts.is_missing = True
         return
@@ -381,24 +374,36 @@ async def get_all_parts(getter: Getter, source: Remote, parts: "Parts", **how: b
     ------
     ReadWhole
         If a range is not answered as requested.
+    Exception
+        Whatever the store raises if its server is not reached, for none of them.
     """
     get = partial(_get_part, getter, source, parts)
     with contextlib.suppress(_Changed):
         await getter.get_all(parts.ranges, get, **how)
+    if parts.lost is not None:
+        if parts.num_present:  # one of many fails more often than the only one for all
+            raise ReadWhole(why="a connection was lost") from parts.lost
+        raise parts.lost
     if parts.num_present:
         answering.add(getattr(getter.byte_getter, "store", None))
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Request) -> None:
-    if parts.is_missing:
+    if parts.is_missing or parts.lost is not None:
         return  # stop after the first missing range
     answer = None
     if parts.first is not None and parts.first[0] == request.start:
         answer = parts.first[1]
-    with _explaining(parts):
-        if answer is None:
-            answer = await ask(getter, source, request.start, request.end)
-        raw = None if answer is None else await answer.read()
+    try:
+        with explaining():
+            if answer is None:
+                answer = await ask(getter, source, request.start, request.end)
+            raw = None if answer is None else await answer.read()
+    except ReadWhole:
+        raise
+    except Exception as error:  # noqa: BLE001 # the server was not reached; others may be answered
+        parts.lost = error
+        return
     getter.num_bytes += 0 if raw is None else raw.nbytes
     parts.take(request, answer, raw)
 
@@ -407,10 +412,20 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
     """Return the beginning of an answer, or None if the chunk does not exist.
 
     If `end` is None, `start` is negative, and counts from the end of the chunk.
+
+    Raises
+    ------
+    ReadWhole
+        If the versions of chunks say nothing, because each replica of the server has its own.
     """
     getter.num_requests += 1
     if source.get is not None:
-        return await source.get(start, end)
+        num_seen = getter.versions.num_seen()
+        answer = await source.get(start, end)
+        version = None if answer is None else answer.version
+        if version is not None and getter.versions.has_come_back(version, num_seen):
+            raise ReadWhole("has replicas with different tags for the same chunk")
+        return answer
     buffer = await getter.get_range(start, end)
     if buffer is None:
         return None
@@ -420,18 +435,6 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
         return raw
 
     return Answer(read)
-
-
-@contextlib.contextmanager
-def _explaining(parts: "Parts") -> Iterator[None]:
-    """Raise `ReadWhole` for errors after which a chunk is to be read whole."""
-    try:
-        yield
-    except Exception as error:
-        reason = explain_failure(error, parts.num_requests)
-        if reason is None:
-            raise
-        raise reason from error
 
 
 class _Changed(Exception):  # noqa: N818 # not an error
@@ -460,6 +463,7 @@ class Parts:
         self.fetched = np.empty(0, np.uint8)
         self.num_present = 0
         self.is_missing = False
+        self.lost: Exception | None = None  # a request that did not reach the server
         # The answer to a request that was asked before, and where that range starts.
         self.first: tuple[int, Answer] | None = None
         self.ranges = ranges

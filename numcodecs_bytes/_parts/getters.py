@@ -122,6 +122,31 @@ def _request(start: int, end: int | None) -> ByteRequest:
     return SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
 
 
+class Versions:
+    """The versions of an object that its store has told, in the order in which they were seen."""
+
+    def __init__(self) -> None:
+        self._seen: list[object] = []
+
+    def num_seen(self) -> int:
+        """Return how many different ones were seen so far."""
+        return len(self._seen)
+
+    def has_come_back(self, version: object, num_seen: int) -> bool:
+        """Note the version that a request found that was sent after `num_seen` were seen.
+
+        Returns whether another one had taken its place before, so the object was not overwritten:
+        its server has replicas, and each of them its own name for the version.
+        """
+        last = max(num_seen - 1, 0)
+        if version in self._seen[last:]:
+            return False
+        if version in self._seen:
+            return True
+        self._seen.append(version)
+        return False
+
+
 class OnLoop:
     """Gets bytes on the event loop, like zarr's default pipeline.
 
@@ -144,6 +169,7 @@ class OnLoop:
 
     def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
+        self.versions = Versions()
         self._prototype = prototype
 
     async def let_others_start(self) -> None:
@@ -268,6 +294,7 @@ class Blocking:
 
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
+        self.versions = Versions()
         self._prototype = prototype
 
     async def let_others_start(self) -> None:

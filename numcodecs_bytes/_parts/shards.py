@@ -40,12 +40,7 @@ from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, c
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
-from numcodecs_bytes._parts.refusals import (
-    ReadWhole,
-    explain_failure,
-    remember_refusal,
-    untagged,
-)
+from numcodecs_bytes._parts.refusals import ReadWhole, explaining, remember_refusal, untagged
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import Answer, File, Remote, Whole, find_source
@@ -475,7 +470,7 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         try:
             await get_all_parts(getter, source, parts, of_shard=True)
         except ReadWhole as why:
-            if answer.version is None:
+            if answer.version is None or why.refusal is not None:
                 raise Left(refusal=why.refusal) from why
             continue
         if parts.are_complete:
@@ -489,16 +484,14 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
 async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any, Answer] | None:
     """Return the decoded index, and the answer with it; None if the shard does not exist."""
     try:
-        answer = await ask(getter, source, *shard.index_range)
-        if answer is None:
-            return None
-        raw = await answer.read()
-        getter.num_bytes += raw.nbytes
-    except Exception as error:
-        why = explain_failure(error, 1)
-        if why is None:
-            raise
-        raise Left(refusal=why.refusal) from error
+        with explaining():
+            answer = await ask(getter, source, *shard.index_range)
+            if answer is None:
+                return None
+            raw = await answer.read()
+            getter.num_bytes += raw.nbytes
+    except ReadWhole as why:
+        raise Left(refusal=why.refusal) from why
     if raw.nbytes > shard.index_bytes:
         raise Left(refusal="returns more bytes than requested")
     try:

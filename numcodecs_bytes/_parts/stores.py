@@ -45,7 +45,8 @@ To add a store:
    calls the function. The class must define ``__init__``, ``get`` and, if it has one, ``get_sync``
    in the same file. If it is a class of another package, add its name to `_SOURCES_BY_NAME`; an
    fsspec file system only to `_FILE_SYSTEMS`.
-3. If it has its own way to refuse range requests, add that to `explain_failure`.
+3. If it has its own way to refuse range requests, or to lose connections, add that to
+   ``refusals.py``.
 4. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
    ``tests/parts/test_stores.py``.
 """
@@ -81,7 +82,7 @@ from zarr.storage import (
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.open_file import OpenFile, open_local, open_part
 from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
-from numcodecs_bytes._parts.refusals import ReadWhole, refusing
+from numcodecs_bytes._parts.refusals import ReadWhole, refusing, status_of
 from numcodecs_bytes._parts.settings import stores_with_ranges
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -437,7 +438,7 @@ def _open_member(store: ZipStore, path: str) -> OpenFile:
         is_encrypted = member.flag_bits & 1
         is_stored = member.compress_type == zipfile.ZIP_STORED
         if not is_stored or is_encrypted or member.compress_size != member.file_size:
-            raise ReadWhole
+            raise ReadWhole(why="it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if what precedes the member is damaged
         # The archive's own file has one position for all threads, and may be closed at any time.
         archive.fp.flush()
@@ -475,8 +476,10 @@ async def _get_object_range(store: Any, path: str, start: int, end: int | None) 
     byte_range: Any = {"suffix": -start} if end is None else (start, end)
     try:
         response = await obstore.get_async(store, path, options={"range": byte_range})
-    except ALLOWED_EXCEPTIONS:
-        return None
+    except ALLOWED_EXCEPTIONS as error:
+        if status_of(error) in (None, 404):
+            return None
+        raise  # 405, to zarr's own request a missing object
     except obstore.exceptions.NotSupportedError:  # a suffix, by Azure
         if end is not None:
             raise

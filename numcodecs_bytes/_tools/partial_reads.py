@@ -8,8 +8,8 @@ from zarr.storage import StorePath
 
 from numcodecs_bytes._parts.fetch import ask
 from numcodecs_bytes._parts.getters import OnLoop
-from numcodecs_bytes._parts.refusals import answering, explain_failure, refusing
-from numcodecs_bytes._parts.stores import Remote, Whole, find_source
+from numcodecs_bytes._parts.refusals import ReadWhole, answering, explaining, refusing
+from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
@@ -25,6 +25,13 @@ def partial_reads(array: Any) -> str:
         source = find_source(array.store_path / first)
         if isinstance(source, Whole) and source.why:
             return f"no: {source.why}"
+        if isinstance(source, File):
+            try:
+                source.open().close()
+            except ReadWhole as why:
+                return f"no: {why.why}" if why.why else answer
+            except (KeyError, OSError):
+                return answer  # it is missing, or what is amiss is found elsewhere
     return answer
 
 
@@ -58,12 +65,14 @@ async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
     getter = OnLoop(at, default_buffer_prototype())
     start = num_bytes // 2
     try:
-        answer = await ask(getter, source, start, start + 1)
-        num_received = 0 if answer is None else len(await answer.read())
-    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        reason = explain_failure(error, 1)
-        refusal = None if reason is None else reason.refusal
-        return refusal if refusal and await _is_readable(getter, num_bytes) else None
+        with explaining():
+            answer = await ask(getter, source, start, start + 1)
+            num_received = 0 if answer is None else len(await answer.read())
+    except ReadWhole as why:
+        is_readable = why.refusal is not None and await _is_readable(getter, num_bytes)
+        return why.refusal if is_readable else None
+    except Exception:  # noqa: BLE001 # stores and networks raise anything
+        return None
     if num_received == 1:
         answering.add(at.store)
     return "returns more bytes than requested" if num_received > 1 else None

@@ -385,6 +385,24 @@ class TestLeftToTheChunk:
         assert not memory.any()
 
 
+def test_a_defect_is_logged_once_and_counted(tmp_path, monkeypatch, caplog):
+    """The values are right, since chunks are read again; but that must not stay unnoticed."""
+    create(tmp_path, (64, 64), (8, 8))[...] = 1
+    array = zarr.open_array(tmp_path, mode="r")
+    monkeypatch.setattr(batch, "_logged", set())
+
+    def fail(*_):
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr(batch._Worker, "_read_file", fail)
+    with numcodecs_bytes.trace() as traced:
+        assert (array[...] == 1).all()
+    assert traced.report()["total"]["why_again"] == {"AttributeError in a batch": 64}
+    assert "64 read again: AttributeError in a batch" in str(traced)
+    (record,) = caplog.records
+    assert record.exc_info[0] is AttributeError
+
+
 class TestWorkers:
     @pytest.fixture
     def array(self, tmp_path):

@@ -4,6 +4,7 @@ import functools
 import http.server
 import json
 import threading
+import zipfile
 
 import pytest
 import zarr
@@ -54,6 +55,16 @@ class TestAsking:
         assert answers(store) == [TOO_MUCH, TOO_MUCH]
         assert len(store.requests) == 1
         assert store in refusals.refusing
+
+    @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    def test_members_of_a_zip_archive(self, tmp_path, compression):
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w", compression=compression) as store:
+            array = zarr.create_array(store, shape=(100,), dtype="u1", compressors=None)
+            array[:] = 1
+        expected = "yes" if compression == zipfile.ZIP_STORED else "no: it is compressed"
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="r") as store:
+            (answer,) = answers(store)
+        assert answer.startswith(expected)
 
     def test_a_store_that_refuses_ranges(self, store):
         """It is believed if it returns the whole chunk."""

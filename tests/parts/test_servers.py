@@ -1,0 +1,251 @@
+"""Servers that answer byte ranges in unusual ways: the values, requests and bytes of zarr alone."""
+
+import datetime as dt
+import itertools
+import socket
+import threading
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, ZARRS_PIPELINE
+from servers import Server
+
+from numcodecs_bytes._parts import fetch, getters, refusals
+
+obstore = pytest.importorskip("obstore")
+pytest.importorskip("aiohttp")
+DATA = np.arange(64 * 4096.0).reshape(64, 4096)
+ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codecs.bytes.BytesCodec"}
+STATUSES = [400, 401, 403, 405, 416, 429, 501, 500, 503]
+SELECTIONS = [np.s_[:], np.s_[5, 7], np.s_[:, ::512], np.s_[3:5]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of an array of one chunk, and of one with shards, 2 MiB each."""
+    settings = {"shape": DATA.shape, "dtype": "f8", "compressors": None}
+    zarr.create_array(tmp_path / "chunk", chunks=DATA.shape, **settings)[:] = DATA
+    zarr.create_array(tmp_path / "shard", shards=(64, 4096), chunks=(8, 512), **settings)[:] = DATA
+    return tmp_path
+
+
+@pytest.fixture(params=["ObjectStore", "FsspecStore"])
+def open_store(request, monkeypatch):
+    """Return a function that opens the store of an address."""
+    monkeypatch.setattr(fetch, "MIN_PART_BYTES", 1 << 18)
+
+    def of_obstore(address, max_retries=0):
+        http = obstore.store.HTTPStore.from_url(
+            address,
+            client_options={"allow_http": True},
+            retry_config={
+                "max_retries": max_retries,
+                "backoff": {"init_backoff": dt.timedelta(milliseconds=10)},
+            },
+        )
+        return zarr.storage.ObjectStore(http, read_only=True)
+
+    def of_fsspec(address, **_):
+        return zarr.storage.FsspecStore.from_url(
+            address, read_only=True, storage_options={"skip_instance_cache": True}
+        )
+
+    return of_obstore if request.param == "ObjectStore" else of_fsspec
+
+
+SOME = [PIPELINES[0], OUR_PIPELINES[-1]]
+
+
+@pytest.fixture(
+    params=[*PIPELINES, *OUR_PIPELINES] if EVERYTHING else SOME, ids=lambda p: p.rsplit(".", 1)[-1]
+)
+def pipeline(request):
+    """Set the pipeline of arrays that are opened with our codec."""
+    with zarr.config.set({"codec_pipeline.path": request.param}):
+        yield
+
+
+def read(server, array, selection):
+    """Return what is selected, and the requests for it."""
+    server.requests.clear()
+    found = array[selection]
+    return found, sorted(server.of_chunks(), key=str)
+
+
+def costs_of(requests):
+    return len(requests), sum(length for *_, length in requests)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    @pytest.mark.parametrize("status", STATUSES if EVERYTHING else STATUSES[::3])
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_status_is_an_answer(self, folder, open_store, status, selection):
+        """The chunk is read as by zarr alone; the second time, nothing else is requested."""
+        with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
+            address = f"{server.address}/chunk"
+            with zarr.config.set(ALONE):
+                alone = zarr.open_array(open_store(address), mode="r")
+            ours = zarr.open_array(open_store(address), mode="r")
+            expected, requests = read(server, alone, selection)
+            first, of_first = read(server, ours, selection)
+            second, of_second = read(server, ours, selection)
+        assert np.array_equal(expected, DATA[selection])
+        assert np.array_equal(first, expected)
+        assert np.array_equal(second, expected)
+        assert len(of_first) <= len(requests) + 1
+        assert of_second == requests
+
+    def test_it_is_remembered_for_a_while(self, folder, open_store, monkeypatch):
+        server = Server(folder, lambda *_: (503, {}, b"overloaded"))
+        with server.running():
+            array = zarr.open_array(open_store(f"{server.address}/chunk"), mode="r")
+            assert array[1, 1] == DATA[1, 1]
+            server.answer = server.partial
+            assert costs_of(read(server, array, (1, 1))[1])[1] == DATA.nbytes
+            now = refusals.time.monotonic()
+            monkeypatch.setattr(
+                refusals.time, "monotonic", lambda: now + refusals.REMEMBERED_SECONDS
+            )
+            assert costs_of(read(server, array, (1, 1))[1])[1] < DATA.nbytes
+
+    def test_one_chunk_that_can_not_be_read_says_nothing(self, folder, open_store):
+        """Its error is that of zarr alone."""
+        server = Server(folder, lambda *_: (403, {}, b"no"))
+        server.whole = server.answer
+        with server.running():
+            store = open_store(f"{server.address}/chunk")
+            server.whole = Server.whole.__get__(server)
+            array = zarr.open_array(store, mode="r")
+            server.whole = server.answer
+            with zarr.config.set(ALONE), pytest.raises(Exception, match="403") as alone:
+                zarr.open_array(store, mode="r")
+            with pytest.raises(type(alone.value), match="403"):
+                array[1, 1]
+            assert store not in refusals.refusing
+
+
+class DeadServer:
+    """Closes each connection, or does not accept any; counts them."""
+
+    def __init__(self):
+        self.num = 0
+
+    def __enter__(self):
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._close_all, daemon=True).start()
+        return self
+
+    def _close_all(self):
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.num += 1
+            connection.recv(1)
+            connection.close()
+
+    def __exit__(self, *_):
+        self._socket.close()
+
+
+class TestLost:
+    @pytest.mark.parametrize(
+        ("selection", "num_in_flight"),
+        [((5, 7), 1), (np.s_[:, ::512], 10), (np.s_[:], 10)],
+        ids=["element", "columns", "all"],
+    )
+    @pytest.mark.parametrize("which", ["chunk", "shard", "chunk, has answered"])
+    @pytest.mark.usefixtures("pipeline")
+    def test_a_dead_server_is_not_asked_again(
+        self, folder, open_store, selection, num_in_flight, which
+    ):
+        """Each request is made as often as zarr alone makes its own, if several are at once."""
+        with DeadServer() as dead, Server(folder).running() as server:
+            stores = [open_store(server.address, max_retries=1) for _ in range(2)]
+            with zarr.config.set(ALONE):
+                alone = zarr.open_array(stores[0], path=which[:5], mode="r")
+            ours = zarr.open_array(stores[1], path=which[:5], mode="r")
+            if "answered" in which:
+                assert ours[2, 2] == DATA[2, 2]
+            for store in stores:
+                move(store, server, dead, open_store)
+            counts = []
+            for array in (alone, ours):
+                dead.num = 0
+                with pytest.raises(Exception, match=".") as caught:
+                    array[selection]
+                counts.append((dead.num, type(caught.value)))
+        (num, kind), (num_ours, kind_ours) = counts
+        assert kind_ours is kind
+        assert 0 < num_ours <= num * num_in_flight
+
+
+def move(store, server, dead, open_store):
+    """Let a store ask the dead server."""
+    other = open_store(dead.address, max_retries=1)
+    if isinstance(store, zarr.storage.ObjectStore):
+        store.store = other.store
+    else:
+        store.path = store.path.replace(server.address, dead.address)
+
+
+class TestReplicas:
+    """A balancer over servers whose tags for the same object differ."""
+
+    @pytest.fixture
+    def server(self, folder):
+        count = itertools.count()
+        with Server(folder, tag=lambda *_: f'"{next(count) % 2}"').running() as server:
+            yield server
+
+    @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
+    @pytest.mark.parametrize("name", ["chunk", "shard"])
+    @pytest.mark.usefixtures("pipeline")
+    def test_what_zarr_alone_requests(self, server, open_store, selection, name):
+        """From the second read on; and never a whole shard for one element."""
+        with zarr.config.set(ALONE):
+            alone = zarr.open_array(open_store(server.address), path=name, mode="r")
+        ours = zarr.open_array(open_store(server.address), path=name, mode="r")
+        expected, requests = read(server, alone, selection)
+        costs = []
+        for _ in range(4):
+            found, of_ours = read(server, ours, selection)
+            assert np.array_equal(found, expected)
+            costs.append(costs_of(of_ours))
+        num, num_bytes = costs_of(requests)
+        if name == "shard" and selection == (5, 7):
+            assert costs[0][1] < 2 * num_bytes
+        if isinstance(ours.store, zarr.storage.ObjectStore) and costs[0][0] > 1:
+            assert costs[-1] == (num, num_bytes)
+
+    def test_an_overwritten_chunk_is_none(self, folder, open_store):
+        """Versions stay checked."""
+        if open_store.__name__ != "of_obstore":
+            pytest.skip("this store tells no versions")
+        tags = iter([*"aaaa", *"b" * 1000])
+        with Server(folder, tag=lambda *_: f'"{next(tags)}"').running() as server:
+            array = zarr.open_array(open_store(server.address), path="chunk", mode="r")
+            assert np.array_equal(array[:, ::512], DATA[:, ::512])
+            assert array.store not in refusals.refusing
+
+
+class TestVersions:
+    @pytest.mark.parametrize(
+        ("received", "expected"),
+        [
+            ("a0 a1 a1", [False] * 3),
+            ("a0 b1 a2", [False, False, True]),
+            ("a0 b1 a1", [False] * 3),  # sent before b arrived
+            ("a0 b1 a1 b2", [False] * 4),
+            ("a0 b1 c2 b3", [False, False, False, True]),
+            ("a0 b0 a0", [False] * 3),
+        ],
+    )
+    def test_which_come_back(self, received, expected):
+        versions = getters.Versions()
+        assert [versions.has_come_back(v, int(n)) for v, n in received.split()] == expected
