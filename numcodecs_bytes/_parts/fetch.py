@@ -335,7 +335,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
             break
     if plan.is_whole:
         raise ReadWhole(why="its store does not tell versions, or it keeps being overwritten")
-    for _ in range(NUM_TRIES if source.get else 1):
+    for _ in range(NUM_TRIES if source.tells_version else 1):
         parts = Parts(plan.ranges, chunk.num_bytes)
         # A store that ignores ranges would return many whole chunks at once.
         await get_all_parts(getter, source, parts, first_alone=store not in answering)

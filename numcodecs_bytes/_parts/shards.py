@@ -454,7 +454,7 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
         if len(selected.inner) == shard.num_chunks and num_spared <= little:
             raise Left
-    for _ in range(NUM_TRIES if source.get else 1):
+    for _ in range(NUM_TRIES if source.tells_version else 1):
         found = await _get_index(getter, source, shard)
         if found is None:
             return None

@@ -203,6 +203,8 @@ class Remote(NamedTuple):
         Takes the first byte and the end (exclusive) of a range and returns the answer, or None if
         the chunk does not exist. If the end is None, the first byte is negative, and counts from
         the end of the chunk. If `get` is None, the byte getter is used.
+    tells_version : bool
+        Whether the answers of `get` tell the version of the chunk.
     max_gap_bytes : int
         Largest gap over which ranges are coalesced.
     in_one_request : bool
@@ -215,6 +217,7 @@ class Remote(NamedTuple):
     tells_missing: bool = True
     num_bytes: int | None = None
     get: Callable[[int, int | None], Awaitable[Answer | None]] | None = None
+    tells_version: bool = False
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
     costs: Costs = NO_COSTS
     in_one_request: bool = False
@@ -392,7 +395,7 @@ def _through_named_wrapper(source: Source) -> Source:
     if isinstance(source, Whole):
         return source
     # Requested from the wrapper, several ranges could come from different versions.
-    if isinstance(source, Remote) and source.get is None:
+    if isinstance(source, Remote) and not source.tells_version:
         return Remote(in_one_request=source.in_one_request)
     return Remote(in_one_request=True)
 
@@ -467,7 +470,9 @@ _ZIP_HEADER = struct.Struct("<26xHH")
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
     objects = store.store
     max_parts = MAX_PARTS if _known_name(type(objects)) in _FAR_OBJECTS else 1
-    return lambda path: Remote(get=partial(_get_object_range, objects, path), max_parts=max_parts)
+    return lambda path: Remote(
+        get=partial(_get_object_range, objects, path), tells_version=True, max_parts=max_parts
+    )
 
 
 async def _get_object_range(store: Any, path: str, start: int, end: int | None) -> Answer | None:
@@ -517,7 +522,60 @@ def _of_fsspec_store(store: FsspecStore) -> SourceOf:
     # Other exceptions may mean that the server does not support the range.
     allowed: Any = store.allowed_exceptions  # zarr takes a single class as well
     allowed = allowed if isinstance(allowed, tuple) else (allowed,)
-    return _always(Remote(tells_missing=set(allowed) <= set(ALLOWED_EXCEPTIONS)))
+    tells_missing = set(allowed) <= set(ALLOWED_EXCEPTIONS)
+    if not _shows_responses(file_system):
+        return _always(Remote(tells_missing=tells_missing))
+    return lambda path: Remote(
+        get=partial(_get_http_range, file_system, full(path), allowed), tells_missing=tells_missing
+    )
+
+
+def _shows_responses(file_system: Any) -> bool:
+    """Whether an fsspec file system is one for HTTP that lets us see what a server answers."""
+    if _is_exactly(file_system, _DIR):
+        file_system = file_system.fs
+    if not _is_exactly(file_system, _HTTP):
+        return False
+    version = sys.modules["aiohttp"].__version__
+    return tuple(map(int, re.findall("[0-9]+", version)[:2])) >= (3, 9) and not any(
+        _SEES in options for options in (file_system.kwargs, file_system.client_kwargs)
+    )
+
+
+async def _get_http_range(
+    file_system: Any, path: str, missing: tuple[Any, ...], start: int, end: int | None
+) -> Answer | None:
+    """Return a range, unless the server, or a cache before it, answers with another one."""
+    found: list[str] = []
+
+    async def see(response: Any) -> None:  # aiohttp awaits it
+        found.extend(response.headers.getall("Content-Range", ()))
+
+    try:
+        data = await file_system._cat_file(path, start=start, end=end, **{_SEES: see})  # noqa: SLF001
+    except missing:
+        return None
+    match = _CONTENT_RANGE.fullmatch(found[0]) if len(found) == 1 else None
+    if match is not None:
+        first, last = int(match[1]), int(match[2])
+        total = None if match[3] == "*" else int(match[3])
+        if end is None:  # all of a shorter object is a suffix of it
+            is_right = total is None or (first, last) == (max(total + start, 0), total - 1)
+        else:
+            is_right = first == start and last < end
+        if not is_right:
+            raise ReadWhole(f"answers with bytes {first} to {last} to other ranges")
+    raw = np.frombuffer(data, np.uint8)
+
+    async def read() -> UInt8Array:  # awaited
+        return raw
+
+    return Answer(read)
+
+
+# The argument of aiohttp's requests that takes a function of the response.
+_SEES = "raise_for_status"
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
 
 
 def _is_local(file_system: Any) -> bool:

@@ -16,6 +16,8 @@ from numcodecs_bytes._parts import fetch, getters, refusals
 
 obstore = pytest.importorskip("obstore")
 pytest.importorskip("aiohttp")
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("fsspec.implementations.dirfs")
 DATA = np.arange(64 * 4096.0).reshape(64, 4096)
 ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codecs.bytes.BytesCodec"}
 STATUSES = [400, 401, 403, 405, 416, 429, 501, 500, 503]
@@ -232,6 +234,69 @@ class TestReplicas:
             array = zarr.open_array(open_store(server.address), path="chunk", mode="r")
             assert np.array_equal(array[:, ::512], DATA[:, ::512])
             assert array.store not in refusals.refusing
+
+
+class TestOtherRanges:
+    """A cache that answers all ranges of an object with the first one that it has seen."""
+
+    @pytest.mark.parametrize("kind", ["http", "dir"])
+    @pytest.mark.usefixtures("pipeline")
+    def test_another_range_is_no_answer(self, folder, kind):
+        server = Server(folder)
+        first = {}
+
+        def answer(path, start, end, body):
+            first.setdefault(path, (start, end))
+            if end - start != first[path][1] - first[path][0]:
+                return server.partial(path, start, end, body)
+            return server.partial(path, *first[path], body)
+
+        server.answer = answer
+        with server.running():
+            options = {"skip_instance_cache": True}
+            address = f"{server.address}/chunk"
+            if kind == "http":
+                store = zarr.storage.FsspecStore.from_url(
+                    address, read_only=True, storage_options=options
+                )
+            else:
+                http = fsspec.filesystem("http", asynchronous=True, **options)
+                store = zarr.storage.FsspecStore(
+                    fsspec.implementations.dirfs.DirFileSystem(address, http, asynchronous=True),
+                    read_only=True,
+                )
+            array = zarr.open_array(store, mode="r")
+            for row in (3, 9, 11):
+                assert np.array_equal(array[row], DATA[row])
+            assert store in refusals.refusing
+
+    def test_ranges_that_are_right(self, folder):
+        """At the end of a chunk, and of a shard."""
+        with Server(folder).running() as server:
+            store = zarr.storage.FsspecStore.from_url(server.address, read_only=True)
+            for name in ("chunk", "shard"):
+                array = zarr.open_array(store, path=name, mode="r")
+                assert np.array_equal(array[-1], DATA[-1])
+            assert store not in refusals.refusing
+
+    @pytest.mark.parametrize("where", ["kwargs", "client_kwargs"])
+    def test_a_user_who_looks_at_responses(self, folder, where):
+        """Goes on doing so."""
+        seen = []
+
+        async def see(response):
+            seen.append(response.status)
+
+        options = {"raise_for_status": see}
+        options = options if where == "kwargs" else {"client_kwargs": options}
+        with Server(folder).running() as server:
+            store = zarr.storage.FsspecStore.from_url(
+                f"{server.address}/chunk", read_only=True, storage_options=options
+            )
+            array = zarr.open_array(store, mode="r")
+            seen.clear()
+            assert np.array_equal(array[5], DATA[5])
+        assert seen == [206]
 
 
 class TestVersions:

@@ -507,6 +507,7 @@ def reads(monkeypatch):
         note(owner, "get_whole", "whole")
         note(owner, "get_range", "ranges")
     note(stores, "_get_object_range", "ranges")
+    note(stores, "_get_http_range", "ranges")
     note(OpenFile, "read", "file")
     note(OpenFile, "read_into", "file")
     return seen
