@@ -361,7 +361,9 @@ class ReadsBatches:
         if self._can_write_in_place(batch[0][1]):
             await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
             return
-        why = "its codecs, or its data type, do not allow it"
+        why = "its codecs, or its data type, do not allow it; if it was just created, open it again"
+        if isinstance(self._reader, _ShardReader):
+            why = "it is a shard"
         for item in batch:
             _note_left(item, why, is_required=mode == "require")
         await self._writing(batch[0][1]).write(batch, value, drop_axes)

@@ -95,7 +95,7 @@ FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 1e-3, 0.1
 LONG_SECONDS = 5.0
 # How long a write that is cancelled waits for its thread, and how long one waits for a lock while
 # the interpreter ends.
-LAST_SECONDS, EXIT_SECONDS = 1.0, 2.0
+LAST_SECONDS, EXIT_SECONDS = 1.0, 1.0
 
 Encode = Callable[[Array, AnyDType], Array]
 
@@ -335,6 +335,7 @@ class _Job:
         self._writes, self._files = writes, files
         self.left: dict[int, Left] = {}
         self._own: dict[int, Any] | None = None  # values that had to be copied
+        self._first: dict[int, Any] = {}  # values that were computed already
         self._works: dict[int, _Work] = {}
 
     async def write(self, waiting: Mapping[int, Any]) -> dict[int, Any]:
@@ -353,7 +354,7 @@ class _Job:
         """Write chunks; return how many threads are worth their while for those that are left."""
         if self._own is None:
             try:
-                self._own = self._copied() if self._may_be_mapped() else {}
+                self._own = self._copied() if self._must_be_copied() else {}
             except OSError as error:
                 why = f"the values, which may be its memory, can't be copied ({error})"
                 self.left.update(dict.fromkeys(todo, Left(why)))
@@ -367,10 +368,12 @@ class _Job:
                 break
             num_bytes = self._write(k, locked, pace, is_wanted)
             seconds = time.perf_counter() - start
-            if may_stop and seconds > SLOW_SECONDS + num_bytes / BYTES_PER_SECOND:
-                return SLOW_WORKERS
-            if may_stop and num_bytes > PARALLEL_BYTES:
-                return os.cpu_count() or 1
+            # What else takes an index may not be read by several threads.
+            if may_stop and isinstance(self._writes.value, np.ndarray):
+                if seconds > SLOW_SECONDS + num_bytes / BYTES_PER_SECOND:
+                    return SLOW_WORKERS
+                if num_bytes > PARALLEL_BYTES:
+                    return os.cpu_count() or 1
         return 0
 
     def _write(self, k: int, locked: list[int], pace: "_Pace", is_wanted: IsWanted) -> int:
@@ -393,14 +396,17 @@ class _Job:
             return work.num_bytes
         return 0
 
-    def _may_be_mapped(self) -> bool:
+    def _must_be_copied(self) -> bool:
         """Whether the values may be the memory of one of the chunks, which changes them."""
-        value = self._writes.value
+        value: Any = self._writes.value
         if not isinstance(value, np.ndarray):
             if not getattr(value, "shape", ()):
                 return False
-            value = np.asarray(value[(slice(0, 1),) * len(value.shape)])  # a view, if it has any
-        return _may_be_mapped(value)
+            k = next(iter(self._files))
+            value = self._first[k] = self._values_of(k)  # a view, if it has any
+            if any(isinstance(selector, np.ndarray) for selector in self._writes.items[k][3]):
+                value = self._writes.value[(slice(0, 1),) * len(self._writes.value.shape)]
+        return _may_be_mapped(np.asarray(value)) and any(map(os.path.lexists, self._files.values()))
 
     def _copied(self) -> dict[int, Any]:
         """Return copies of the values of each chunk, in a file without a name if they are many."""
@@ -422,6 +428,8 @@ class _Job:
 
     def _values_of(self, k: int) -> Any:
         """Return what zarr assigns to the selection of a chunk."""
+        if k in self._first:
+            return self._first.pop(k)
         value = self._writes.value
         _, spec, selection, place, *_ = self._writes.items[k]
         if selection == () or is_scalar(value, spec.dtype.to_native_dtype()):
@@ -466,7 +474,7 @@ def _write_to(file: BinaryIO, array: Array) -> Array:
     blocks: Any = np.nditer(
         array, ["external_loop", "buffered", "zerosize_ok"], order="C", buffersize=size
     )
-    file.writelines(as_bytes(block).data for block in blocks)
+    file.writelines(as_bytes(np.ascontiguousarray(block)).data for block in blocks)
     file.flush()
     return np.memmap(file, array.dtype, "r", start, array.shape)
 
@@ -593,7 +601,8 @@ class _Work:
         Returns whether it is written: one that is small, or mostly selected, in one go.
         """
         chunk, elements = self._chunk, self.parts.elements
-        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * self.num_bytes)
+        num_bytes = self.parts.block_bytes if self._rewrites else self.num_bytes
+        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * num_bytes)
         shape = chunk.shape if is_whole else (1,) * len(chunk.shape)
         filled: Any = self._spec.prototype.nd_buffer.create(
             shape=shape,
@@ -672,8 +681,8 @@ class _Product:
         See `Writes`.
     num_pieces : int
         Number of contiguous pieces.
-    num_blocks : int
-        Number of blocks that contain them.
+    num_blocks, block_bytes : int
+        Number of blocks that contain them, and of the bytes of these at most.
     """
 
     def __init__(
@@ -693,13 +702,14 @@ class _Product:
         self._offsets = [_times(axes[k].indices, strides[k]) for k in self._order]
         self._sources = [_last_of(axes[k]) for k in self._order]
         if not all(map(len, self._offsets)):
-            self.num_pieces = self.num_blocks = 0
+            self.num_pieces = self.num_blocks = self.block_bytes = 0
             return
         item_size = chunk.stored.itemsize
         outer, length = _runs(self._offsets, item_size)
         self.num_pieces = math.prod(map(len, outer))
         self._blocks = _cuts(self._offsets, item_size, BLOCK_BYTES)
         self.num_blocks = math.prod(map(len, self._blocks))
+        self.block_bytes = self.num_blocks * BLOCK_BYTES
         self._piece_bytes = min(MAX_BYTES, MAX_PIECES * length)
 
     def own_elements(self) -> None:
@@ -815,12 +825,15 @@ class _Points:
         self._positions: Indices = positions.ravel()
         self._order: Indices | None = None
         self.num_pieces = self.num_blocks = num = len(self._positions)
+        self.block_bytes = 0
         if not num:
             return
         self._edges = [0, num]
         span = int(self._positions.max()) - int(self._positions.min())
+        self.block_bytes = span
         if num <= SHORT_PER_BLOCK or span >= DENSE_BYTES * num:
             self._sort(span)
+            self.block_bytes = (len(self._edges) - 1) * BLOCK_BYTES
         self.num_blocks = len(self._edges) - 1
 
     def _sort(self, span: int) -> None:

@@ -430,6 +430,61 @@ class TestValues:
         data[8:24] = np.arange(16.0)
         assert np.array_equal(array[...], data)
 
+    @pytest.mark.parametrize("dtype", ["u1", "f8", [("a", "u1"), ("t", "f4")]], ids=str)
+    def test_mapped_values_in_any_layout(self, tmp_path, monkeypatch, dtype):
+        if isinstance(dtype, list) and not HAS_STRUCT:
+            pytest.skip("this zarr writes no structures of Zarr v3 in place")
+        monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
+        monkeypatch.setattr(in_place, "FILL_BYTES", 16)
+        np.random.default_rng(0).integers(0, 100, 64 * 40, "u1").tofile(tmp_path / "values")
+        mapped = np.memmap(tmp_path / "values", dtype, "r")[:64].reshape(8, 8)
+        array = create(tmp_path / "a", dtype=dtype)
+        for values in (
+            mapped[:7, ::-1],
+            mapped.T[:7],
+            mapped[::-1][:7],
+            np.broadcast_to(mapped[:, 0], (7, 8)),
+            np.broadcast_to(mapped[:7, :1], (7, 8)),
+        ):
+            array[...] = np.ones((), dtype)
+            array[1:] = values
+            assert np.array_equal(array[1:], values)
+        if isinstance(dtype, list):
+            floats = create(tmp_path / "b", dtype="f4")
+            floats[...] = 1
+            floats[1:] = mapped["t"][:7]
+            assert np.array_equal(floats[1:], mapped["t"][:7])
+
+    def test_values_for_new_chunks_are_not_copied(self, tmp_path, monkeypatch):
+        """None of them can be their memory."""
+        np.save(tmp_path / "values.npy", np.arange(64.0))
+        values = np.load(tmp_path / "values.npy", mmap_mode="r")
+        array = create(tmp_path / "a", (64,), (16,))
+        monkeypatch.setattr(in_place._Job, "_copied", fail)
+        array[1:63] = values[:62]
+        assert np.array_equal(array[1:63], values[:62])
+
+    def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
+        """And once: their file may have one position, and to compute them may take long."""
+        monkeypatch.setattr(in_place, "SLOW_SECONDS", -1)
+        reading, most, num = [], [0], [0]
+
+        class Slow(Lazy):
+            def __getitem__(self, key):
+                reading.append(key)
+                most[0] = max(most[0], len(reading))
+                num[0] += 1
+                time.sleep(0.005)
+                reading.pop()
+                return self._data[key]
+
+        array = create(tmp_path, (160,), (16,))
+        array[...] = 1
+        array[::2] = Slow(np.arange(80.0))
+        assert most == [1]
+        assert num == [10]
+        assert np.array_equal(array[::2], np.arange(80.0))
+
     def test_values_that_can_not_be_copied(self, tmp_path, monkeypatch):
         """Nothing is changed if that is required; otherwise, zarr writes them."""
         monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
@@ -750,7 +805,10 @@ class TestRequire:
     def test_part_of_a_shard_is_not(self, tmp_path):
         create(tmp_path, shards=(8, 8), chunks=(4, 4))
         array = zarr.open_array(tmp_path, mode="r+")
-        with zarr.config.set(IN_PLACE), pytest.raises(RuntimeError, match="chunk 'c/0/0'.*codecs"):
+        with (
+            zarr.config.set(IN_PLACE),
+            pytest.raises(RuntimeError, match="chunk 'c/0/0'.*it is a shard"),
+        ):
             array[:7] = 1
 
 
@@ -859,7 +917,7 @@ class TestNotInPlace:
     )
     def test_other_codecs(self, tmp_path, settings):
         create(tmp_path, **settings)[...] = self.DATA
-        self.check(tmp_path, "its codecs")
+        self.check(tmp_path, "its codecs|it is a shard")
 
     @pytest.mark.parametrize("size", [0, 511, 513])
     def test_a_file_of_another_length_is_an_error_and_stays(self, path, size):
