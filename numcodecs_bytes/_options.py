@@ -159,6 +159,8 @@ def _set_pipeline(name: str) -> Any:
     """Set zarr's pipeline to one of ours; return what restores it."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
+    # Programs without entry points, as those that are frozen, know our pipelines from here.
+    import numcodecs_bytes.zarr_pipeline  # noqa: F401, PLC0415
     from numcodecs_bytes._zarr_versions import FusedCodecPipeline  # noqa: PLC0415
 
     if name not in PIPELINES:

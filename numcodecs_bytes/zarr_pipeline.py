@@ -350,12 +350,19 @@ class ReadsBatches:
             If `numcodecs_bytes.write_in_place` is "require", and a part of a chunk can't be written
             in place. Others may be.
         """
-        zarrs: Any = super()
-        if not (mode := configured_write_in_place()):
-            await zarrs.write(batch_info, value, drop_axes)
-            return
         batch = list(batch_info)
-        if not batch or is_in_shard(batch[0][0]):
+        try:
+            await self._write(batch, value, drop_axes)
+        except Exception as error:
+            if batch and not getattr(error, "__notes__", ()):
+                others = f", or another one of {len(batch)}" if len(batch) > 1 else ""
+                error.add_note(f"while writing {name_of_chunk(batch[0][0])}{others}")
+            raise
+
+    async def _write(self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]) -> None:
+        zarrs: Any = super()
+        mode = configured_write_in_place()
+        if not mode or not batch or is_in_shard(batch[0][0]):
             await zarrs.write(batch, value, drop_axes)
             return
         if self._can_write_in_place(batch[0][1]):
@@ -466,6 +473,8 @@ class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
 
     _setting = "threading.max_workers"
 
+
+zarr.registry.register_pipeline(BytesPipeline)
 
 if FusedCodecPipeline is None:
     __all__ = ["BytesPipeline"]

@@ -390,13 +390,13 @@ class TestChunks:
         stored = b"\1\2\1\1\2\0\1\2\7\xff\xff\1"
         path = write_array(tmp_path, stored, STRUCT, [BIG], fill_value=fill_value)
         (problem,) = problems_of(path)
-        assert problem.startswith("chunk c/0 holds 1 bools")
+        assert problem.startswith("chunk c/0 holds 1 bool")
 
     def test_invalid_bools_in_zarr_v2(self, healthy):
         zipped = numcodecs.Zstd().encode(b"\2" + bytes(27))
         healthy.joinpath("v2/both/1.0").write_bytes(zipped)
         (problem,) = problems_of(healthy / "v2/both")
-        assert problem.startswith("chunk 1.0 holds 1 bools")
+        assert problem.startswith("chunk 1.0 holds 1 bool")
 
     def test_a_filter_of_bools(self, tmp_path):
         """What takes bools alone is read as it is, and said not to be checked."""
@@ -423,7 +423,7 @@ class TestChunks:
         )
         tmp_path.joinpath("0").write_bytes(b"\1\2")
         (problem,) = problems_of(tmp_path)
-        assert problem.startswith("chunk 0 holds 1 bools")
+        assert problem.startswith("chunk 0 holds 1 bool")
 
     def test_default_codecs_of_shards(self, tmp_path):
         shard = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}

@@ -391,8 +391,8 @@ class TestInZarr:
         what = "needs the package ml_dtypes, which is not installed: pip install"
         assert run(program, tmp_path / "int32", tmp_path / "bfloat16").splitlines() == [
             "3",
-            f"data type 'bfloat16' {what} 'numcodecs-bytes[ml-dtypes]'",
-            f"data type 'int4' {what} 'numcodecs-bytes[ml-dtypes]'",
+            f"data type 'bfloat16' {what} ml_dtypes",
+            f"data type 'int4' {what} ml_dtypes",
         ]
 
     def test_a_type_that_zarr_has_is_zarrs(self):

@@ -127,7 +127,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
     except ImportError as error:
         raise ImportError(
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "
-            "pip install 'numcodecs-bytes[ml-dtypes]'"
+            "pip install ml_dtypes"
         ) from error
     scalar = getattr(ml_dtypes, row.name_in_ml_dtypes or name, None)
     if scalar is None:

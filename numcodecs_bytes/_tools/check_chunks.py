@@ -170,9 +170,10 @@ def _problems_in(
             break
         num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
     if num_invalid:
+        plural = "s that are" if num_invalid > 1 else " that is"
         yield (
-            f"holds {num_invalid} bools that are neither 0 nor 1: they are read as true here, and "
-            "unchanged by other libraries"
+            f"holds {num_invalid} bool{plural} neither 0 nor 1: read as true here, and unchanged "
+            "by other libraries"
         )
 
 

@@ -160,4 +160,7 @@ def _open_icechunk(
 
 def _need(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise ImportError(f'this needs {package}: pip install "numcodecs-bytes[{extra}]"')
+        raise ImportError(
+            f"this needs {package}: pip install {package}, or with all that belongs to it, "
+            f"pip install 'numcodecs-bytes[{extra}]' (in a clone, '.[{extra}]')"
+        )

@@ -136,4 +136,4 @@ def _partial_reads_of_codecs(array: Any) -> str:
         return 'no: its codec "bytes" is not that of numcodecs_bytes'
     if not others:
         return "no: the dtype of its bytes codec is missing, or differs from the array's"
-    return f"no: {', '.join(others)} needs whole chunks"
+    return f"no: {' and '.join(others)} need{'s' * (len(others) == 1)} whole chunks"

@@ -32,7 +32,7 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import document_at, first_chunk
+from numcodecs_bytes._tools.hierarchy import describe_error, document_at, first_chunk
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -104,7 +104,12 @@ def v3_document(document: dict[str, Any]) -> dict[str, Any]:
         migrated["codecs"] = [*before, {"name": name} | configuration, *after]
         if _reads_the_same(document, migrated, dtype):
             return migrated
-    raise ValueError("zarr's Zarr v3 codecs do not read what its Zarr v2 codecs write")
+    names = [codec["name"] for codec in migrated["codecs"]]
+    raise ValueError(
+        f"as Zarr v3, zarr does not read what it writes as Zarr v2: the codecs {', '.join(names)} "
+        f"do not restore the dtype {dtype} from the filters "
+        f"{', '.join(str(codec) for codec in metadata.filters or ())}, with neither byte order"
+    )
 
 
 def _codec_of_bytes(codec: Any, dtype: AnyDType, document: dict[str, Any]) -> dict[str, Any]:
@@ -291,6 +296,23 @@ def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]
     region = first_chunk(arrays[0])
     if region is None:
         return
-    values, migrated = (np.asarray(array[region]) for array in arrays)
+    index = tuple(axis.start // n for axis, n in zip(region, arrays[0].chunks, strict=True))
+    name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
+    try:
+        values, migrated = (np.asarray(array[region]) for array in arrays)
+    except Exception as error:
+        raise ValueError(f"{name} can't be read: {describe_error(error)}") from error
     if not _are_same(values, migrated):
-        raise ValueError("its first chunk would read different values as Zarr v3")
+        raise ValueError(
+            f"{name} would read different values as Zarr v3: {_change(values, migrated)}"
+        )
+
+
+def _change(values: Any, migrated: Any) -> str:
+    """Return the first element that differs."""
+    pairs = zip(values.ravel(), migrated.ravel(), strict=True)
+    for k, (old, new) in enumerate(pairs):
+        if not _are_same(np.asarray(old), np.asarray(new)):
+            place = tuple(map(int, np.unravel_index(k, values.shape)))
+            return f"its element {place} would be {new} instead of {old}"
+    return "of another data type"

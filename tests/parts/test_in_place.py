@@ -749,6 +749,23 @@ def test_nothing_is_left_of_a_chunk_that_can_not_be_made(tmp_path, monkeypatch, 
         assert array[...].sum() == 64 + 7
 
 
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_errors_of_zarr_s_writes_name_the_chunk(tmp_path, pipeline, zarr_format):
+    """NumPy's, of a chunk that is too short, name nothing."""
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        array = create(tmp_path, (8, 8), (4, 8), zarr_format=zarr_format)
+        array[...] = 1
+        for name in ("0.0", "c/0/0"):
+            if (tmp_path / name).exists():
+                (tmp_path / name).write_bytes(bytes(13))
+        with pytest.raises(ValueError, match=".") as caught:
+            array[:, 1:] = 2
+    (note,) = caught.value.__notes__
+    assert note.startswith("while writing chunk '0.0' of" if zarr_format == 2 else "while writing")
+    assert note.endswith(", or another one of 2")
+
+
 class TestRequire:
     """A writer whom nobody else can rely on is told so, and none else."""
 
