@@ -354,7 +354,8 @@ class ReadsBatches:
         try:
             await self._write(batch, value, drop_axes)
         except Exception as error:
-            if batch and not getattr(error, "__notes__", ()):
+            notes = getattr(error, "__notes__", ())
+            if batch and not any(note.startswith("while writing chunk") for note in notes):
                 others = f", or another one of {len(batch)}" if len(batch) > 1 else ""
                 error.add_note(f"while writing {name_of_chunk(batch[0][0])}{others}")
             raise

@@ -403,9 +403,12 @@ class _Job:
             if not getattr(value, "shape", ()):
                 return False
             k = next(iter(self._files))
-            value = self._first[k] = self._values_of(k)  # a view, if it has any
-            if any(isinstance(selector, np.ndarray) for selector in self._writes.items[k][3]):
-                value = self._writes.value[(slice(0, 1),) * len(self._writes.value.shape)]
+            place, shape = self._writes.items[k][3], value.shape
+            selectors = place if isinstance(place, tuple) else (place,)
+            if any(isinstance(selector, np.ndarray) for selector in selectors):
+                value = value[(slice(0, 1),) * len(shape)]  # a view, if it has any
+            else:
+                value = self._first[k] = self._values_of(k)
         return _may_be_mapped(np.asarray(value)) and any(map(os.path.lexists, self._files.values()))
 
     def _copied(self) -> dict[int, Any]:
