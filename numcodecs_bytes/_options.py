@@ -4,6 +4,7 @@ This module does not import zarr, because importing numcodecs must stay quick. W
 says is read in ``_parts/settings.py``.
 """
 
+import importlib
 import numbers
 from collections.abc import Callable
 from typing import Any, Self
@@ -159,12 +160,11 @@ def _set_pipeline(name: str) -> Any:
     """Set zarr's pipeline to one of ours; return what restores it."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
-    # Programs without entry points, as those that are frozen, know our pipelines from here.
-    import numcodecs_bytes.zarr_pipeline  # noqa: F401, PLC0415
     from numcodecs_bytes._zarr_versions import FusedCodecPipeline  # noqa: PLC0415
 
     if name not in PIPELINES:
         raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
     if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
         raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
+    importlib.import_module(_PIPELINES)  # programs that are frozen have no entry points
     return zarr.config.set({"codec_pipeline.path": f"{_PIPELINES}.{name}"})
