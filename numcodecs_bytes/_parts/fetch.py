@@ -420,10 +420,10 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
     """
     getter.num_requests += 1
     if source.get is not None:
-        num_seen = getter.versions.num_seen()
+        sent = getter.versions.now()
         answer = await source.get(start, end)
         version = None if answer is None else answer.version
-        if version is not None and getter.versions.has_come_back(version, num_seen):
+        if version is not None and getter.versions.has_come_back(version, sent):
             raise ReadWhole("has replicas with different tags for the same chunk")
         return answer
     buffer = await getter.get_range(start, end)

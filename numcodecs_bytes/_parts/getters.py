@@ -123,28 +123,32 @@ def _request(start: int, end: int | None) -> ByteRequest:
 
 
 class Versions:
-    """The versions of an object that its store has told, in the order in which they were seen."""
+    """The versions of an object that its store has told, and when: requests overlap."""
 
     def __init__(self) -> None:
-        self._seen: list[object] = []
+        self._clock = 0
+        # Of each version, when an answer with it arrived first; and when requests were sent, and
+        # answered, that found it.
+        self._first: dict[object, int] = {}
+        self._found: list[tuple[object, int, int]] = []
 
-    def num_seen(self) -> int:
-        """Return how many different ones were seen so far."""
-        return len(self._seen)
+    def now(self) -> int:
+        """Return the time, which passes with every request that is sent or answered."""
+        self._clock += 1
+        return self._clock
 
-    def has_come_back(self, version: object, num_seen: int) -> bool:
-        """Note the version that a request found that was sent after `num_seen` were seen.
+    def has_come_back(self, version: object, sent: int) -> bool:
+        """Note the version that was found by a request that was sent at a time.
 
-        Returns whether another one had taken its place before, so the object was not overwritten:
-        its server has replicas, and each of them its own name for the version.
+        Returns whether another version had taken its place before, so that the object was not
+        overwritten: its server has replicas, each with its own name for the version.
         """
-        last = max(num_seen - 1, 0)
-        if version in self._seen[last:]:
-            return False
-        if version in self._seen:
-            return True
-        self._seen.append(version)
-        return False
+        now, first = self.now(), self._first.setdefault(version, self._clock)
+        self._found.append((version, sent, now))
+        return any(
+            other != version and first < other_sent and answered < sent
+            for other, other_sent, answered in self._found
+        )
 
 
 class OnLoop:

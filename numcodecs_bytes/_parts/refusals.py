@@ -50,24 +50,27 @@ _REFUSALS = re.compile(
     "content.?range|unexpected.?range|range.?not.?supported|no.range|unexpected keyword",
     re.IGNORECASE,
 )
-_STATUS = re.compile(r"status code: ([45]\d\d)\b")  # of obstore, whose errors have no attribute
+_STATUS = re.compile(r"status code: (\d\d\d)\b")  # of obstore, whose errors have no attribute
 # What a connection that is lost, or was never made, is called by obstore, whose class for that is
-# also the one for statuses; and the classes of clients that are neither ConnectionError nor
-# TimeoutError.
-_LOST = re.compile("error sending request|connect|timed? ?out|dns|reset|closed", re.IGNORECASE)
+# also the one for statuses, at the end of its first line; and the names of other clients' classes,
+# which are neither Python's ConnectionError nor TimeoutError.
+_LOST = re.compile("error sending request|connection|timed out", re.IGNORECASE)
 _LOST_CLASSES = {
-    "ClientConnectionError",
+    "ClientConnectionError",  # aiohttp
+    "ClientPayloadError",
+    "ConnectionError",  # botocore
     "HTTPClientError",
-    "ServiceRequestError",
+    "ServiceRequestError",  # Azure
+    "ServiceResponseError",
     "TransportError",
 }
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status, at least 400, that was answered; None if an error has none."""
+    """Return the HTTP status, at least 300, that was answered; None if an error has none."""
     for cause in _causes_of(error):
         for status in _statuses_of(cause):
-            if isinstance(status, int) and 400 <= status < 600:
+            if isinstance(status, int) and 300 <= status < 1000:
                 return status
     return None
 
@@ -96,7 +99,10 @@ def _is_lost(error: BaseException) -> bool:
     return any(
         isinstance(cause, TimeoutError | ConnectionError)
         or not _LOST_CLASSES.isdisjoint(kind.__name__ for kind in type(cause).__mro__)
-        or (type(cause).__name__ == "GenericError" and _LOST.search(str(cause)))
+        or (
+            type(cause).__name__ == "GenericError"  # obstore's
+            and _LOST.search(str(cause).partition("\n")[0].rpartition(" - ")[2])
+        )
         for cause in _causes_of(error)
     )
 

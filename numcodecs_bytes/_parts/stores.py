@@ -216,7 +216,7 @@ class Remote(NamedTuple):
 
     tells_missing: bool = True
     num_bytes: int | None = None
-    get: Callable[[int, int | None], Awaitable[Answer | None]] | None = None
+    get: "GetRange | None" = None
     tells_version: bool = False
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
     costs: Costs = NO_COSTS
@@ -282,6 +282,7 @@ def _why_not_writable(path: StorePath) -> str | None:
 
 
 Source = File | Remote | Whole
+GetRange = Callable[[int, int | None], Awaitable[Answer | None]]
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store
 
 
@@ -532,7 +533,7 @@ def _of_fsspec_store(store: FsspecStore) -> SourceOf:
 
 def _shows_responses(file_system: Any) -> bool:
     """Whether an fsspec file system is one for HTTP that lets us see what a server answers."""
-    if _is_exactly(file_system, _DIR):
+    while _is_exactly(file_system, _DIR):
         file_system = file_system.fs
     if not _is_exactly(file_system, _HTTP):
         return False
@@ -571,6 +572,17 @@ async def _get_http_range(
         return raw
 
     return Answer(read)
+
+
+def _http_part(file_system: Any, path: str, offset: int, num_bytes: int) -> GetRange:
+    """Return how to get ranges of a part of an object, to which a reference points."""
+
+    async def get(start: int, end: int | None) -> Answer | None:
+        if end is None:
+            start, end = max(num_bytes + start, 0), num_bytes
+        return await _get_http_range(file_system, path, (), offset + start, offset + end)
+
+    return get
 
 
 # The argument of aiohttp's requests that takes a function of the response.
@@ -642,10 +654,12 @@ def _of_reference(file_system: Any, path: str) -> Source:
             return Whole()
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
-        if not _is_local(leaf):
-            return Remote(num_bytes=int(num_bytes))
-        name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
         offset, num_bytes = int(offset), int(num_bytes)
+        if _shows_responses(leaf):
+            return Remote(get=_http_part(leaf, url, offset, num_bytes), num_bytes=num_bytes)
+        if not _is_local(leaf):
+            return Remote(num_bytes=num_bytes)
+        name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
     return File(partial(open_local, name, offset, num_bytes), (), place=name)

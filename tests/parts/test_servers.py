@@ -100,6 +100,19 @@ class TestRefusals:
         assert len(of_first) <= len(requests) + 1
         assert of_second == requests
 
+    @pytest.mark.parametrize("name", ["chunk", "shard"])
+    @pytest.mark.parametrize("status", [300, 301, 999])
+    @pytest.mark.usefixtures("pipeline")
+    def test_statuses_that_are_no_errors(self, folder, open_store, status, name):
+        """Redirections to nowhere, for example, are no lost connections."""
+        with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
+            array = zarr.open_array(open_store(server.address), path=name, mode="r")
+            for _ in range(2):
+                assert np.array_equal(array[:], DATA)
+                if name == "chunk":
+                    assert np.array_equal(array[:, ::512], DATA[:, ::512])
+                    assert array[5, 7] == DATA[5, 7]
+
     def test_it_is_remembered_for_a_while(self, folder, open_store, monkeypatch):
         server = Server(folder, lambda *_: (503, {}, b"overloaded"))
         with server.running():
@@ -239,7 +252,7 @@ class TestReplicas:
 class TestOtherRanges:
     """A cache that answers all ranges of an object with the first one that it has seen."""
 
-    @pytest.mark.parametrize("kind", ["http", "dir"])
+    @pytest.mark.parametrize("kind", ["http", "dir", "dir in dir", "reference"])
     @pytest.mark.usefixtures("pipeline")
     def test_another_range_is_no_answer(self, folder, kind):
         server = Server(folder)
@@ -259,12 +272,26 @@ class TestOtherRanges:
                 store = zarr.storage.FsspecStore.from_url(
                     address, read_only=True, storage_options=options
                 )
-            else:
-                http = fsspec.filesystem("http", asynchronous=True, **options)
-                store = zarr.storage.FsspecStore(
-                    fsspec.implementations.dirfs.DirFileSystem(address, http, asynchronous=True),
-                    read_only=True,
+            elif kind == "reference":
+                references = {
+                    "zarr.json": (folder / "chunk/zarr.json").read_text(),
+                    "c/0/0": [f"{address}/c/0/0", 0, DATA.nbytes],
+                }
+                files = fsspec.filesystem(
+                    "reference",
+                    fo=references,
+                    remote_protocol="http",
+                    remote_options={"asynchronous": True, **options},
+                    asynchronous=True,
                 )
+                store = zarr.storage.FsspecStore(files, read_only=True)
+            else:
+                files = fsspec.filesystem("http", asynchronous=True, **options)
+                for path in (server.address, "chunk") if kind == "dir in dir" else (address,):
+                    files = fsspec.implementations.dirfs.DirFileSystem(
+                        path, files, asynchronous=True
+                    )
+                store = zarr.storage.FsspecStore(files, read_only=True)
             array = zarr.open_array(store, mode="r")
             for row in (3, 9, 11):
                 assert np.array_equal(array[row], DATA[row])
@@ -301,16 +328,23 @@ class TestOtherRanges:
 
 class TestVersions:
     @pytest.mark.parametrize(
-        ("received", "expected"),
+        ("steps", "expected"),
         [
-            ("a0 a1 a1", [False] * 3),
-            ("a0 b1 a2", [False, False, True]),
-            ("a0 b1 a1", [False] * 3),  # sent before b arrived
-            ("a0 b1 a1 b2", [False] * 4),
-            ("a0 b1 c2 b3", [False, False, False, True]),
-            ("a0 b0 a0", [False] * 3),
+            ("+1 1a +2 2a +3 3a", "---"),
+            ("+1 1a +2 2b +3 3a", "--a"),  # one after the other
+            ("+1 1a +2 2b +3 3b", "---"),
+            ("+1 +2 +3 1a 2b 3a", "---"),  # all at once
+            ("+1 +2 2b 1a +3 3b", "---"),  # overwritten; the old one arrives late
+            ("+1 +2 1a 2b +3 +4 3a 4b +5 5a", "----a"),
+            ("+1 1a +2 2b +3 3c +4 4b", "---b"),
         ],
     )
-    def test_which_come_back(self, received, expected):
-        versions = getters.Versions()
-        assert [versions.has_come_back(v, int(n)) for v, n in received.split()] == expected
+    def test_which_come_back(self, steps, expected):
+        versions, sent, found = getters.Versions(), {}, ""
+        for step in steps.split():
+            if step.startswith("+"):
+                sent[step[1]] = versions.now()
+            else:
+                has_come_back = versions.has_come_back(step[1], sent[step[0]])
+                found += step[1] if has_come_back else "-"
+        assert found == expected
