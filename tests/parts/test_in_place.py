@@ -119,7 +119,7 @@ def apply(rng, arrays, shape, dtype):
 
 
 @pytest.mark.usefixtures("required")
-@pytest.mark.parametrize("seed", range(200 if EVERYTHING else 40))
+@pytest.mark.parametrize("seed", range(100 if EVERYTHING else 30))
 def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     """Random arrays, writes, deletes and resizes, compared after each step."""
     rng = random.Random(seed)  # noqa: S311
