@@ -127,10 +127,10 @@ class Versions:
 
     def __init__(self) -> None:
         self._clock = 0
-        # Of each version, when an answer with it arrived first; and when requests were sent, and
-        # answered, that found it.
+        # When an answer with each version arrived first; and when one with another version did,
+        # to a request that was sent after that.
         self._first: dict[object, int] = {}
-        self._found: list[tuple[object, int, int]] = []
+        self._replaced: dict[object, int] = {}
 
     def now(self) -> int:
         """Return the time, which passes with every request that is sent or answered."""
@@ -143,12 +143,12 @@ class Versions:
         Returns whether another version had taken its place before, so that the object was not
         overwritten: its server has replicas, each with its own name for the version.
         """
-        now, first = self.now(), self._first.setdefault(version, self._clock)
-        self._found.append((version, sent, now))
-        return any(
-            other != version and first < other_sent and answered < sent
-            for other, other_sent, answered in self._found
-        )
+        now = self.now()
+        for other, first in self._first.items():
+            if other != version and first < sent:
+                self._replaced.setdefault(other, now)
+        self._first.setdefault(version, now)
+        return self._replaced.get(version, sent) < sent
 
 
 class OnLoop:

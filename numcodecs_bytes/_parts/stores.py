@@ -549,7 +549,7 @@ async def _get_http_range(
     """Return a range, unless the server, or a cache before it, answers with another one."""
     found: list[str] = []
 
-    async def see(response: Any) -> None:  # aiohttp awaits it
+    async def see(response: Any) -> None:
         found.extend(response.headers.getall("Content-Range", ()))
 
     try:
@@ -568,7 +568,7 @@ async def _get_http_range(
             raise ReadWhole(f"answers with bytes {first} to {last} to other ranges")
     raw = np.frombuffer(data, np.uint8)
 
-    async def read() -> UInt8Array:  # awaited
+    async def read() -> UInt8Array:
         return raw
 
     return Answer(read)
