@@ -44,7 +44,10 @@ from numcodecs_bytes._parts.refusals import (
     answering,
     explaining,
     remember_refusal,
+    remember_versions,
+    status_of,
     untagged,
+    versions_of,
 )
 from numcodecs_bytes._parts.settings import configured_gap_bytes, splits_requests
 from numcodecs_bytes._parts.stores import (
@@ -222,7 +225,8 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
             if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
-            refusal, raw, getter.why = reason.refusal, reason.raw, reason.why
+            refusal = reason.refusal_of(getattr(getter.byte_getter, "store", None))
+            raw, getter.why = reason.raw, reason.why
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
@@ -334,6 +338,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
             untagged.add(store)
             break
     if plan.is_whole:
+        note_changing(getter)
         raise ReadWhole(why="its store does not tell versions, or it keeps being overwritten")
     for _ in range(NUM_TRIES if source.tells_version else 1):
         parts = Parts(plan.ranges, chunk.num_bytes)
@@ -343,6 +348,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
             untagged.add(store)
         if parts.are_settled and (source.tells_missing or parts.are_complete):
             return parts.fetched if parts.are_complete else None
+    note_changing(getter)
     raise ReadWhole(why="it keeps being overwritten, or was created or deleted meanwhile")
 
 
@@ -380,16 +386,17 @@ async def get_all_parts(getter: Getter, source: Remote, parts: "Parts", **how: b
     get = partial(_get_part, getter, source, parts)
     with contextlib.suppress(_Changed):
         await getter.get_all(parts.ranges, get, **how)
-    if parts.lost is not None:
-        if parts.num_present:  # one of many fails more often than the only one for all
-            raise ReadWhole(why="a connection was lost") from parts.lost
-        raise parts.lost
+    if parts.failed is not None:
+        if parts.num_present and not isinstance(parts.failed, ReadWhole):
+            # One of many fails more often than the only one for all.
+            raise ReadWhole(why="a connection was lost") from parts.failed
+        raise parts.failed
     if parts.num_present:
         answering.add(getattr(getter.byte_getter, "store", None))
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Request) -> None:
-    if parts.is_missing or parts.lost is not None:
+    if parts.is_missing or parts.failed is not None:
         return  # stop after the first missing range
     answer = None
     if parts.first is not None and parts.first[0] == request.start:
@@ -399,10 +406,12 @@ async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Req
             if answer is None:
                 answer = await ask(getter, source, request.start, request.end)
             raw = None if answer is None else await answer.read()
-    except ReadWhole:
-        raise
-    except Exception as error:  # noqa: BLE001 # the server was not reached; others may be answered
-        parts.lost = error
+    except Exception as error:
+        if isinstance(error, ReadWhole) and status_of(error) is None:
+            raise
+        # The server was not reached, or answered with an error. The other requests are waited for:
+        # it may limit how many it answers at once.
+        parts.failed = error
         return
     getter.num_bytes += 0 if raw is None else raw.nbytes
     parts.take(request, answer, raw)
@@ -420,10 +429,11 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
     """
     getter.num_requests += 1
     if source.get is not None:
+        if getter.versions is None:
+            getter.versions = versions_of(*_place_of(getter))
         sent = getter.versions.now()
         answer = await source.get(start, end)
-        version = None if answer is None else answer.version
-        if version is not None and getter.versions.has_come_back(version, sent):
+        if answer is not None and getter.versions.are_of_replicas(answer.version, sent):
             raise ReadWhole("has replicas with different tags for the same chunk")
         return answer
     buffer = await getter.get_range(start, end)
@@ -435,6 +445,17 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
         return raw
 
     return Answer(read)
+
+
+def note_changing(getter: Getter) -> None:
+    """Remember which versions of a chunk were found that kept changing."""
+    if getter.versions is not None:
+        remember_versions(*_place_of(getter), getter.versions)
+
+
+def _place_of(getter: Getter) -> tuple[Any, str]:
+    byte_getter = getter.byte_getter
+    return getattr(byte_getter, "store", None), getattr(byte_getter, "path", "")
 
 
 class _Changed(Exception):  # noqa: N818 # not an error
@@ -463,7 +484,7 @@ class Parts:
         self.fetched = np.empty(0, np.uint8)
         self.num_present = 0
         self.is_missing = False
-        self.lost: Exception | None = None  # a request that did not reach the server
+        self.failed: Exception | None = None  # how a request failed
         # The answer to a request that was asked before, and where that range starts.
         self.first: tuple[int, Answer] | None = None
         self.ranges = ranges
@@ -487,7 +508,8 @@ class Parts:
             None not in (answer.num_bytes, self.chunk_bytes)
             and answer.num_bytes != self.chunk_bytes
         ):
-            raise ReadWhole
+            how = f"says that a chunk of {self.chunk_bytes} bytes has {answer.num_bytes}"
+            raise ReadWhole(how, is_sure=False)
 
     def take(self, request: Request, answer: Answer | None, raw: UInt8Array | None) -> None:
         """Check an answer and copy its pieces to their place."""
@@ -499,8 +521,10 @@ class Parts:
         expected = request.end - request.start
         if len(raw) != expected:
             # An answer that is too short may come from another version of the chunk.
-            refusal = "returns more bytes than requested" if len(raw) > expected else None
-            raise ReadWhole(refusal, raw if len(raw) == self.chunk_bytes else None)
+            is_longer = len(raw) > expected
+            refusal = f"returns {'more' if is_longer else 'fewer'} bytes than requested"
+            raw = raw if len(raw) == self.chunk_bytes else None
+            raise ReadWhole(refusal, raw, is_sure=is_longer)
         if self.version not in (_ANY_VERSION, answer.version):
             raise _Changed
         self.version = answer.version

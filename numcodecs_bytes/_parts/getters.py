@@ -16,6 +16,7 @@ from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest, SuffixByte
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
+from numcodecs_bytes._parts.refusals import Versions
 from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")
@@ -122,35 +123,6 @@ def _request(start: int, end: int | None) -> ByteRequest:
     return SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
 
 
-class Versions:
-    """The versions of an object that its store has told, and when: requests overlap."""
-
-    def __init__(self) -> None:
-        self._clock = 0
-        # When an answer with each version arrived first; and when one with another version did,
-        # to a request that was sent after that.
-        self._first: dict[object, int] = {}
-        self._replaced: dict[object, int] = {}
-
-    def now(self) -> int:
-        """Return the time, which passes with every request that is sent or answered."""
-        self._clock += 1
-        return self._clock
-
-    def has_come_back(self, version: object, sent: int) -> bool:
-        """Note the version that was found by a request that was sent at a time.
-
-        Returns whether another version had taken its place before, so that the object was not
-        overwritten: its server has replicas, each with its own name for the version.
-        """
-        now = self.now()
-        for other, first in self._first.items():
-            if other != version and first < sent:
-                self._replaced.setdefault(other, now)
-        self._first.setdefault(version, now)
-        return self._replaced.get(version, sent) < sent
-
-
 class OnLoop:
     """Gets bytes on the event loop, like zarr's default pipeline.
 
@@ -164,6 +136,7 @@ class OnLoop:
 
     is_blocking = False
     num_requests = num_bytes = 0  # so far
+    versions: Versions | None = None  # that were found so far
     why = ""  # the chunk is read whole
 
     @property
@@ -173,7 +146,6 @@ class OnLoop:
 
     def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
-        self.versions = Versions()
         self._prototype = prototype
 
     async def let_others_start(self) -> None:
@@ -294,11 +266,11 @@ class Blocking:
     is_blocking = True
     starts_tasks = False
     num_requests = num_bytes = 0  # see `OnLoop`
+    versions: Versions | None = None
     why = ""
 
     def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
-        self.versions = Versions()
         self._prototype = prototype
 
     async def let_others_start(self) -> None:

@@ -33,15 +33,32 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         The whole chunk, if it was received already.
     why : str
         What else is the reason, for `numcodecs_bytes.trace`.
+    is_sure : bool
+        Whether no overwritten chunk, and no bad connection, can be the cause of a refusal.
     """
 
     def __init__(
-        self, refusal: str | None = None, raw: UInt8Array | None = None, why: str = ""
+        self,
+        refusal: str | None = None,
+        raw: UInt8Array | None = None,
+        why: str = "",
+        *,
+        is_sure: bool = True,
     ) -> None:
         super().__init__(refusal)
-        self.refusal = refusal
+        self._refusal, self._is_sure = refusal, is_sure
         self.raw = raw
         self.why = f"the store {refusal}" if refusal else why
+
+    def refusal_of(self, store: object) -> str | None:
+        """Return the refusal, if it is to be remembered.
+
+        One that is not sure is, unless the store has answered as requested since the last one.
+        """
+        if self._refusal is None or self._is_sure or store not in answering:
+            return self._refusal
+        answering.discard(store)
+        return None
 
 
 # How stores show that they do not support ranges, if no server answers with a status.
@@ -64,6 +81,8 @@ _LOST_CLASSES = {
     "ServiceResponseError",
     "TransportError",
 }
+# Their other errors are answers, too: redirections to nowhere, or compressed ranges, for example.
+_CLIENTS = {"aiohttp", "azure", "botocore", "gcsfs", "obstore"}
 
 
 def status_of(error: BaseException) -> int | None:
@@ -76,7 +95,9 @@ def status_of(error: BaseException) -> int | None:
 
 
 def _statuses_of(error: BaseException) -> Iterator[Any]:
-    yield getattr(error, "status", None)  # aiohttp, where `code` is deprecated
+    if hasattr(error, "status"):  # aiohttp, where `code` is deprecated
+        yield error.status
+        return
     yield getattr(error, "status_code", None)  # Azure
     yield getattr(error, "code", None)  # gcsfs
     response = getattr(error, "response", None)
@@ -130,41 +151,53 @@ def explaining() -> Iterator[None]:
                 raise ReadWhole(f"raises {type(cause).__name__}") from error
         if _is_lost(error):
             raise
+        if type(error).__module__.partition(".")[0] in _CLIENTS:
+            raise ReadWhole(f"raises {type(error).__name__}", is_sure=False) from error
         raise ReadWhole(why=f"a range of it failed with {type(error).__name__}") from error
 
 
+_NOTHING: Any = (lambda: None), None, 0.0
+
+
 class _Stores:
-    """A set of weakly referenced stores, compared by identity because they are not hashable.
+    """What is known of weakly referenced stores, compared by identity as they are not hashable.
 
     Parameters
     ----------
     seconds : float
-        How long each of them is remembered.
+        How long it is remembered of each of them.
     """
 
     def __init__(self, seconds: float = math.inf) -> None:
         self._seconds = seconds
-        self._references: dict[int, tuple[weakref.ref[Any], str, float]] = {}
+        self._references: dict[int, tuple[weakref.ref[Any], Any, float]] = {}
 
     def __contains__(self, store: object) -> bool:
-        found = self._references.get(id(store))
-        return found is not None and found[0]() is store and time.monotonic() < found[2]
+        return self.get(store) is not None
 
-    def add(self, store: object, why: str = "") -> None:
+    def get(self, store: object) -> Any:
+        """Return what is known of a store, or None."""
+        reference, known, until = self._references.get(id(store), _NOTHING)
+        return known if reference() is store and time.monotonic() < until else None
+
+    def add(self, store: object, known: Any = "") -> None:
         """Remember a store, if its class supports weak references."""
         key = id(store)
         with contextlib.suppress(TypeError):
             reference = weakref.ref(store, lambda _: self._references.pop(key, None))
-            self._references[key] = reference, why, time.monotonic() + self._seconds
+            self._references[key] = reference, known, time.monotonic() + self._seconds
 
-    def why(self, store: object) -> str:
-        """Return why a store was added."""
-        return self._references[id(store)][1]
+    def discard(self, store: object) -> None:
+        """Forget a store, if it was remembered."""
+        self._references.pop(id(store), None)
 
 
-answering = _Stores()  # those that answered a range request correctly
-refusing = _Stores(REMEMBERED_SECONDS)
+answering = _Stores()  # those that answered the last range requests correctly
+refusing = _Stores(REMEMBERED_SECONDS)  # and why
 untagged = _Stores()  # those whose answers do not tell the version of an object
+# The versions of objects that kept changing while they were read, by their path.
+_changing = _Stores(REMEMBERED_SECONDS)
+MAX_CHANGING, MAX_VERSIONS = 100, 100
 _warned_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -183,3 +216,55 @@ def remember_refusal(store: Any, refusal: str, num_bytes: int) -> None:
             num_bytes,
         )
     _warned_of.add(kind)
+
+
+class Versions:
+    """The versions of an object that its store has told, and when: requests overlap."""
+
+    def __init__(self) -> None:
+        self._clock = 0
+        # When an answer with each version arrived first; and when one with another version did,
+        # to a request that was sent after that.
+        self._first: dict[object, int] = {}
+        self._replaced: dict[object, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def now(self) -> int:
+        """Return the time, which passes with every request that is sent or answered."""
+        self._clock += 1
+        return self._clock
+
+    def are_of_replicas(self, version: object, sent: int) -> bool:
+        """Note the version, or None, that was found by a request that was sent at a time.
+
+        Returns whether another version had taken its place before, or only some answers tell one,
+        so that the object was not overwritten: its server has replicas that tell versions in their
+        own way.
+        """
+        now = self.now()
+        for other, first in self._first.items():
+            if other != version and first < sent:
+                self._replaced.setdefault(other, now)
+        self._first.setdefault(version, now)
+        is_untold = None in self._first and len(self._first) > 1
+        return is_untold or self._replaced.get(version, sent) < sent
+
+
+def versions_of(store: Any, path: str) -> Versions:
+    """Return the versions of an object that were found when it kept changing, else none."""
+    known: dict[str, Versions] = _changing.get(store) or {}
+    return known.get(path) or Versions()
+
+
+def remember_versions(store: Any, path: str, versions: Versions) -> None:
+    """Remember the versions of an object that kept changing: one may come back."""
+    known: dict[str, Versions] = _changing.get(store) or {}
+    if len(known) >= MAX_CHANGING:
+        known.clear()
+    if len(versions) <= MAX_VERSIONS:
+        known[path] = versions
+        _changing.add(store, known)
+    else:
+        known.pop(path, None)

@@ -31,6 +31,7 @@ from numcodecs_bytes._parts.fetch import (
     ask,
     coalescing_of,
     get_all_parts,
+    note_changing,
     plan_chunk,
     run_blocking,
     share_requests,
@@ -43,7 +44,7 @@ from numcodecs_bytes._parts.ranges import Coalescing, Indices
 from numcodecs_bytes._parts.refusals import ReadWhole, explaining, remember_refusal, untagged
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
-from numcodecs_bytes._parts.stores import Answer, File, Remote, Whole, find_source
+from numcodecs_bytes._parts.stores import REQUEST_BYTES, Answer, File, Remote, Whole, find_source
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     chunk_grid_of,
@@ -52,6 +53,8 @@ from numcodecs_bytes._zarr_versions import (
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
+# How often the parts of a shard are requested at most, before it is left to zarr's codec.
+MAX_TRIES = 16
 
 # The plan for no elements.
 NOTHING = plan_read((slice(0),), (1,), 1, Coalescing(0))
@@ -454,7 +457,10 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
         if len(selected.inner) == shard.num_chunks and num_spared <= little:
             raise Left
-    for _ in range(NUM_TRIES if source.tells_version else 1):
+    # To request some parts several times costs less than a large shard.
+    num_tries = shard.num_bytes // (2 * REQUEST_BYTES + selected.num_bytes)
+    num_tries = min(max(num_tries, NUM_TRIES), MAX_TRIES) if source.tells_version else 1
+    for _ in range(num_tries):
         found = await _get_index(getter, source, shard)
         if found is None:
             return None
@@ -470,14 +476,18 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         try:
             await get_all_parts(getter, source, parts, of_shard=True)
         except ReadWhole as why:
-            if answer.version is None or why.refusal is not None:
-                raise Left(refusal=why.refusal) from why
+            refusal = why.refusal_of(store)
+            if answer.version is None or refusal is not None:
+                raise Left(refusal=refusal) from why
             continue
         if parts.are_complete:
             out = np.empty(selected.flat_shape, shard.chunk.dtype)
             shard.fill(out, missing)
             shard.scatter(out, parts.fetched, present)
             return out.reshape(selected.shape)
+    note_changing(getter)
+    if num_tries == MAX_TRIES:
+        raise Left  # none so large is overwritten so often
     raise ReadWhole  # it keeps being overwritten
 
 
@@ -491,7 +501,7 @@ async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any,
             raw = await answer.read()
             getter.num_bytes += raw.nbytes
     except ReadWhole as why:
-        raise Left(refusal=why.refusal) from why
+        raise Left(refusal=why.refusal_of(getattr(getter.byte_getter, "store", None))) from why
     if raw.nbytes > shard.index_bytes:
         raise Left(refusal="returns more bytes than requested")
     try:

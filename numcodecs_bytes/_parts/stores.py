@@ -319,8 +319,8 @@ def source_finder() -> Callable[[object], Source]:
 
 
 def _of_store(store: Any) -> SourceOf:
-    if store in refusing:
-        return _always(Whole(f"the store does not support byte ranges (it {refusing.why(store)})"))
+    if (refusal := refusing.get(store)) is not None:
+        return _always(Whole(f"the store does not support byte ranges (it {refusal})"))
     return _of_any(store)
 
 
@@ -548,14 +548,18 @@ async def _get_http_range(
 ) -> Answer | None:
     """Return a range, unless the server, or a cache before it, answers with another one."""
     found: list[str] = []
+    statuses: list[int] = []
 
     async def see(response: Any) -> None:
         found.extend(response.headers.getall("Content-Range", ()))
+        statuses.append(response.status)
 
     try:
         data = await file_system._cat_file(path, start=start, end=end, **{_SEES: see})  # noqa: SLF001
     except missing:
         return None
+    if statuses and statuses[-1] not in (200, 206):
+        raise ReadWhole(f"answers with status {statuses[-1]}")
     match = _CONTENT_RANGE.fullmatch(found[0]) if len(found) == 1 else None
     if match is not None:
         first, last = int(match[1]), int(match[2])

@@ -69,8 +69,8 @@ async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
             answer = await ask(getter, source, start, start + 1)
             num_received = 0 if answer is None else len(await answer.read())
     except ReadWhole as why:
-        is_readable = why.refusal is not None and await _is_readable(getter, num_bytes)
-        return why.refusal if is_readable else None
+        refusal = why.refusal_of(at.store)
+        return refusal if refusal and await _is_readable(getter, num_bytes) else None
     except Exception:  # noqa: BLE001 # stores and networks raise anything
         return None
     if num_received == 1:
