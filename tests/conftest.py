@@ -77,9 +77,14 @@ def pytest_collection_modifyitems(config, items):
 
 def _sample(matrix):
     """Yield items until each value of each parameter occurs, in as many pairs as there may be."""
-    # A value is the same object in each combination.
+    # A value is the same object in each combination. Numbered, so that all processes choose alike.
+    numbers = {}
     values = {
-        item: {(name, id(value)) for name, value in item.callspec.params.items()} for item in matrix
+        item: {
+            numbers.setdefault((name, id(value)), len(numbers))
+            for name, value in item.callspec.params.items()
+        }
+        for item in matrix
     }
     pairs = {item: list(itertools.combinations(sorted(values[item]), 2)) for item in matrix}
     missing = set().union(*values.values())
