@@ -5,6 +5,7 @@ unreliable, the chunk is read whole the way zarr does, and the selection is appl
 is returned before the length of the chunk is checked, if the store provides it.
 """
 
+import asyncio
 import contextlib
 import math
 import sys
@@ -32,6 +33,7 @@ from numcodecs_bytes._parts.getters import (
     T,
     WouldWait,
     chunks_in_flight,
+    in_flight_of,
     max_requests,
     quick_places,
 )
@@ -40,9 +42,12 @@ from numcodecs_bytes._parts.open_file import BLOCK_BYTES, SHORT, OpenFile
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
 from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Ranges, Request
 from numcodecs_bytes._parts.refusals import (
+    LIMITS,
     ReadWhole,
     answering,
     explaining,
+    keeps_changing,
+    limiting,
     remember_refusal,
     remember_versions,
     status_of,
@@ -67,6 +72,8 @@ AT_ONCE_BYTES = 1 << 19
 MIN_PART_BYTES = 1 << 23
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
 NUM_TRIES = 3
+# How long to wait for the range requests of other chunks to end, and how often to look.
+MAX_WAIT_SECONDS, WAIT_SECONDS = 30.0, 0.005
 
 
 class Chunk(NamedTuple):
@@ -151,19 +158,20 @@ async def _fetch(getter: Getter, chunk: Chunk) -> Any:
     except Exception as error:
         add_name(error, getter.byte_getter)
         raise
+    if plan.is_whole:
+        if fetched is not None:
+            name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
+            check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
+        if refusal is not None:
+            remember_refusal(object_of(getter)[0], refusal, chunk.num_bytes)
     if fetched is None:
         note_fetched(getter, chunk, None)
         return None
-    if plan.is_whole:
-        name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
-        check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
-        if refusal is not None:
-            remember_refusal(getattr(getter.byte_getter, "store", None), refusal, chunk.num_bytes)
-        if not isinstance(fetched, np.ndarray):
-            array = decode_on_device(fetched, chunk.stored, chunk.dtype)
-            on_device = array.reshape(chunk.shape)[chunk.selection]
-            note_fetched(getter, chunk, on_device)
-            return on_device
+    if not isinstance(fetched, np.ndarray):
+        array = decode_on_device(fetched, chunk.stored, chunk.dtype)
+        on_device = array.reshape(chunk.shape)[chunk.selection]
+        note_fetched(getter, chunk, on_device)
+        return on_device
     selected = select_fetched(fetched, chunk.stored, plan, chunk.selection)
     note_fetched(getter, chunk, selected)
     return ready_to_copy(selected, chunk.dtype)
@@ -225,8 +233,9 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
             if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, chunk, plan), plan, None
         except ReadWhole as reason:
-            refusal = reason.refusal_of(getattr(getter.byte_getter, "store", None))
+            refusal = reason.refusal_of(*object_of(getter))
             raw, getter.why = reason.raw, reason.why
+            await let_others_end(getter)
     if raw is None:
         buffer = await getter.get_whole()
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
@@ -327,18 +336,18 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     """Return the pieces of a plan, or None if the chunk does not exist."""
     if source.num_bytes not in (None, chunk.num_bytes):
         raise ReadWhole
-    store = getattr(getter.byte_getter, "store", None)
-    ranges = split_ranges(source, plan.ranges) if store not in untagged else plan.ranges
-    for _ in range(NUM_TRIES if len(ranges.starts) > plan.num_requests else 0):
+    store, path = object_of(getter)
+    is_split = store not in untagged and not keeps_changing(store, path)
+    ranges = split_ranges(source, plan.ranges) if is_split else plan.ranges
+    if len(ranges.starts) > plan.num_requests:
         parts = Parts(ranges, chunk.num_bytes)
         await _get_split(getter, source, parts)
         if parts.are_settled:
             return parts.fetched if parts.are_complete else None
         if parts.first is not None:
             untagged.add(store)
-            break
-    if plan.is_whole:
         note_changing(getter)
+    if plan.is_whole:
         raise ReadWhole(why="its store does not tell versions, or it keeps being overwritten")
     for _ in range(NUM_TRIES if source.tells_version else 1):
         parts = Parts(plan.ranges, chunk.num_bytes)
@@ -361,7 +370,7 @@ def split_ranges(source: Remote, ranges: Ranges) -> Ranges:
 async def _get_split(getter: Getter, source: Remote, parts: "Parts") -> None:
     """Get all ranges; only the beginning of the first if that does not tell the version."""
     request = next(parts.ranges.requests())
-    with explaining():
+    with requesting(getter):
         answer = await ask(getter, source, request.start, request.end)
     if answer is None:
         parts.is_missing = True
@@ -392,7 +401,7 @@ async def get_all_parts(getter: Getter, source: Remote, parts: "Parts", **how: b
             raise ReadWhole(why="a connection was lost") from parts.failed
         raise parts.failed
     if parts.num_present:
-        answering.add(getattr(getter.byte_getter, "store", None))
+        answering.add(object_of(getter)[0])
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Request) -> None:
@@ -402,7 +411,7 @@ async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Req
     if parts.first is not None and parts.first[0] == request.start:
         answer = parts.first[1]
     try:
-        with explaining():
+        with requesting(getter):
             if answer is None:
                 answer = await ask(getter, source, request.start, request.end)
             raw = None if answer is None else await answer.read()
@@ -415,6 +424,31 @@ async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Req
         return
     getter.num_bytes += 0 if raw is None else raw.nbytes
     parts.take(request, answer, raw)
+
+
+@contextlib.contextmanager
+def requesting(getter: Getter) -> Iterator[None]:
+    """Raise `ReadWhole` if a range request fails, or the store has just refused so many of them."""
+    store, _ = object_of(getter)
+    if (refusal := limiting.get(store)) is not None:
+        raise ReadWhole(refusal)
+    try:
+        with in_flight_of(store), explaining():
+            yield
+    except ReadWhole as why:
+        if status_of(why) in LIMITS:
+            limiting.add(store, why.refusal)
+        raise
+
+
+async def let_others_end(getter: Getter) -> None:
+    """Let range requests end if the server limits how many it answers at once."""
+    store, _ = object_of(getter)
+    end = time.monotonic() + MAX_WAIT_SECONDS
+    while getter.starts_tasks and store in limiting and in_flight_of(store).num:
+        if time.monotonic() > end:
+            break
+        await asyncio.sleep(WAIT_SECONDS)
 
 
 async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> Answer | None:
@@ -430,7 +464,7 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
     getter.num_requests += 1
     if source.get is not None:
         if getter.versions is None:
-            getter.versions = versions_of(*_place_of(getter))
+            getter.versions = versions_of(*object_of(getter))
         sent = getter.versions.now()
         answer = await source.get(start, end)
         if answer is not None and getter.versions.are_of_replicas(answer.version, sent):
@@ -450,10 +484,11 @@ async def ask(getter: Getter, source: Remote, start: int, end: int | None) -> An
 def note_changing(getter: Getter) -> None:
     """Remember which versions of a chunk were found that kept changing."""
     if getter.versions is not None:
-        remember_versions(*_place_of(getter), getter.versions)
+        remember_versions(*object_of(getter), getter.versions)
 
 
-def _place_of(getter: Getter) -> tuple[Any, str]:
+def object_of(getter: Getter) -> tuple[Any, str]:
+    """Return the store of a chunk, and its path there."""
     byte_getter = getter.byte_getter
     return getattr(byte_getter, "store", None), getattr(byte_getter, "path", "")
 

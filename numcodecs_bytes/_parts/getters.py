@@ -16,7 +16,7 @@ from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest, SuffixByte
 from zarr.core.buffer import Buffer, BufferPrototype
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
-from numcodecs_bytes._parts.refusals import Versions
+from numcodecs_bytes._parts.refusals import Stores, Versions
 from numcodecs_bytes._threads import run_in_thread
 
 T = TypeVar("T")
@@ -112,6 +112,15 @@ class _Counter:
 chunks_in_flight = _Counter()  # of stores that take requests
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=chunks_in_flight.reset)
+_in_flight = Stores()
+
+
+def in_flight_of(store: object) -> _Counter:
+    """Return the counter of the range requests of a store."""
+    if (counter := _in_flight.get(store)) is None:
+        counter = _Counter()
+        _in_flight.add(store, counter)
+    return counter  # type: ignore[no-any-return]
 
 
 def max_requests() -> int:

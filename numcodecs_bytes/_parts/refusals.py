@@ -46,25 +46,26 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         is_sure: bool = True,
     ) -> None:
         super().__init__(refusal)
-        self._refusal, self._is_sure = refusal, is_sure
+        self.refusal, self.is_sure = refusal, is_sure
         self.raw = raw
         self.why = f"the store {refusal}" if refusal else why
 
-    def refusal_of(self, store: object) -> str | None:
-        """Return the refusal, if it is to be remembered.
+    def refusal_of(self, store: object, path: str) -> str | None:
+        """Return the refusal, if it is to be remembered of the store.
 
-        One that is not sure is, unless the store has answered as requested since the last one.
+        One that is not sure is only if the store has answered no range as requested. Otherwise it
+        is remembered of the chunk.
         """
-        if self._refusal is None or self._is_sure or store not in answering:
-            return self._refusal
-        answering.discard(store)
+        if self.refusal is None or self.is_sure or store not in answering:
+            return self.refusal
+        _note_of_object(odd, store, path, self.refusal)
         return None
 
 
 # How stores show that they do not support ranges, if no server answers with a status.
 _REFUSING_ERRORS = (NotImplementedError, io.UnsupportedOperation)
 _REFUSALS = re.compile(
-    "content.?range|unexpected.?range|range.?not.?supported|no.range|unexpected keyword",
+    "content.?range|unexpected.?range|range.?not.?supported|no.ranges|unexpected keyword",
     re.IGNORECASE,
 )
 _STATUS = re.compile(r"status code: (\d\d\d)\b")  # of obstore, whose errors have no attribute
@@ -72,15 +73,19 @@ _STATUS = re.compile(r"status code: (\d\d\d)\b")  # of obstore, whose errors hav
 # also the one for statuses, at the end of its first line; and the names of other clients' classes,
 # which are neither Python's ConnectionError nor TimeoutError.
 _LOST = re.compile("error sending request|connection|timed out", re.IGNORECASE)
+# What is said of a connection that is lost in the middle of an answer.
+_CUT = re.compile("payload is not completed|response body", re.IGNORECASE)
 _LOST_CLASSES = {
     "ClientConnectionError",  # aiohttp
-    "ClientPayloadError",
     "ConnectionError",  # botocore
     "HTTPClientError",
     "ServiceRequestError",  # Azure
     "ServiceResponseError",
     "TransportError",
 }
+RANGE_NOT_SATISFIABLE = 416
+# With these, a server also refuses more requests at once than it likes.
+LIMITS = {429, 503}
 # Their other errors are answers, too: redirections to nowhere, or compressed ranges, for example.
 _CLIENTS = {"aiohttp", "azure", "botocore", "gcsfs", "obstore"}
 
@@ -88,24 +93,38 @@ _CLIENTS = {"aiohttp", "azure", "botocore", "gcsfs", "obstore"}
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status, at least 300, that was answered; None if an error has none."""
     for cause in _causes_of(error):
-        for status in _statuses_of(cause):
-            if isinstance(status, int) and 300 <= status < 1000:
-                return status
+        with contextlib.suppress(Exception):  # of other people's attributes
+            for status in _statuses_of(cause):
+                if isinstance(status, int) and 300 <= status < 1000:
+                    return status
     return None
 
 
 def _statuses_of(error: BaseException) -> Iterator[Any]:
-    if hasattr(error, "status"):  # aiohttp, where `code` is deprecated
-        yield error.status
+    client = _client_of(error)
+    if client == "obstore" or isinstance(error, FileNotFoundError):
+        if match := _STATUS.search(str(error)):
+            yield int(match[1])
         return
+    yield getattr(error, "status", None)  # aiohttp
     yield getattr(error, "status_code", None)  # Azure
-    yield getattr(error, "code", None)  # gcsfs
+    if client == "gcsfs":
+        yield getattr(error, "code", None)
     response = getattr(error, "response", None)
     yield getattr(response, "status_code", None)  # requests
     if isinstance(response, dict):  # botocore
-        yield response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    if match := _STATUS.search(str(error)):
-        yield int(match[1])
+        yield response["ResponseMetadata"]["HTTPStatusCode"]
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 # other people's code
+        return ""
+
+
+def _client_of(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _causes_of(error: BaseException) -> list[BaseException]:
@@ -141,17 +160,19 @@ def explaining() -> Iterator[None]:
         raise
     except Exception as error:
         if (status := status_of(error)) is not None:
-            raise ReadWhole(f"answers with status {status}") from error
+            # 416 is also the answer for a chunk that is shorter than it was.
+            is_sure = status != RANGE_NOT_SATISFIABLE
+            raise ReadWhole(f"answers with status {status}", is_sure=is_sure) from error
         for cause in _causes_of(error):
             if (
                 isinstance(cause, _REFUSING_ERRORS)
                 or type(cause).__name__ == "NotSupportedError"  # obstore's
-                or (not isinstance(cause, OSError) and _REFUSALS.search(str(cause)))
+                or (not isinstance(cause, OSError) and _REFUSALS.search(_text_of(cause)))
             ):
                 raise ReadWhole(f"raises {type(cause).__name__}") from error
         if _is_lost(error):
             raise
-        if type(error).__module__.partition(".")[0] in _CLIENTS:
+        if _client_of(error) in _CLIENTS and not _CUT.search(str(error).partition("\n")[0]):
             raise ReadWhole(f"raises {type(error).__name__}", is_sure=False) from error
         raise ReadWhole(why=f"a range of it failed with {type(error).__name__}") from error
 
@@ -159,7 +180,7 @@ def explaining() -> Iterator[None]:
 _NOTHING: Any = (lambda: None), None, 0.0
 
 
-class _Stores:
+class Stores:
     """What is known of weakly referenced stores, compared by identity as they are not hashable.
 
     Parameters
@@ -192,12 +213,16 @@ class _Stores:
         self._references.pop(id(store), None)
 
 
-answering = _Stores()  # those that answered the last range requests correctly
-refusing = _Stores(REMEMBERED_SECONDS)  # and why
-untagged = _Stores()  # those whose answers do not tell the version of an object
-# The versions of objects that kept changing while they were read, by their path.
-_changing = _Stores(REMEMBERED_SECONDS)
-MAX_CHANGING, MAX_VERSIONS = 100, 100
+answering = Stores()  # those that answered the last range requests correctly
+refusing = Stores(REMEMBERED_SECONDS)  # and why
+untagged = Stores()  # those whose answers do not tell the version of an object
+# For so long, those that limit how many requests they answer at once; and why.
+limiting = Stores(60.0)
+# Of some objects, by their path: what was odd in an answer to a range; the versions of those that
+# kept changing while they were read.
+odd = Stores(REMEMBERED_SECONDS)
+_changing = Stores(REMEMBERED_SECONDS)
+MAX_OBJECTS, MAX_VERSIONS = 1000, 100
 _warned_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -258,13 +283,20 @@ def versions_of(store: Any, path: str) -> Versions:
     return known.get(path) or Versions()
 
 
+def keeps_changing(store: Any, path: str) -> bool:
+    """Whether an object kept changing, some minutes ago at most."""
+    return path in (_changing.get(store) or {})
+
+
 def remember_versions(store: Any, path: str, versions: Versions) -> None:
     """Remember the versions of an object that kept changing: one may come back."""
-    known: dict[str, Versions] = _changing.get(store) or {}
-    if len(known) >= MAX_CHANGING:
-        known.clear()
-    if len(versions) <= MAX_VERSIONS:
-        known[path] = versions
-        _changing.add(store, known)
-    else:
-        known.pop(path, None)
+    known = versions if len(versions) <= MAX_VERSIONS else Versions()
+    _note_of_object(_changing, store, path, known)
+
+
+def _note_of_object(stores: Stores, store: Any, path: str, known: object) -> None:
+    objects: dict[str, Any] = stores.get(store) or {}
+    if len(objects) >= MAX_OBJECTS:
+        objects.clear()
+    objects[path] = known
+    stores.add(store, objects)

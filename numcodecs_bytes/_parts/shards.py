@@ -31,8 +31,11 @@ from numcodecs_bytes._parts.fetch import (
     ask,
     coalescing_of,
     get_all_parts,
+    let_others_end,
     note_changing,
+    object_of,
     plan_chunk,
+    requesting,
     run_blocking,
     share_requests,
     split_ranges,
@@ -41,7 +44,13 @@ from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, c
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
-from numcodecs_bytes._parts.refusals import ReadWhole, explaining, remember_refusal, untagged
+from numcodecs_bytes._parts.refusals import (
+    ReadWhole,
+    answering,
+    keeps_changing,
+    remember_refusal,
+    untagged,
+)
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import REQUEST_BYTES, Answer, File, Remote, Whole, find_source
@@ -399,6 +408,7 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 byte_getter = StorePath(MemoryStore({byte_getter.path: buffer}), byte_getter.path)
             except Left as why:
                 refusal = why.refusal
+                await let_others_end(getter)
         codec, spec = shard.codec, shard.spec
         if getter.is_blocking:
             selected = codec._decode_partial_sync(byte_getter, selection, spec)  # noqa: SLF001
@@ -410,8 +420,8 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
             with contextlib.suppress(Exception):
                 await _explain(error, getter, shard, selection)
         raise
-    if refusal is not None and selected is not None:
-        remember_refusal(getattr(byte_getter, "store", None), refusal, shard.num_bytes)
+    if refusal is not None:
+        remember_refusal(object_of(getter)[0], refusal, shard.num_bytes)
     return selected  # type: ignore[no-any-return]
 
 
@@ -448,18 +458,12 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
     """
     gap = configured_gap_bytes()
     selected = shard.select(selection, source, gap)
-    store = getattr(getter.byte_getter, "store", None)
-    is_split = source.max_parts > 1 and store not in untagged
+    store, path = object_of(getter)
+    is_split = source.max_parts > 1 and store not in untagged and not keeps_changing(store, path)
     if not (is_split and selected.num_bytes >= 2 * MIN_PART_BYTES):
-        # zarr reads the whole shard in one request if all inner chunks are selected.
-        num_spared = shard.num_bytes - shard.index_bytes - selected.num_bytes
-        nearly = shard.num_bytes * (1 - NEARLY_WHOLE) if gap is None else 0
-        little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
-        if len(selected.inner) == shard.num_chunks and num_spared <= little:
-            raise Left
-    # To request some parts several times costs less than a large shard.
-    num_tries = shard.num_bytes // (2 * REQUEST_BYTES + selected.num_bytes)
-    num_tries = min(max(num_tries, NUM_TRIES), MAX_TRIES) if source.tells_version else 1
+        _leave_nearly_whole(shard, selected, source, gap)
+    num_tries = _num_tries(shard, selected) if source.tells_version else 1
+    odd_version = None
     for _ in range(num_tries):
         found = await _get_index(getter, source, shard)
         if found is None:
@@ -469,17 +473,19 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
         if answer.version is None:
             untagged.add(store)
-        else:
+        elif is_split:
             ranges = split_ranges(source, ranges)
+            is_split = False  # again
         # Another length means another version.
         parts = Parts(ranges, None, answer.version)
         try:
             await get_all_parts(getter, source, parts, of_shard=True)
         except ReadWhole as why:
-            refusal = why.refusal_of(store)
-            if answer.version is None or refusal is not None:
-                raise Left(refusal=refusal) from why
-            continue
+            # What is odd may come from another version of the shard, but not twice from the same.
+            is_odd = why.refusal is not None and (why.is_sure or answer.version == odd_version)
+            if answer.version is None or is_odd:
+                raise Left(refusal=why.refusal_of(*object_of(getter))) from why
+            odd_version = answer.version
         if parts.are_complete:
             out = np.empty(selected.flat_shape, shard.chunk.dtype)
             shard.fill(out, missing)
@@ -491,19 +497,38 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
     raise ReadWhole  # it keeps being overwritten
 
 
+def _leave_nearly_whole(
+    shard: Shard, selected: ShardSelection, source: Remote, gap: int | None
+) -> None:
+    """Raise `Left` if zarr reads the shard in one request, as all inner chunks are selected."""
+    num_spared = shard.num_bytes - shard.index_bytes - selected.num_bytes
+    nearly = shard.num_bytes * (1 - NEARLY_WHOLE) if gap is None else 0
+    little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
+    if len(selected.inner) == shard.num_chunks and num_spared <= little:
+        raise Left
+
+
+def _num_tries(shard: Shard, selected: ShardSelection) -> int:
+    """Return how often to request parts of a shard: several times costs less than a large shard."""
+    least = NUM_TRIES if NUM_TRIES * selected.num_bytes < shard.num_bytes else 1
+    return max(least, min(shard.num_bytes // (2 * REQUEST_BYTES + selected.num_bytes), MAX_TRIES))
+
+
 async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any, Answer] | None:
     """Return the decoded index, and the answer with it; None if the shard does not exist."""
     try:
-        with explaining():
+        with requesting(getter):
             answer = await ask(getter, source, *shard.index_range)
             if answer is None:
                 return None
             raw = await answer.read()
             getter.num_bytes += raw.nbytes
     except ReadWhole as why:
-        raise Left(refusal=why.refusal_of(getattr(getter.byte_getter, "store", None))) from why
+        raise Left(refusal=why.refusal_of(*object_of(getter))) from why
     if raw.nbytes > shard.index_bytes:
         raise Left(refusal="returns more bytes than requested")
+    if raw.nbytes == shard.index_bytes:
+        answering.add(object_of(getter)[0])
     try:
         return await shard.decode_index_on_loop(raw), answer
     except Exception as error:

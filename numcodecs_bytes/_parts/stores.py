@@ -82,7 +82,7 @@ from zarr.storage import (
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.open_file import OpenFile, open_local, open_part
 from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
-from numcodecs_bytes._parts.refusals import ReadWhole, refusing, status_of
+from numcodecs_bytes._parts.refusals import ReadWhole, odd, refusing, status_of
 from numcodecs_bytes._parts.settings import stores_with_ranges
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -321,7 +321,16 @@ def source_finder() -> Callable[[object], Source]:
 def _of_store(store: Any) -> SourceOf:
     if (refusal := refusing.get(store)) is not None:
         return _always(Whole(f"the store does not support byte ranges (it {refusal})"))
-    return _of_any(store)
+    source_of = _of_any(store)
+    if (objects := odd.get(store)) is None:
+        return source_of
+
+    def unless_odd(path: str) -> Source:
+        if path in objects:
+            return Whole(f"the store does not answer ranges of it (it {objects[path]})")
+        return source_of(path)
+
+    return unless_odd
 
 
 def _of_any(store: Any) -> SourceOf:

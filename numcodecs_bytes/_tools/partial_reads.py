@@ -69,7 +69,7 @@ async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
             answer = await ask(getter, source, start, start + 1)
             num_received = 0 if answer is None else len(await answer.read())
     except ReadWhole as why:
-        refusal = why.refusal_of(at.store)
+        refusal = why.refusal_of(at.store, at.path)
         return refusal if refusal and await _is_readable(getter, num_bytes) else None
     except Exception:  # noqa: BLE001 # stores and networks raise anything
         return None

@@ -80,10 +80,12 @@ class Server:
                     self.send_response(status)
                     for name, value in headers.items():
                         self.send_header(name, value)
-                    self.send_header("Content-Length", str(len(body)))
+                    if "Content-Length" not in headers:
+                        self.send_header("Content-Length", str(len(body)))
                     self.end_headers()
                     if has_body:
                         self.wfile.write(body)
+                    self.close_connection |= "Connection" in headers
 
             def do_HEAD(self):
                 self.do_GET(has_body=False)
