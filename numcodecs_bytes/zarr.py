@@ -48,8 +48,9 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
-from numcodecs_bytes._parts.fetch import Chunk, fetch, fetch_sync
+from numcodecs_bytes._parts.fetch import fetch, fetch_sync
 from numcodecs_bytes._parts.in_place import check_pipeline
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
@@ -291,18 +292,19 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
     async def _decode_partial_single(
         self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        selected = await fetch(byte_getter, self._chunk(selection, chunk_spec))
+        layout = self._layout(chunk_spec)
+        selected = await fetch(byte_getter, layout, selection, chunk_spec.prototype)
         return _as_nd_buffer(selected, chunk_spec)
 
     def _decode_partial_sync(
         self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
     ) -> "NDBuffer | None":
-        selected = fetch_sync(byte_getter, self._chunk(selection, chunk_spec))
+        layout = self._layout(chunk_spec)
+        selected = fetch_sync(byte_getter, layout, selection, chunk_spec.prototype)
         return _as_nd_buffer(selected, chunk_spec)
 
-    def _chunk(self, selection: Any, chunk_spec: "ArraySpec") -> Chunk:
-        dtype, stored = self._dtypes(chunk_spec)
-        return Chunk(selection, chunk_spec.shape, dtype, stored, chunk_spec.prototype)
+    def _layout(self, chunk_spec: "ArraySpec") -> Layout:
+        return Layout(chunk_spec.shape, *self._dtypes(chunk_spec))
 
     @property
     def _endian(self) -> Any:

@@ -21,7 +21,7 @@ asks for it. Everything else is left to zarr's pipeline.
 import dataclasses
 import functools
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -38,7 +38,6 @@ from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
-    AnyDType,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
@@ -46,7 +45,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._parts.batch import Batch, read_files
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES
 from numcodecs_bytes._parts.in_place import (
     Writes,
     encode_unchecked,
@@ -54,6 +53,7 @@ from numcodecs_bytes._parts.in_place import (
     hand_on,
     write_in_place,
 )
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
@@ -75,14 +75,6 @@ __all__ = ["BytesPipeline", "FusedBytesPipeline"]
 PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 
-class _Layout(NamedTuple):
-    """The dtype of a chunk's elements in memory, their stored dtype, and the order of the axes."""
-
-    dtype: AnyDType
-    stored: AnyDType
-    axis_order: tuple[int, ...] | None
-
-
 class _Reader(BytesCodec):
     """Reads parts of uncompressed chunks.
 
@@ -93,31 +85,23 @@ class _Reader(BytesCodec):
         """Return the codec itself, which uses the specification of each chunk."""
         return self
 
-    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
         """Return how a chunk is stored, or None if zarr's own pipeline must read it."""
         raise NotImplementedError
+
+    def _layout(self, chunk_spec: ArraySpec) -> Layout:
+        if (layout := self.layout(chunk_spec)) is None:
+            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
+        return layout
 
     @property
     def makes_valid(self) -> bool:
         """Whether the array's codec writes no bools other than 0 and 1."""
         raise NotImplementedError
 
-    def chunk_of(self, chunk_spec: ArraySpec) -> Chunk | Shard:
-        """Return the chunk, without a selection, or the shard."""
-        return self._chunk((), chunk_spec)
-
-    def _chunk(self, selection: Any, chunk_spec: ArraySpec) -> Chunk:
-        layout = self.layout(chunk_spec)
-        if layout is None:
-            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
-        return Chunk(
-            selection,
-            chunk_spec.shape,
-            layout.dtype,
-            layout.stored,
-            chunk_spec.prototype,
-            layout.axis_order,
-        )
+    def layout_of(self, chunk_spec: ArraySpec) -> Layout | Shard:
+        """Return how a chunk is stored."""
+        return self._layout(chunk_spec)
 
 
 class _V2Reader(_Reader):
@@ -133,7 +117,7 @@ class _V2Reader(_Reader):
     def makes_valid(self) -> bool:
         return self._bytes is not None
 
-    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
         dtype = chunk_spec.dtype.to_native_dtype()
         if has_variable_length(dtype):
             return None
@@ -147,7 +131,7 @@ class _V2Reader(_Reader):
             stored = stored_dtype(dtype, codec.endian)
         is_column_major = chunk_spec.order == "F"
         axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-        return _Layout(dtype, stored, axis_order)
+        return Layout(chunk_spec.shape, dtype, stored, axis_order)
 
 
 class _TransposeReader(_Reader):
@@ -167,12 +151,13 @@ class _TransposeReader(_Reader):
     def makes_valid(self) -> bool:
         return isinstance(self._bytes, BytesCodec)
 
-    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
         axis_order = tuple(range(len(chunk_spec.shape)))
         for codec in self._transposes:
             axis_order = tuple(axis_order[axis] for axis in codec.order)
         if isinstance(self._bytes, BytesCodec):
-            return _Layout(*self._bytes._dtypes(chunk_spec), axis_order)  # noqa: SLF001
+            dtypes = self._bytes._dtypes(chunk_spec)  # noqa: SLF001
+            return Layout(chunk_spec.shape, *dtypes, axis_order)
         # zarr's own codec, which stores some data types differently.
         dtype = chunk_spec.dtype.to_native_dtype()
         endian = getattr(self._bytes.endian, "value", self._bytes.endian)
@@ -181,7 +166,7 @@ class _TransposeReader(_Reader):
         if any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             return None
         try:
-            return _Layout(dtype, stored_dtype(dtype, endian), axis_order)
+            return Layout(chunk_spec.shape, dtype, stored_dtype(dtype, endian), axis_order)
         except TypeError:  # a data type of another package
             return None
 
@@ -197,24 +182,23 @@ class _ShardReader(_Reader):
         object.__setattr__(self, "_codec", codec)
         object.__setattr__(self, "_inner", inner)
 
-    def layout(self, chunk_spec: ArraySpec) -> _Layout | None:
+    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
         layout = self._inner.layout(self._codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
         # zarr 3.1.6 can't read its own structures in shards.
         if layout is None or (layout.dtype.kind == "V" and not HAS_STRUCT):
             return None
-        return layout if layout.stored.itemsize else None
+        return layout if layout.item_size else None
 
-    def chunk_of(self, chunk_spec: ArraySpec) -> Shard:
-        inner = self._inner._chunk((), self._codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
-        return Shard(self._codec, chunk_spec, inner)
+    def layout_of(self, chunk_spec: ArraySpec) -> Shard:
+        return Shard(self._codec, chunk_spec, self._layout(chunk_spec))
 
     async def _decode_partial_single(
         self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec
     ) -> Any:
-        return await fetch_shard(byte_getter, self.chunk_of(chunk_spec), selection)
+        return await fetch_shard(byte_getter, self.layout_of(chunk_spec), selection)
 
     def _decode_partial_sync(self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec) -> Any:
-        return fetch_shard_sync(byte_getter, self.chunk_of(chunk_spec), selection)
+        return fetch_shard_sync(byte_getter, self.layout_of(chunk_spec), selection)
 
 
 def _find_shard_reader(codec: zarr.codecs.ShardingCodec) -> _ShardReader | None:
@@ -393,7 +377,7 @@ class ReadsBatches:
             return
         reader: Any = self._reader  # of no shard
         encode = encode_array if reader.makes_valid else encode_unchecked
-        writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.chunk_of, encode)
+        writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.layout_of, encode)
         left = await write_in_place(writes, parts)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
@@ -441,13 +425,13 @@ class ReadsBatches:
         reader: Any = self._reader
         is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(reader, _ShardReader)
         if is_short and not is_shard and isinstance(self, BatchedCodecPipeline):
-            is_small = reader.chunk_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
+            is_small = reader.layout_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
             if len(batch) <= (FEW_SMALL if is_small else FEW):
                 return None
         at_once = is_short and is_shard and len(batch) <= FEW and DECODES_INDEX_AT_ONCE
         gap, num_workers = configured_gap_bytes(), self._num_workers()
         return await read_files(
-            Batch(batch, array, drop_axes, reader.chunk_of, gap, num_workers, at_once)
+            Batch(batch, array, drop_axes, reader.layout_of, gap, num_workers, at_once)
         )
 
     def _num_workers(self) -> int | None:

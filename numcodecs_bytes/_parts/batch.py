@@ -27,8 +27,9 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.boxes import Box, box_of
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, Chunk, coalescing_of, plan_chunk, trying
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, coalescing_of, plan_chunk, trying
 from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, is_whole
 from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
@@ -79,8 +80,8 @@ class Batch(NamedTuple):
         The output array, in any layout.
     drop_axes : tuple of int
         Axes of length 1 of the selections that are missing in `out`.
-    chunk_of : callable
-        Takes the specification of a chunk and returns the chunk, with any selection, or the shard.
+    layout_of : callable
+        Takes the specification of a chunk and returns how it is stored.
     gap : int or None
         Largest gap over which to read in bytes, if the user set it.
     num_workers : int or None
@@ -92,7 +93,7 @@ class Batch(NamedTuple):
     items: Sequence[Any]
     out: Array
     drop_axes: tuple[int, ...]
-    chunk_of: Callable[[ArraySpec], Chunk | Shard]
+    layout_of: Callable[[ArraySpec], Layout | Shard]
     gap: int | None
     num_workers: int | None
     at_once: bool = False
@@ -269,7 +270,7 @@ class _Worker:
         self._find = source_finder()
         self._block = np.empty(0, np.uint8)
         self._spec: Any = None
-        self._chunk: Any = None
+        self._layout: Any = None
         self._shard: Shard | None = None
         self._recipes: dict[Any, _Recipe | None] = {}
         self._selected: dict[Any, ShardSelection] = {}
@@ -318,16 +319,16 @@ class _Worker:
     def _note(self, byte_getter: object, counted: list[int], place: Any) -> None:
         """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""
         if _trace.active:
-            chunk, shard, num_axes = self._chunk, self._shard, len(self._spec.shape)
-            num_bytes = shard.num_bytes - shard.index_bytes if shard else chunk.num_bytes
+            layout, shard, num_axes = self._layout, self._shard, len(self._spec.shape)
+            num_bytes = shard.num_bytes - shard.index_bytes if shard else layout.num_bytes
             read = SimpleNamespace(num_requests=counted[0], num_bytes=counted[1], why="")
-            num = None if place is None else np.size(self._out[place]) * chunk.stored.itemsize
+            num = None if place is None else np.size(self._out[place]) * layout.item_size
             _trace.note_read(byte_getter, num_axes, num_bytes, read, num)
 
     def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
         if self._shard is not None:
             self._read_shard(file, source, self._shard, selection, place)
-        elif file.num_bytes == self._chunk.num_bytes:
+        elif file.num_bytes == self._layout.num_bytes:
             self._read(file, source, selection, self._out, place)
         else:
             raise ReadWhole
@@ -335,9 +336,9 @@ class _Worker:
     def _set_spec(self, spec: ArraySpec) -> None:
         """Prepare for chunks of a shape; of an array, they differ in nothing else."""
         if self._spec is None or spec.shape != self._spec.shape:
-            found = self.batch.chunk_of(spec)
+            found = self.batch.layout_of(spec)
             self._shard = found if isinstance(found, Shard) else None
-            self._chunk = found.chunk if isinstance(found, Shard) else found
+            self._layout = found.layout if isinstance(found, Shard) else found
             self._recipes, self._selected = {}, {}
         self._spec = spec
 
@@ -349,16 +350,15 @@ class _Worker:
             if region.shape == recipe.shape:
                 self._read_box(file, recipe, region)
                 return
-        chunk = self._chunk._replace(selection=selection)
-        plan = plan_chunk(source, chunk, self.batch.gap)
-        selected = self._read_plan(file, chunk, plan)
+        plan = plan_chunk(source, self._layout, selection, self.batch.gap)
+        selected = self._read_plan(file, selection, plan)
         out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
 
     def _read_shard(
         self, file: OpenFile, source: File, shard: Shard, selection: Any, place: Any
     ) -> None:
         """Read a selection of a shard, its inner chunks in the order in which they are stored."""
-        shape, is_small = shard.spec.shape, self._chunk.num_bytes <= SMALL_BYTES
+        shape, is_small = shard.spec.shape, self._layout.num_bytes <= SMALL_BYTES
         if shape and is_small and is_whole(selection, shape) and _is_box(place):
             region = self._out[place]
             if region.shape == shape:
@@ -379,7 +379,7 @@ class _Worker:
         for some in groups_of(present, BLOCK_BYTES):
             self._stop_if_unwanted()
             if some.stop - some.start == 1:
-                of_chunk = file.part(int(starts[some.start]), self._chunk.num_bytes)
+                of_chunk = file.part(int(starts[some.start]), self._layout.num_bytes)
                 inner = present[some.start]
                 self._read(of_chunk, source, inner.selection, out, inner.place)
                 continue
@@ -392,22 +392,22 @@ class _Worker:
 
     def _read_small_chunks(self, file: OpenFile, source: File, shard: Shard, region: Array) -> None:
         """Read all inner chunks of a shard, many at a time."""
-        chunk = self._chunk
+        layout = self._layout
         grid, coordinates = shard.grid_of(region)
         index = self._index_of(file, shard)
         present, starts, missing = shard.locate(index, coordinates, file.num_bytes)
         if len(missing):
             grid[tuple(along[missing] for along in coordinates)] = fill_value_or_default(shard.spec)
-        num = BLOCK_BYTES // chunk.num_bytes or 1
+        num = BLOCK_BYTES // layout.num_bytes or 1
         for first in range(0, len(present), num):
             self._stop_if_unwanted()
             some = slice(first, first + num)
-            pieces = join_adjacent(starts[some], starts[some] + chunk.num_bytes)
+            pieces = join_adjacent(starts[some], starts[some] + layout.num_bytes)
             ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
-            elements = self._fetch(file, ranges).view(chunk.stored)
+            elements = self._fetch(file, ranges).view(layout.stored)
             inner = elements.reshape(-1, *grid.shape[len(coordinates) :])
             place = tuple(along[present[some]] for along in coordinates)
-            grid[place] = ready_to_copy(inner, chunk.dtype)
+            grid[place] = ready_to_copy(inner, layout.dtype)
 
     def _index_of(self, file: OpenFile, shard: Shard) -> Any:
         return shard.decode_index(shard.read_index(file, self._is_wanted), self._runner.run)
@@ -427,11 +427,10 @@ class _Worker:
         if (key := key_of(selection)) is None:
             return None
         if key not in self._recipes:
-            chunk = self._chunk._replace(selection=selection)
-            box = box_of(selection, chunk.shape, chunk.stored.itemsize, chunk.axis_order)
+            box = box_of(selection, self._layout)
             if len(self._recipes) >= MAX_RECIPES:
                 self._recipes.clear()
-            self._recipes[key] = None if box is None else _Recipe(self, source, chunk, box)
+            self._recipes[key] = None if box is None else _Recipe(self, source, self._layout, box)
         return self._recipes[key]
 
     def forget(self) -> None:
@@ -463,7 +462,7 @@ class _Worker:
                     step.elements if recipe.is_plain else ready_to_copy(step.elements, recipe.dtype)
                 )
             else:
-                selected = self._read_plan(file, step.chunk, step.plan)
+                selected = self._read_plan(file, step.selection, step.plan)
             region[step.place] = selected
 
     def _is_wanted(self) -> bool:
@@ -473,11 +472,10 @@ class _Worker:
         if not self._is_wanted():
             raise EOFError
 
-    def _read_plan(self, file: OpenFile, chunk: Chunk, plan: Plan) -> Array:
+    def _read_plan(self, file: OpenFile, selection: Any, plan: Plan) -> Array:
         fetched = self._fetch(file, plan.ranges)
-        return ready_to_copy(
-            select_fetched(fetched, chunk.stored, plan, chunk.selection), chunk.dtype
-        )
+        selected = select_fetched(fetched, self._layout.stored, plan, selection)
+        return ready_to_copy(selected, self._layout.dtype)
 
     def _fetch(self, file: OpenFile, ranges: Ranges) -> UInt8Array:
         fetched = file.read(ranges, self._is_wanted, adapts=self.batch.gap is None)
@@ -503,17 +501,17 @@ class _Step(NamedTuple):
         Position of its first byte in the chunk.
     raw, elements : numpy.ndarray
         The part of the block to fill, and the selected elements in it.
-    chunk : Chunk
-        The chunk and the part of the selection.
+    selection : tuple
+        The part of the selection.
     plan : Plan or None
         If not None, it replaces `start`, `raw` and `elements`.
     """
 
     place: tuple[slice, ...]
-    chunk: Chunk
     start: int = 0
     raw: Any = None
     elements: Any = None
+    selection: Any = None
     plan: Plan | None = None
 
 
@@ -536,10 +534,10 @@ class _Recipe:
         The axes of the selection in the order in which they are stored; None means C order.
     """
 
-    def __init__(self, worker: _Worker, source: File, chunk: Chunk, box: Box) -> None:
-        self._worker, self._source, self._chunk, self._box = worker, source, chunk, box
-        self.shape, self.start, self.dtype = box.shape, box.start, chunk.dtype
-        is_as_stored = chunk.stored == self.dtype == copied_as(self.dtype)
+    def __init__(self, worker: _Worker, source: File, layout: Layout, box: Box) -> None:
+        self._worker, self._source, self._layout, self._box = worker, source, layout, box
+        self.shape, self.start, self.dtype = box.shape, box.start, layout.dtype
+        is_as_stored = layout.stored == self.dtype == copied_as(self.dtype)
         self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
         self._is_solid = box.num_bytes == box.num_selected_bytes
         is_same = worker.batch.out.dtype == self.dtype
@@ -563,15 +561,14 @@ class _Recipe:
         return first
 
     def _made(self) -> Iterator[_Step]:
-        box, chunk = self._box, self._chunk
+        box = self._box
         if self._is_solid:
             yield from self._in_blocks(box)
             return
         for place, part in box.split(PIECES_BYTES, in_pieces=True):
-            of_part = chunk._replace(selection=part.selection)
-            plan = plan_chunk(self._source, of_part, self._worker.batch.gap)
+            plan = plan_chunk(self._source, self._layout, part.selection, self._worker.batch.gap)
             if plan.num_requests > 1:
-                yield _Step(place, of_part, plan=plan)
+                yield _Step(place, selection=part.selection, plan=plan)
                 continue
             for step in self._in_blocks(part):
                 places = zip(place, step.place, strict=True)
@@ -580,9 +577,9 @@ class _Recipe:
 
     def _in_blocks(self, box: Box) -> Iterator[_Step]:
         """Yield steps that read all bytes of a box."""
-        stored = self._chunk.stored
+        stored = self._layout.stored
         for place, part in box.split(BLOCK_BYTES):
             raw = self._worker.block(part.num_bytes)
             strides = [part.steps[k] for k in part.kept]
             elements: Array = np.ndarray(part.shape, stored, raw, strides=strides)
-            yield _Step(place, self._chunk, part.start, raw, elements)
+            yield _Step(place, part.start, raw, elements)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._parts.layout import Layout, strides_of
 from numcodecs_bytes._parts.ranges import Indices
-from numcodecs_bytes._parts.selection import strides_of
 
 
 class Box(NamedTuple):
@@ -140,19 +140,13 @@ def _span(nums: Iterable[int], steps: Iterable[int], item_size: int) -> int:
     return item_size + sum((n - 1) * step for n, step in zip(nums, steps, strict=True))
 
 
-def box_of(
-    selectors: tuple[Any, ...],
-    chunk_shape: tuple[int, ...],
-    item_size: int,
-    axis_order: tuple[int, ...] | None = None,
-) -> Box | None:
+def box_of(selectors: tuple[Any, ...], layout: Layout) -> Box | None:
     """Return the box that slices and integers, one per axis, select from a chunk.
 
-    Parameters are those of `plan_read`. None if nothing is selected, a step is negative or an
-    integer out of bounds.
+    None if nothing is selected, a step is negative or an integer out of bounds.
     """
     indices = []
-    for selector, size in zip(selectors, chunk_shape, strict=True):
+    for selector, size in zip(selectors, layout.shape, strict=True):
         if isinstance(selector, slice):
             along = range(*selector.indices(size))
         else:
@@ -163,7 +157,7 @@ def box_of(
     return Box(
         tuple(indices),
         tuple(k for k, selector in enumerate(selectors) if isinstance(selector, slice)),
-        tuple(stride * item_size for stride in strides_of(chunk_shape, axis_order)),
-        axis_order or tuple(range(len(chunk_shape))),
-        item_size,
+        tuple(stride * layout.item_size for stride in layout.strides),
+        tuple(layout.as_stored),
+        layout.item_size,
     )

@@ -7,21 +7,20 @@ is returned before the length of the chunk is checked, if the store provides it.
 
 import asyncio
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Coroutine, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from zarr.abc.store import ByteGetter
-from zarr.core.buffer import BufferPrototype, cpu
+from zarr.core.buffer import BufferPrototype
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_numpy
 from numcodecs_bytes._core.copy_gpu import decode_on_device
-from numcodecs_bytes._core.dtypes import AnyDType, UInt8Array
+from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts.assemble import copy_pieces, ready_to_copy, select_fetched
 from numcodecs_bytes._parts.getters import (
@@ -37,6 +36,7 @@ from numcodecs_bytes._parts.getters import (
     max_requests,
     quick_places,
 )
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, SHORT, OpenFile
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
@@ -76,50 +76,21 @@ NUM_TRIES = 3
 MAX_WAIT_SECONDS, WAIT_SECONDS = 30.0, 0.005
 
 
-class Chunk(NamedTuple):
-    """An uncompressed chunk, and the selection to read from it.
-
-    Attributes
-    ----------
-    selection : tuple
-        The selection that zarr passes to codecs.
-    shape : tuple of int
-        Shape of the chunk in elements.
-    dtype, stored : numpy.dtype
-        The dtype of the elements in memory, and their stored dtype.
-    prototype : zarr.core.buffer.BufferPrototype
-        The prototype of the buffers to request from the byte getter.
-    axis_order : tuple of int or None
-        The axes in the order in which they are stored; None means C order.
-    """
-
-    selection: Any
-    shape: tuple[int, ...]
-    dtype: AnyDType
-    stored: AnyDType
-    prototype: BufferPrototype
-    axis_order: tuple[int, ...] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Length of the chunk in bytes."""
-        return math.prod(self.shape) * self.stored.itemsize
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the selection is to be returned as a NumPy array."""
-        return issubclass(self.prototype.nd_buffer, cpu.NDBuffer)
-
-
-async def fetch(byte_getter: ByteGetter, chunk: Chunk) -> Any:
+async def fetch(
+    byte_getter: ByteGetter, layout: Layout, selection: Any, prototype: BufferPrototype
+) -> Any:
     """Return the selection of a chunk, or None if the chunk does not exist.
 
     Parameters
     ----------
     byte_getter : zarr.abc.store.ByteGetter
         The byte getter of the chunk.
-    chunk : Chunk
-        The chunk and the selection to read from it.
+    layout : Layout
+        How it is stored.
+    selection : tuple
+        The selection that zarr passes to codecs.
+    prototype : zarr.core.buffer.BufferPrototype
+        The prototype of the buffers to request from the byte getter, and of the result.
 
     Returns
     -------
@@ -134,12 +105,14 @@ async def fetch(byte_getter: ByteGetter, chunk: Chunk) -> Any:
     Exception
         Whatever the store raises, with a note that names the chunk.
     """
-    return await _fetch(OnLoop(byte_getter, chunk.prototype), chunk)
+    return await _fetch(OnLoop(byte_getter, prototype), layout, selection)
 
 
-def fetch_sync(byte_getter: SyncByteGetter, chunk: Chunk) -> Any:
+def fetch_sync(
+    byte_getter: SyncByteGetter, layout: Layout, selection: Any, prototype: BufferPrototype
+) -> Any:
     """Do the same as `fetch`, using only the byte getter's `get_sync`."""
-    return run_blocking(_fetch(Blocking(byte_getter, chunk.prototype), chunk))
+    return run_blocking(_fetch(Blocking(byte_getter, prototype), layout, selection))
 
 
 def run_blocking(coroutine: Coroutine[None, None, T]) -> T:
@@ -152,36 +125,36 @@ def run_blocking(coroutine: Coroutine[None, None, T]) -> T:
     raise RuntimeError("a synchronous read awaited the event loop")
 
 
-async def _fetch(getter: Getter, chunk: Chunk) -> Any:
+async def _fetch(getter: Getter, layout: Layout, selection: Any) -> Any:
     try:
-        fetched, plan, refusal = await _fetch_parts(getter, chunk)
+        fetched, plan, refusal = await _fetch_parts(getter, layout, selection)
     except Exception as error:
         add_name(error, getter.byte_getter)
         raise
     if plan.is_whole:
         if fetched is not None:
-            name = name_of_chunk(getter.byte_getter) if fetched.nbytes != chunk.num_bytes else ""
-            check_length(fetched.nbytes, chunk.shape, chunk.dtype, chunk.stored, name)
+            name = name_of_chunk(getter.byte_getter) if fetched.nbytes != layout.num_bytes else ""
+            check_length(fetched.nbytes, layout.shape, layout.dtype, layout.stored, name)
         if refusal is not None:
-            remember_refusal(object_of(getter)[0], refusal, chunk.num_bytes)
+            remember_refusal(object_of(getter)[0], refusal, layout.num_bytes)
     if fetched is None:
-        note_fetched(getter, chunk, None)
+        note_fetched(getter, layout, None)
         return None
     if not isinstance(fetched, np.ndarray):
-        array = decode_on_device(fetched, chunk.stored, chunk.dtype)
-        on_device = array.reshape(chunk.shape)[chunk.selection]
-        note_fetched(getter, chunk, on_device)
+        array = decode_on_device(fetched, layout.stored, layout.dtype)
+        on_device = array.reshape(layout.shape)[selection]
+        note_fetched(getter, layout, on_device)
         return on_device
-    selected = select_fetched(fetched, chunk.stored, plan, chunk.selection)
-    note_fetched(getter, chunk, selected)
-    return ready_to_copy(selected, chunk.dtype)
+    selected = select_fetched(fetched, layout.stored, plan, selection)
+    note_fetched(getter, layout, selected)
+    return ready_to_copy(selected, layout.dtype)
 
 
-def note_fetched(getter: Getter, chunk: Chunk, selected: Any) -> None:
+def note_fetched(getter: Getter, layout: Layout, selected: Any) -> None:
     """Tell `numcodecs_bytes.trace` what was fetched of a chunk, missing if `selected` is None."""
     if _trace.active:
-        num = None if selected is None else selected.size * chunk.stored.itemsize
-        _trace.note_read(getter.byte_getter, len(chunk.shape), chunk.num_bytes, getter, num)
+        num = None if selected is None else selected.size * layout.stored.itemsize
+        _trace.note_read(getter.byte_getter, len(layout.shape), layout.num_bytes, getter, num)
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
@@ -192,18 +165,20 @@ def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> N
             error.add_note(note)
 
 
-async def _fetch_parts(getter: Getter, chunk: Chunk) -> tuple[Any, Plan, str | None]:
+async def _fetch_parts(
+    getter: Getter, layout: Layout, selection: Any
+) -> tuple[Any, Plan, str | None]:
     """Return the bytes, their plan, and how the store refused ranges (None if it did not)."""
-    is_readable = chunk.stored.itemsize and chunk.is_on_cpu
+    is_readable = layout.item_size and getter.is_on_cpu
     source = find_source(getter.byte_getter) if is_readable else Whole()
     if isinstance(source, Whole):
         getter.why = source.why or "that saves nothing: it is in memory, for example"
-        if not chunk.is_on_cpu:
+        if not getter.is_on_cpu:
             getter.why = "it is wanted on a GPU"
     if not isinstance(source, Remote):
-        return await _fetch_from(getter, chunk, source)
+        return await _fetch_from(getter, layout, selection, source)
     with chunks_in_flight:
-        return await _fetch_from(getter, chunk, await share_requests(getter, source))
+        return await _fetch_from(getter, layout, selection, await share_requests(getter, source))
 
 
 async def share_requests(getter: Getter, source: Remote) -> Remote:
@@ -217,21 +192,23 @@ async def share_requests(getter: Getter, source: Remote) -> Remote:
     return source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts)
 
 
-async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any, Plan, str | None]:
+async def _fetch_from(
+    getter: Getter, layout: Layout, selection: Any, source: Source
+) -> tuple[Any, Plan, str | None]:
     refusal = raw = None
     if not isinstance(source, Whole):
         gap = configured_gap_bytes()
-        plan = plan_chunk(source, chunk, gap)
+        plan = plan_chunk(source, layout, selection, gap)
         try:
             if isinstance(source, File):
                 is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
                 place = source.place if is_short and not getter.is_blocking else ""
-                read = partial(_read_file, getter, source, chunk, plan, place, adapts=gap is None)
+                read = partial(_read_file, getter, source, layout, plan, place, adapts=gap is None)
                 if isinstance(getter, Blocking):
                     return read(_always), plan, None
                 return await getter.run(read, source.in_thread, place in quick_places), plan, None
             if not plan.is_whole or source.max_parts > 1:
-                return await _get_parts(getter, source, chunk, plan), plan, None
+                return await _get_parts(getter, source, layout, plan), plan, None
         except ReadWhole as reason:
             refusal = reason.refusal_of(*object_of(getter))
             raw, getter.why = reason.raw, reason.why
@@ -241,20 +218,19 @@ async def _fetch_from(getter: Getter, chunk: Chunk, source: Source) -> tuple[Any
         raw = None if buffer is None else as_numpy(buffer.as_array_like())
         getter.num_requests += 1
         getter.num_bytes += 0 if raw is None else raw.nbytes
-    return raw, plan_whole(chunk.shape, chunk.stored.itemsize, chunk.axis_order), refusal
+    return raw, plan_whole(layout), refusal
 
 
 def _always() -> bool:
     return True
 
 
-def plan_chunk(source: File | Remote, chunk: Chunk, gap: int | None) -> Plan:
+def plan_chunk(source: File | Remote, layout: Layout, selection: Any, gap: int | None) -> Plan:
     """Return what to read of a chunk; `gap` is the largest one in bytes, if the user set it."""
-    item_size = chunk.stored.itemsize
     coalescing = coalescing_of(source, gap)
-    if chunk.num_bytes <= coalescing.costs.any_plan:
-        return plan_whole(chunk.shape, item_size, chunk.axis_order)
-    return plan_read(chunk.selection, chunk.shape, item_size, coalescing, chunk.axis_order)
+    if layout.num_bytes <= coalescing.costs.any_plan:
+        return plan_whole(layout)
+    return plan_read(selection, layout, coalescing)
 
 
 def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
@@ -273,7 +249,7 @@ def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
 def _read_file(  # noqa: PLR0913, PLR0917
     getter: Getter,
     source: File,
-    chunk: Chunk,
+    layout: Layout,
     plan: Plan,
     place: str,
     is_wanted: IsWanted | None,
@@ -290,7 +266,7 @@ def _read_file(  # noqa: PLR0913, PLR0917
         file = source.open()
         try:
             opened = time.perf_counter()
-            if file.num_bytes == chunk.num_bytes:
+            if file.num_bytes == layout.num_bytes:
                 if is_wanted is None:
                     return _read_at_once(file, plan, place, opened - start)
                 fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
@@ -332,15 +308,17 @@ def trying(place: str) -> Iterator[None]:
         raise WouldWait from None
 
 
-async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -> UInt8Array | None:
+async def _get_parts(
+    getter: Getter, source: Remote, layout: Layout, plan: Plan
+) -> UInt8Array | None:
     """Return the pieces of a plan, or None if the chunk does not exist."""
-    if source.num_bytes not in (None, chunk.num_bytes):
+    if source.num_bytes not in (None, layout.num_bytes):
         raise ReadWhole
     store, path = object_of(getter)
     is_split = store not in untagged and not keeps_changing(store, path)
     ranges = split_ranges(source, plan.ranges) if is_split else plan.ranges
     if len(ranges.starts) > plan.num_requests:
-        parts = Parts(ranges, chunk.num_bytes)
+        parts = Parts(ranges, layout.num_bytes)
         await _get_split(getter, source, parts)
         if parts.are_settled:
             return parts.fetched if parts.are_complete else None
@@ -350,7 +328,7 @@ async def _get_parts(getter: Getter, source: Remote, chunk: Chunk, plan: Plan) -
     if plan.is_whole:
         raise ReadWhole(why="its store does not tell versions, or it keeps being overwritten")
     for _ in range(NUM_TRIES if source.tells_version else 1):
-        parts = Parts(plan.ranges, chunk.num_bytes)
+        parts = Parts(plan.ranges, layout.num_bytes)
         # A store that ignores ranges would return many whole chunks at once.
         await get_all_parts(getter, source, parts, first_alone=store not in answering)
         if parts.num_present and parts.version is None:

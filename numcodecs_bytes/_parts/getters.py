@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 import zarr
-from zarr.abc.store import ByteGetter, ByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype, cpu
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._parts.refusals import Stores, Versions
@@ -132,7 +132,36 @@ def _request(start: int, end: int | None) -> ByteRequest:
     return SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
 
 
-class OnLoop:
+class _OfChunk:
+    """What both kinds of getters know of a chunk.
+
+    Attributes
+    ----------
+    byte_getter : object
+        The byte getter of a chunk.
+    num_requests, num_bytes : int
+        How much was requested so far.
+    versions : Versions or None
+        The versions that were found so far.
+    why : str
+        Why the chunk is read whole, if it is.
+    """
+
+    num_requests = num_bytes = 0
+    versions: Versions | None = None
+    why = ""
+
+    def __init__(self, byte_getter: Any, prototype: BufferPrototype) -> None:
+        self.byte_getter = byte_getter
+        self._prototype = prototype
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the selection is to be returned as a NumPy array."""
+        return issubclass(self._prototype.nd_buffer, cpu.NDBuffer)
+
+
+class OnLoop(_OfChunk):
     """Gets bytes on the event loop, like zarr's default pipeline.
 
     Parameters
@@ -144,18 +173,11 @@ class OnLoop:
     """
 
     is_blocking = False
-    num_requests = num_bytes = 0  # so far
-    versions: Versions | None = None  # that were found so far
-    why = ""  # the chunk is read whole
 
     @property
     def starts_tasks(self) -> bool:
         """Whether several requests may be in flight at once."""
         return _is_task()
-
-    def __init__(self, byte_getter: ByteGetter, prototype: BufferPrototype) -> None:
-        self.byte_getter = byte_getter
-        self._prototype = prototype
 
     async def let_others_start(self) -> None:
         """Let the tasks run that zarr has started with this one, until they do the same."""
@@ -164,14 +186,14 @@ class OnLoop:
 
     async def get_whole(self) -> Buffer | None:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
-        return await self.byte_getter.get(self._prototype)
+        return await self.byte_getter.get(self._prototype)  # type: ignore[no-any-return]
 
     async def get_range(self, start: int, end: int | None) -> Buffer | None:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk.
 
         If `end` is None, `start` is negative, and counts from the end of the chunk.
         """
-        return await self.byte_getter.get(self._prototype, _request(start, end))
+        return await self.byte_getter.get(self._prototype, _request(start, end))  # type: ignore[no-any-return]
 
     async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: FBT001
         """Return the result of `read`, called with a function that says if it is still wanted.
@@ -269,30 +291,23 @@ async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
         await get(request)
 
 
-class Blocking:
+class Blocking(_OfChunk):
     """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
 
     is_blocking = True
     starts_tasks = False
-    num_requests = num_bytes = 0  # see `OnLoop`
-    versions: Versions | None = None
-    why = ""
-
-    def __init__(self, byte_getter: SyncByteGetter, prototype: BufferPrototype) -> None:
-        self.byte_getter = byte_getter
-        self._prototype = prototype
 
     async def let_others_start(self) -> None:
         """See `OnLoop`."""
 
     async def get_whole(self) -> Buffer | None:
         """See `OnLoop`."""
-        return self.byte_getter.get_sync(prototype=self._prototype)
+        return self.byte_getter.get_sync(prototype=self._prototype)  # type: ignore[no-any-return]
 
     async def get_range(self, start: int, end: int | None) -> Buffer | None:
         """See `OnLoop`."""
         byte_range = _request(start, end)
-        return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)
+        return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)  # type: ignore[no-any-return]
 
     async def get_all(self, ranges: Ranges, get: Get, **_: bool) -> None:
         """Get all ranges, one after another."""

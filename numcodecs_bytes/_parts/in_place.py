@@ -43,8 +43,9 @@ from numcodecs_bytes._parts.chunk_files import (
     read_at,
     write_at,
 )
-from numcodecs_bytes._parts.fetch import Chunk, add_name
+from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.getters import IsWanted
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.ranges import Indices
 from numcodecs_bytes._parts.selection import (
@@ -54,7 +55,6 @@ from numcodecs_bytes._parts.selection import (
     parse_axes,
     parse_points,
     selectors_of,
-    strides_of,
 )
 from numcodecs_bytes._parts.settings import configured_write_in_place
 from numcodecs_bytes._parts.stores import Whole, writable_file_finder
@@ -112,8 +112,8 @@ class Writes(NamedTuple):
         The values, in whatever zarr takes as an array.
     drop_axes : tuple of int
         Axes of length 1 of the selections that are missing in `value`.
-    chunk_of : callable
-        Takes the specification of a chunk and returns the chunk, with any selection.
+    layout_of : callable
+        Takes the specification of a chunk and returns how it is stored.
     encode : callable
         Takes elements and their stored dtype, and returns them as stored, C-contiguous.
     """
@@ -121,7 +121,7 @@ class Writes(NamedTuple):
     items: Sequence[Any]
     value: Any
     drop_axes: tuple[int, ...]
-    chunk_of: Callable[[ArraySpec], Chunk]
+    layout_of: Callable[[ArraySpec], Layout]
     encode: Encode
 
 
@@ -445,14 +445,14 @@ class _Job:
         return values
 
     def _work(self, k: int) -> "_Work":
-        byte_setter, spec, selection, *_ = self._writes.items[k]
-        chunk = self._writes.chunk_of(spec)._replace(selection=selection)
-        if not chunk.stored.itemsize:
+        _, spec, selection, *_ = self._writes.items[k]
+        layout = self._writes.layout_of(spec)
+        if not layout.item_size:
             raise NotInPlace("its elements have no bytes")
         own: Any = self._own
         values = own[k] if k in own else self._values_of(k)
-        parts = _parts_of(chunk, values, self._writes.encode)
-        return _Work(byte_setter, self._files[k], chunk, spec, parts)
+        parts = _parts_of(layout, selection, values, self._writes.encode)
+        return _Work(self._writes.items[k], self._files[k], layout, parts)
 
 
 def _may_be_mapped(array: Any) -> bool:
@@ -487,14 +487,12 @@ class _Work:
 
     Parameters
     ----------
-    byte_setter : zarr.abc.store.ByteSetter
-        The byte setter of the chunk.
+    item : tuple
+        See `Writes`.
     path : str
-        Its file.
-    chunk : Chunk
-        The chunk, and the selection of it.
-    spec : zarr.core.array_spec.ArraySpec
-        Its specification.
+        The file of the chunk.
+    layout : Layout
+        How it is stored.
     parts : _Product or _Points
         The values, and where they belong.
 
@@ -504,17 +502,11 @@ class _Work:
         How many bytes are selected.
     """
 
-    def __init__(
-        self,
-        byte_setter: Any,
-        path: str,
-        chunk: Chunk,
-        spec: ArraySpec,
-        parts: "_Product | _Points",
-    ) -> None:
+    def __init__(self, item: Any, path: str, layout: Layout, parts: "_Product | _Points") -> None:
         self.parts = parts
-        self._byte_setter, self._path, self._chunk, self._spec = byte_setter, path, chunk, spec
-        self.num_bytes = parts.elements.size * chunk.stored.itemsize
+        self._byte_setter, self._spec, self._selection, *_ = item
+        self._path, self._layout = path, layout
+        self.num_bytes = parts.elements.size * layout.item_size
         self._rewrites = parts.num_pieces > SHORT_PER_BLOCK * parts.num_blocks
         self._since = 0.0  # when the lock was refused first
 
@@ -566,10 +558,10 @@ class _Work:
             self._rewrites = False
 
     def _check_length(self, num_bytes: int) -> None:
-        chunk = self._chunk
-        if num_bytes != chunk.num_bytes:
+        layout = self._layout
+        if num_bytes != layout.num_bytes:
             name = name_of_chunk(self._byte_setter)
-            check_length(num_bytes, chunk.shape, chunk.dtype, chunk.stored, name)
+            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
 
     def _write(self, descriptor: int, pace: "_Pace", is_wanted: IsWanted) -> None:
         if self._rewrites:
@@ -586,7 +578,7 @@ class _Work:
     def _note(self) -> None:
         if _trace.active:
             counts = {"chunks_in_place": 1, "bytes_in_place": self.num_bytes}
-            _trace.note(self._byte_setter, len(self._chunk.shape), counts)
+            _trace.note(self._byte_setter, len(self._layout.shape), counts)
 
     def _is_empty(self) -> bool:
         """Whether zarr would not store a chunk of these values and of fill values."""
@@ -603,21 +595,21 @@ class _Work:
 
         Returns whether it is written: one that is small, or mostly selected, in one go.
         """
-        chunk, elements = self._chunk, self.parts.elements
+        layout, elements = self._layout, self.parts.elements
         num_bytes = self.parts.block_bytes if self._rewrites else self.num_bytes
-        is_whole = chunk.num_bytes <= max(SMALL_BYTES, MOST * num_bytes)
-        shape = chunk.shape if is_whole else (1,) * len(chunk.shape)
+        is_whole = layout.num_bytes <= max(SMALL_BYTES, MOST * num_bytes)
+        shape = layout.shape if is_whole else (1,) * len(layout.shape)
         filled: Any = self._spec.prototype.nd_buffer.create(
             shape=shape,
-            dtype=chunk.dtype,
+            dtype=layout.dtype,
             order="C",
             fill_value=fill_value_or_default(self._spec),
         ).as_numpy_array()
         if is_whole:
-            filled[chunk.selection] = elements
-            filled = filled.transpose(chunk.axis_order or range(len(shape)))
-        raw = as_bytes(self.parts.encode(filled, chunk.stored))
-        is_made = chunk_files.create(self._path, functools.partial(_fill, chunk.num_bytes, raw))
+            filled[self._selection] = elements
+            filled = filled.transpose(layout.axis_order or range(len(shape)))
+        raw = as_bytes(self.parts.encode(filled, layout.stored))
+        is_made = chunk_files.create(self._path, functools.partial(_fill, layout.num_bytes, raw))
         if is_made and is_whole:
             self._note()
         return is_made and is_whole
@@ -638,37 +630,35 @@ def _fill(num_bytes: int, repeated: UInt8Array, descriptor: int) -> None:
         write_at(descriptor, block[: num_bytes - start], start)
 
 
-def _parts_of(chunk: Chunk, values: Any, encode: Encode) -> "_Product | _Points":
+def _parts_of(layout: Layout, selection: Any, values: Any, encode: Encode) -> "_Product | _Points":
     """Return where values belong in a chunk."""
-    shape = chunk.shape
-    selectors = selectors_of(chunk.selection, len(shape))
-    strides = tuple(
-        stride * chunk.stored.itemsize for stride in strides_of(shape, chunk.axis_order)
-    )
+    shape = layout.shape
+    selectors = selectors_of(selection, len(shape))
+    strides = tuple(stride * layout.item_size for stride in layout.strides)
     arrays = [s for s in selectors if isinstance(s, np.ndarray) and s.dtype != bool]
     if len(shape) == len(arrays) == 1 or (arrays and are_points(selectors)):
         positions = parse_points(selectors, shape, strides)
         if positions is not None:
-            return _Points(chunk, positions, values, encode)
+            return _Points(layout, positions, values, encode)
     elif (axes := parse_axes(selectors, shape)) is not None:
-        return _Product(chunk, axes, strides, values, encode)
-    raise NotInPlace(f"its selection, {chunk.selection!r}, is not known")
+        return _Product(layout, axes, strides, values, encode)
+    raise NotInPlace(f"its selection, {selection!r}, is not known")
 
 
-def _elements_of(chunk: Chunk, shape: tuple[int, ...], values: Any) -> Array:
+def _elements_of(layout: Layout, shape: tuple[int, ...], values: Any) -> Array:
     """Return values in the shape of a selection, in the dtype of the chunk."""
-    if type(values) is np.ndarray and values.dtype == chunk.dtype:
+    if type(values) is np.ndarray and values.dtype == layout.dtype:
         if values.shape == shape:
             return values
         if values.ndim <= len(shape):
             with contextlib.suppress(ValueError):  # NumPy's own below is the one that is known
                 return np.broadcast_to(values, shape)
     if shape:
-        elements: Array = np.empty(shape, chunk.dtype)
+        elements: Array = np.empty(shape, layout.dtype)
         elements[...] = values
         return elements
     # NumPy takes other values for an element than for an array without axes.
-    one = np.empty((1,) * len(chunk.shape), chunk.dtype)
+    one = np.empty((1,) * len(layout.shape), layout.dtype)
     one[(0,) * one.ndim] = values
     return one.reshape(())
 
@@ -690,24 +680,24 @@ class _Product:
 
     def __init__(
         self,
-        chunk: Chunk,
+        layout: Layout,
         axes: list[Axis],
         strides: tuple[int, ...],
         values: Any,
         encode: Encode,
     ) -> None:
-        self.encode, self._stored = encode, chunk.stored
+        self.encode, self._stored = encode, layout.stored
         shape = tuple(axis.num_selected for axis in axes if not axis.is_dropped)
-        self.elements = _elements_of(chunk, shape, values)
+        self.elements = _elements_of(layout, shape, values)
         self._expand = tuple(None if axis.is_dropped else slice(None) for axis in axes)
         # From here on, axes are in the order in which they are stored.
-        self._order = chunk.axis_order or tuple(range(len(axes)))
+        self._order = layout.axis_order or tuple(range(len(axes)))
         self._offsets = [_times(axes[k].indices, strides[k]) for k in self._order]
         self._sources = [_last_of(axes[k]) for k in self._order]
         if not all(map(len, self._offsets)):
             self.num_pieces = self.num_blocks = self.block_bytes = 0
             return
-        item_size = chunk.stored.itemsize
+        item_size = layout.item_size
         outer, length = _runs(self._offsets, item_size)
         self.num_pieces = math.prod(map(len, outer))
         self._blocks = _cuts(self._offsets, item_size, BLOCK_BYTES)
@@ -822,9 +812,9 @@ def _cuts(offsets: Sequence[Any], item_size: int, max_bytes: int) -> list[list[s
 class _Points:
     """Elements that belong to points; attributes are those of `_Product`."""
 
-    def __init__(self, chunk: Chunk, positions: Indices, values: Any, encode: Encode) -> None:
-        self.encode, self._stored = encode, chunk.stored
-        self.elements = _elements_of(chunk, positions.shape, values)
+    def __init__(self, layout: Layout, positions: Indices, values: Any, encode: Encode) -> None:
+        self.encode, self._stored = encode, layout.stored
+        self.elements = _elements_of(layout, positions.shape, values)
         self._positions: Indices = positions.ravel()
         self._order: Indices | None = None
         self.num_pieces = self.num_blocks = num = len(self._positions)

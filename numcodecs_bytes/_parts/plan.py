@@ -21,12 +21,12 @@ combination and the first of the next is small, one range fetches both.
 import functools
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
 from numcodecs_bytes._parts.selection import (
     Axis,
@@ -37,7 +37,6 @@ from numcodecs_bytes._parts.selection import (
     parse_axes,
     parse_points,
     selectors_of,
-    strides_of,
 )
 
 
@@ -84,13 +83,7 @@ class Plan:
         return len(self.ranges.starts)
 
 
-def plan_read(
-    selection: Any,
-    chunk_shape: tuple[int, ...],
-    item_size: int,
-    coalescing: Coalescing,
-    axis_order: tuple[int, ...] | None = None,
-) -> Plan:
+def plan_read(selection: Any, layout: Layout, coalescing: Coalescing) -> Plan:
     """Return the cheapest byte ranges for a selection of a chunk.
 
     Parameters
@@ -99,15 +92,10 @@ def plan_read(
         The selection that zarr passes to codecs: integers, and slices with positive steps; or
         arrays of integers or bools, one per axis and shaped as by ``numpy.ix_``, or a single 1-D
         one together with slices; or, for points, arrays of integers that broadcast together.
-    chunk_shape : tuple of int
-        Shape of the chunk in elements.
-    item_size : int
-        Stored size of an element in bytes, at least 1.
+    layout : Layout
+        How the chunk is stored; an element takes at least 1 byte.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
-    axis_order : tuple of int, optional
-        The axes of the chunk in the order in which they are stored: elements along the last one are
-        adjacent. By default C order.
 
     Returns
     -------
@@ -115,47 +103,24 @@ def plan_read(
         A plan for the whole chunk if all its bytes are needed, or if the selection is of another
         kind or out of bounds: NumPy then applies it, or raises, if the chunk exists.
     """
-    selectors = selectors_of(selection, len(chunk_shape))
-    stored = _Stored(chunk_shape, item_size, axis_order)
+    selectors = selectors_of(selection, len(layout.shape))
     if (of_selectors := key_of(selectors)) is None:
         sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
         limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
         # What lies before and after so many indices, if they are anywhere.
-        around = 2 * stored.num_bytes // (min(sizes, default=0) + 1)
-        if sizes and stored.num_bytes <= limit and around < LOOK_BYTES:
-            return plan_whole(*stored)
-        return _plan(selectors, stored, coalescing)
-    key = of_selectors, stored, coalescing
+        around = 2 * layout.num_bytes // (min(sizes, default=0) + 1)
+        if sizes and layout.num_bytes <= limit and around < LOOK_BYTES:
+            return plan_whole(layout)
+        return _plan(selectors, layout, coalescing)
+    key = of_selectors, layout, coalescing
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(selectors, stored, coalescing)
+        plan = _plan(selectors, layout, coalescing)
         if len(plan.ranges.piece_starts) <= MAX_CACHED_PIECES:
             if len(_plans) >= MAX_CACHED:
                 _plans.clear()
             _plans[key] = plan
     return plan
-
-
-class _Stored(NamedTuple):
-    """A chunk's shape in elements, the size of one in bytes, and the order of axes (None: C)."""
-
-    shape: tuple[int, ...]
-    item_size: int
-    axis_order: tuple[int, ...] | None
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.item_size
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Strides in items."""
-        return strides_of(self.shape, self.axis_order)
-
-    @property
-    def as_stored(self) -> Sequence[int]:
-        """The axes in the order in which they are stored."""
-        return range(len(self.shape)) if self.axis_order is None else self.axis_order
 
 
 # Plans of slices and integers, which the chunks of an array share: all but those at an edge of the
@@ -164,37 +129,35 @@ _plans: dict[Any, Plan] = {}
 MAX_CACHED, MAX_CACHED_PIECES = 512, 256
 
 
-def _plan(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan:
+def _plan(selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan:
     plan = None
     # Offsets are NumPy integers; no store has a chunk too large for them.
-    if stored.num_bytes <= sys.maxsize and not is_whole(selectors, stored.shape):
-        plan = _plan_slab(selectors, stored, coalescing)
+    if layout.num_bytes <= sys.maxsize and not is_whole(selectors, layout.shape):
+        plan = _plan_slab(selectors, layout, coalescing)
         if plan is not None:
             pass
         elif are_points(selectors):
-            plan = _plan_points(selectors, stored, coalescing)
-        elif (axes := parse_axes(selectors, stored.shape)) is not None:
-            plan = _plan_product(axes, stored, coalescing)
-    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == stored.num_bytes):
-        return plan_whole(*stored)
+            plan = _plan_points(selectors, layout, coalescing)
+        elif (axes := parse_axes(selectors, layout.shape)) is not None:
+            plan = _plan_product(axes, layout, coalescing)
+    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == layout.num_bytes):
+        return plan_whole(layout)
     return plan
 
 
 @functools.lru_cache(maxsize=256)
-def plan_whole(
-    chunk_shape: tuple[int, ...], item_size: int, axis_order: tuple[int, ...] | None = None
-) -> Plan:
-    """Return the plan that fetches a whole chunk with one request; parameters as in `plan_read`."""
+def plan_whole(layout: Layout) -> Plan:
+    """Return the plan that fetches a whole chunk with one request."""
     # No store has a chunk too large for NumPy's integers.
-    num_bytes = min(math.prod(chunk_shape) * item_size, sys.maxsize)
-    all_positions = (None,) * len(chunk_shape)
+    num_bytes = min(layout.num_bytes, sys.maxsize)
+    all_positions = (None,) * len(layout.shape)
     return Plan(
         ranges=Coalescing(0).coalesce(np.array([0]), np.array([num_bytes])),
-        window_shape=chunk_shape,
-        window_strides=strides_of(chunk_shape, axis_order),
+        window_shape=layout.shape,
+        window_strides=layout.strides,
         index=all_positions,
         order=all_positions,
-        shape=chunk_shape,
+        shape=layout.shape,
         is_whole=True,
     )
 
@@ -225,7 +188,7 @@ SLAB_BYTES, SLAB_FACTOR = 1 << 23, 2
 LOOK_BYTES = 1 << 19
 
 
-def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:
+def _plan_slab(selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan | None:
     """Return the plan for a dense selection: a single range; None if it is not dense.
 
     Nothing is sorted or allocated for each index. The range is a slab: the smallest contiguous part
@@ -235,7 +198,7 @@ def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalesci
     ----------
     selectors : tuple
         A selector for each axis, as in `plan_read`.
-    stored : _Stored
+    layout : Layout
         How the chunk is stored.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
@@ -245,34 +208,34 @@ def _plan_slab(selectors: tuple[Any, ...], stored: _Stored, coalescing: Coalesci
     Plan or None
         None also if the selection is empty, of another kind, or out of bounds.
     """
-    if len(selectors) != len(stored.shape):
+    if len(selectors) != len(layout.shape):
         return None
-    found = [_num_and_bounds(s, size) for s, size in zip(selectors, stored.shape, strict=True)]
+    found = [_num_and_bounds(s, size) for s, size in zip(selectors, layout.shape, strict=True)]
     spans = [span for span in found if span is not None]
     if len(spans) < len(found):
         return None
-    strides = stored.strides
-    first, window_shape, selection = 0, list(stored.shape), list(selectors)
-    for k in stored.as_stored:
+    strides = layout.strides
+    first, window_shape, selection = 0, list(layout.shape), list(selectors)
+    for k in layout.as_stored:
         _, low, high = spans[k]
         first += low * strides[k]
         window_shape[k] = high - low + 1
-        selection[k] = _moved(selectors[k], stored.shape[k], low)
+        selection[k] = _moved(selectors[k], layout.shape[k], low)
         if high > low:
             break
-    num_bytes = math.prod(window_shape) * stored.item_size
+    num_bytes = math.prod(window_shape) * layout.item_size
     is_slice = not any(isinstance(s, np.ndarray) for s in selectors)
-    is_dense = _are_near(spans, stored, num_bytes, coalescing) if is_slice else None
+    is_dense = _are_near(spans, layout, num_bytes, coalescing) if is_slice else None
     if is_dense is None:
         num_indices = [n for (n, *_), s in zip(spans, selectors, strict=True) if _is_array(s)]
-        num_runs = _num_runs(selectors, spans, stored)
-        is_dense = _are_dense(max(num_indices), num_runs, stored, num_bytes, coalescing)
+        num_runs = _num_runs(selectors, spans, layout)
+        is_dense = _are_dense(max(num_indices), num_runs, layout, num_bytes, coalescing)
     if not is_dense:
         return None
-    if num_bytes > NEARLY_WHOLE * stored.num_bytes:
-        return plan_whole(*stored)
-    start = np.array([first * stored.item_size])
-    nothing = (None,) * len(stored.shape)
+    if num_bytes > NEARLY_WHOLE * layout.num_bytes:
+        return plan_whole(layout)
+    start = np.array([first * layout.item_size])
+    nothing = (None,) * len(layout.shape)
     return Plan(
         coalescing.coalesce(start, start + num_bytes),
         window_shape=tuple(window_shape),
@@ -289,52 +252,50 @@ def _is_array(selector: object) -> bool:
 
 
 def _are_dense(
-    num_indices: int, num_runs: int, stored: _Stored, num_bytes: int, coalescing: Coalescing
+    num_indices: int, num_runs: int, layout: Layout, num_bytes: int, coalescing: Coalescing
 ) -> bool:
     """Whether a slab of so many bytes takes less time than pieces for arrays of indices."""
-    return num_runs * stored.item_size * DENSE_FRACTION >= num_bytes or (
+    return num_runs * layout.item_size * DENSE_FRACTION >= num_bytes or (
         num_indices * coalescing.dense_bytes >= num_bytes
         or (num_bytes <= SLAB_BYTES and coalescing.costs.of(num_indices) >= num_bytes)
     )
 
 
 def _are_near(
-    spans: list[tuple[int, int, int]], stored: _Stored, num_bytes: int, coalescing: Coalescing
+    spans: list[tuple[int, int, int]], layout: Layout, num_bytes: int, coalescing: Coalescing
 ) -> bool:
     """Whether a slab of so many bytes takes less time than pieces for slices and integers."""
     if not coalescing.dense_bytes:
         return False
     costs = coalescing.costs
-    if num_bytes <= SLAB_BYTES and costs.pieces + _cost(spans, stored, costs.request) >= num_bytes:
+    if num_bytes <= SLAB_BYTES and costs.pieces + _cost(spans, layout, costs.request) >= num_bytes:
         return True
-    num_selected = math.prod(num for num, *_ in spans) * stored.item_size
+    num_selected = math.prod(num for num, *_ in spans) * layout.item_size
     is_wanted = num_bytes <= SLAB_FACTOR * num_selected
-    return is_wanted and _cost(spans, stored, coalescing.dense_bytes) >= num_bytes
+    return is_wanted and _cost(spans, layout, coalescing.dense_bytes) >= num_bytes
 
 
-def _cost(spans: list[tuple[int, int, int]], stored: _Stored, request: int) -> int:
+def _cost(spans: list[tuple[int, int, int]], layout: Layout, request: int) -> int:
     """Return what the cheapest ranges for slices cost in bytes, if each costs `request` more."""
-    span, cost = stored.item_size, request + stored.item_size
-    for k in reversed(stored.as_stored):  # the cheapest way to fetch what is along the last axes
+    span, cost = layout.item_size, request + layout.item_size
+    for k in reversed(layout.as_stored):  # the cheapest way to fetch what is along the last axes
         num, low, high = spans[k]
-        span += (high - low) * stored.strides[k] * stored.item_size
+        span += (high - low) * layout.strides[k] * layout.item_size
         cost = min(num * cost, request + span)
     return cost
 
 
-def _num_runs(
-    selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], stored: _Stored
-) -> int:
+def _num_runs(selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], layout: Layout) -> int:
     """Return how many contiguous runs of elements the slices of the last axes leave to plan."""
     if are_points(selectors):
         return max(num for num, *_ in spans)
     num = math.prod(num for num, *_ in spans)
-    for k in reversed(stored.as_stored):
+    for k in reversed(layout.as_stored):
         num_along, low, high = spans[k]
         if not isinstance(selectors[k], slice) or high - low + 1 != num_along:
             break
         num //= num_along
-        if num_along != stored.shape[k]:
+        if num_along != layout.shape[k]:
             break
     return num
 
@@ -371,14 +332,14 @@ KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
 
 
-def _plan_product(axes: list[Axis], stored: _Stored, coalescing: Coalescing) -> Plan:
+def _plan_product(axes: list[Axis], layout: Layout, coalescing: Coalescing) -> Plan:
     """Return the plan for the product of one set of indices per axis.
 
     Parameters
     ----------
     axes : list of Axis
         What is selected along each axis of the chunk; all indices are within bounds.
-    stored : _Stored
+    layout : Layout
         How the chunk is stored.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
@@ -395,8 +356,8 @@ def _plan_product(axes: list[Axis], stored: _Stored, coalescing: Coalescing) -> 
         return _plan_nothing(tuple(axes[k].num_selected for k in kept))
     window: dict[int, _WindowAxis] = {}
     run, pieces = _Run(0, 1), None
-    strides, item_size = stored.strides, stored.item_size
-    remaining = iter(stored.as_stored[::-1])
+    strides, item_size = layout.strides, layout.item_size
+    remaining = iter(layout.as_stored[::-1])
     for k in remaining:  # as long as all indices of an axis are within one piece
         indices, stride = axes[k].indices, strides[k]
         longer = run.along(indices, stride)
@@ -520,7 +481,7 @@ def _split(
     return np.concatenate([[0], splits]) if len(splits) else None
 
 
-def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescing) -> Plan | None:
+def _plan_points(arrays: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan | None:
     """Return the plan for points.
 
     Parameters
@@ -528,7 +489,7 @@ def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescin
     arrays : tuple of numpy.ndarray
         Integer coordinates of the points, one array per axis of the chunk, of shapes that broadcast
         together.
-    stored : _Stored
+    layout : Layout
         How the chunk is stored.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
@@ -540,7 +501,7 @@ def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescin
         `plan.shape` is the broadcast shape. None if a point is out of bounds, the shapes do not
         broadcast, or there is not one array per axis.
     """
-    found = parse_points(arrays, stored.shape, stored.strides)
+    found = parse_points(arrays, layout.shape, layout.strides)
     if found is None:
         return None
     if not found.size:
@@ -550,7 +511,7 @@ def _plan_points(arrays: tuple[Any, ...], stored: _Stored, coalescing: Coalescin
     if not (np.diff(items) > 0).all():
         items, positions = np.unique(items, return_inverse=True)
     return Plan(
-        ranges=coalescing.coalesce(items * stored.item_size, (items + 1) * stored.item_size),
+        ranges=coalescing.coalesce(items * layout.item_size, (items + 1) * layout.item_size),
         window_shape=(len(items),),
         window_strides=(1,),
         index=(None,),

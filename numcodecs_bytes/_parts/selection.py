@@ -4,7 +4,6 @@ A selection is a product of one set of indices per axis (basic selections, ``oin
 points (``vindex``, masks).
 """
 
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,17 +64,6 @@ def key_of(selectors: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 _IN_KEYS = {slice, int}
 _SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
-
-
-@functools.lru_cache(maxsize=256)
-def strides_of(shape: tuple[int, ...], axis_order: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the strides of a chunk in items."""
-    strides = [1] * len(shape)
-    stride = 1
-    for axis in reversed(range(len(shape)) if axis_order is None else axis_order):
-        strides[axis] = stride
-        stride *= shape[axis]
-    return tuple(strides)
 
 
 def is_int(selector: object) -> bool:

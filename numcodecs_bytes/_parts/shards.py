@@ -25,7 +25,6 @@ from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.fetch import (
     MIN_PART_BYTES,
     NUM_TRIES,
-    Chunk,
     Parts,
     add_name,
     ask,
@@ -41,6 +40,7 @@ from numcodecs_bytes._parts.fetch import (
     split_ranges,
 )
 from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
@@ -66,7 +66,7 @@ MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
 MAX_TRIES = 16
 
 # The plan for no elements.
-NOTHING = plan_read((slice(0),), (1,), 1, Coalescing(0))
+NOTHING = plan_read((slice(0),), Layout((1,), np.dtype("u1"), np.dtype("u1")), Coalescing(0))
 
 
 class Left(Exception):  # noqa: N818 # not an error
@@ -140,8 +140,8 @@ class Shard:
         zarr's own codec, exactly that class.
     spec : zarr.core.array_spec.ArraySpec
         The specification of the shard.
-    chunk : Chunk
-        An inner chunk, without a selection.
+    layout : Layout
+        How an inner chunk is stored.
 
     Attributes
     ----------
@@ -149,8 +149,8 @@ class Shard:
         The number of inner chunks.
     """
 
-    def __init__(self, codec: Any, spec: ArraySpec, chunk: Chunk) -> None:
-        self.codec, self.spec, self.chunk = codec, spec, chunk
+    def __init__(self, codec: Any, spec: ArraySpec, layout: Layout) -> None:
+        self.codec, self.spec, self.layout = codec, spec, layout
         self._grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
         self.num_chunks = math.prod(self._grid_shape)
 
@@ -169,7 +169,7 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         """Length of a shard in bytes without missing inner chunks."""
-        return math.prod(self.spec.shape) * self.chunk.stored.itemsize + self.index_bytes
+        return math.prod(self.spec.shape) * self.layout.item_size + self.index_bytes
 
     def coalescing(self, source: Remote, gap: int | None) -> Coalescing:
         """Return how the pieces of inner chunks are coalesced, over no larger gaps than by zarr."""
@@ -202,7 +202,7 @@ class Shard:
         for coordinates, of_chunk, place, *_ in indexer:
             key = key_of(of_chunk) if isinstance(of_chunk, tuple) else None
             if key is None or key not in planned:
-                plan = plan_chunk(source, self.chunk._replace(selection=of_chunk), gap)
+                plan = plan_chunk(source, self.layout, of_chunk, gap)
                 planned[key] = plan, plan.ranges.num_kept_bytes
             plan, num_kept = planned[key]
             found.append(coordinates)
@@ -243,7 +243,7 @@ class Shard:
         entries = index[(*coordinates, slice(None))].reshape(-1, 2)
         is_missing = (entries == MISSING).all(axis=1)
         found = np.flatnonzero(~is_missing)
-        starts, lengths, length = entries[found, 0], entries[found, 1], self.chunk.num_bytes
+        starts, lengths, length = entries[found, 0], entries[found, 1], self.layout.num_bytes
         limit = np.iinfo(np.int64).max if num_bytes is None else num_bytes
         is_odd = (lengths != length) | (starts > max(limit - length, 0)) | (length > limit)
         if is_odd.any():
@@ -303,9 +303,9 @@ class Shard:
 
         The axes of an inner chunk follow in the order in which they are stored.
         """
-        shapes = list(zip(self._grid_shape, self.chunk.shape, strict=True))
+        shapes = list(zip(self._grid_shape, self.layout.shape, strict=True))
         num_axes = len(shapes)
-        order = self.chunk.axis_order or range(num_axes)
+        order = self.layout.axis_order or range(num_axes)
         axes = [*range(0, 2 * num_axes, 2), *(2 * k + 1 for k in order)]
         view = out.reshape([n for shape in shapes for n in shape]).transpose(axes)
         coordinates = np.indices(self._grid_shape).reshape(num_axes, self.num_chunks)
@@ -322,8 +322,8 @@ class Shard:
         start = 0
         for selection, place, plan, num_bytes in present:
             part = fetched[start : start + num_bytes]
-            selected = select_fetched(part, self.chunk.stored, plan, selection)
-            out[place] = ready_to_copy(selected, self.chunk.dtype)
+            selected = select_fetched(part, self.layout.stored, plan, selection)
+            out[place] = ready_to_copy(selected, self.layout.dtype)
             start += num_bytes
 
 
@@ -398,7 +398,7 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                     out = await _fetch_parts(getter, source, shard, selection)
                 if _trace.active:
                     num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
-                    num = None if out is None else out.size * shard.chunk.stored.itemsize
+                    num = None if out is None else out.size * shard.layout.item_size
                     _trace.note_read(getter.byte_getter, num_axes, num_bytes, getter, num)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
             except ReadWhole:
@@ -487,7 +487,7 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
                 raise Left(refusal=why.refusal_of(*object_of(getter))) from why
             odd_version = answer.version
         if parts.are_complete:
-            out = np.empty(selected.flat_shape, shard.chunk.dtype)
+            out = np.empty(selected.flat_shape, shard.layout.dtype)
             shard.fill(out, missing)
             shard.scatter(out, parts.fetched, present)
             return out.reshape(selected.shape)

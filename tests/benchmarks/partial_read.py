@@ -18,6 +18,7 @@ from measure import MIB, Settings, cases, measure, medians, table
 from whole import OUR_PIPELINES, PIPELINES, ZARRS, create, opened, opened_by_tensorstore
 from zarr.core.sync import sync
 
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, open_local
 from numcodecs_bytes._parts.plan import plan_read
 from numcodecs_bytes._parts.ranges import Coalescing
@@ -48,7 +49,8 @@ def bare(path: Path, selection: Any, shape: tuple[int, int]) -> Callable[[], Any
     """Return what reads the same ranges from the file itself, in one thread."""
 
     def read() -> None:
-        plan = plan_read(selection, shape, 8, Coalescing(LOCAL_MAX_GAP_BYTES, BLOCK_BYTES))
+        layout = Layout(shape, np.dtype("f8"), np.dtype("f8"))
+        plan = plan_read(selection, layout, Coalescing(LOCAL_MAX_GAP_BYTES, BLOCK_BYTES))
         file = open_local(str(path / "c/0/0"))
         try:
             file.read(plan.ranges, lambda: True, adapts=True)

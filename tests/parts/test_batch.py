@@ -33,6 +33,7 @@ import numcodecs_bytes
 from numcodecs_bytes import _threads, zarr_pipeline
 from numcodecs_bytes._parts import batch, open_file, plan
 from numcodecs_bytes._parts.boxes import box_of
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [
@@ -611,7 +612,7 @@ def test_boxes_are_split_without_overlap():
             step = rng.randint(1, 3)
             kind = slice(start, rng.randint(start + 1, n), step)
             selection.append(start if rng.random() < 0.2 else kind)
-        box = box_of(tuple(selection), shape, 8, order)
+        box = box_of(tuple(selection), Layout(shape, *[np.dtype("f8")] * 2, order))
         items = np.arange(np.prod(shape, dtype=int))
         chunk = items.reshape([shape[k] for k in order]).transpose(np.argsort(order))
         selected = chunk[tuple(selection)]

@@ -6,7 +6,9 @@ from helpers import bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numcodecs_bytes._parts import plan as planning
 from numcodecs_bytes._parts.assemble import copy_pieces, select_fetched
+from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES
 from numcodecs_bytes._parts.plan import (
     DENSE_FRACTION,
@@ -14,10 +16,15 @@ from numcodecs_bytes._parts.plan import (
     MAX_CACHED_PIECES,
     NEARLY_WHOLE,
     _plans,
-    plan_read,
 )
 from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Costs
 from numcodecs_bytes._parts.stores import LOCAL_COSTS, LOCAL_MAX_GAP_BYTES
+
+
+def plan_read(selection, shape, item_size, coalescing, axis_order=None):
+    """Plan for a chunk of elements of some size."""
+    dtype = np.dtype(f"V{item_size}")
+    return planning.plan_read(selection, Layout(shape, dtype, dtype, axis_order), coalescing)
 
 
 @st.composite

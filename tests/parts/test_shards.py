@@ -598,7 +598,7 @@ def test_an_index_is_decoded_in_a_thread_and_on_a_loop(tmp_path):
     array = create_shards(tmp_path, (32, 32), (32, 32), (8, 8))
     array[8:] = 1
     reader = zarr_pipeline.BytesPipeline.from_codecs(array.metadata.codecs)._reader
-    shard = reader.chunk_of(spec_of((32, 32), "f4"))
+    shard = reader.layout_of(spec_of((32, 32), "f4"))
     raw = np.frombuffer((tmp_path / "c/0/0").read_bytes(), np.uint8)[-shard.index_bytes :]
 
     async def on_loop():
