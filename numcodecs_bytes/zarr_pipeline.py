@@ -55,6 +55,7 @@ from numcodecs_bytes._parts.in_place import (
 )
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
+from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
 from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, Whole, is_in_shard, source_finder
@@ -312,7 +313,7 @@ class ReadsBatches:
             return await zarrs.read(batch, out, drop_axes)
         if not batch or not self._reads(batch[0][1]):
             return await zarrs.read(batch, out, drop_axes)
-        exist = await self._read_files(batch, out, drop_axes)
+        exist = await self._read_together(batch, out, drop_axes)
         if exist is None:
             return await self._reading.read(batch, out, drop_axes)
         results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
@@ -408,10 +409,10 @@ class ReadsBatches:
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
         return reader is not None and is_on_cpu and reader.layout(chunk_spec) is not None
 
-    async def _read_files(
+    async def _read_together(
         self, batch: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]
     ) -> "Sequence[bool | None] | None":
-        """Read the chunks in local files.
+        """Read the chunks in local files, or those that lie together in objects.
 
         Returns whether each exists, or None if it is left; None if all of them are left.
         """
@@ -419,17 +420,22 @@ class ReadsBatches:
         if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
             return None
         find = source_finder()
-        some = (byte_getter for byte_getter, *_ in batch[:NUM_LOOKED_AT])
-        if type(batch[0][0]) is not StorePath or not any(isinstance(find(b), File) for b in some):
+        if type(batch[0][0]) is not StorePath:
             return None
+        sources = [find(byte_getter) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
         reader: Any = self._reader
         is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(reader, _ShardReader)
+        gap, num_workers = configured_gap_bytes(), self._num_workers()
+        if not any(isinstance(source, File) for source in sources):
+            if is_shard or not any(getattr(source, "object", None) for source in sources):
+                return None
+            of_objects = Batch(batch, array, drop_axes, reader.layout_of, gap, num_workers)
+            return await read_objects(of_objects, reader.layout_of(batch[0][1]))
         if is_short and not is_shard and isinstance(self, BatchedCodecPipeline):
             is_small = reader.layout_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
             if len(batch) <= (FEW_SMALL if is_small else FEW):
                 return None
         at_once = is_short and is_shard and len(batch) <= FEW and DECODES_INDEX_AT_ONCE
-        gap, num_workers = configured_gap_bytes(), self._num_workers()
         return await read_files(
             Batch(batch, array, drop_axes, reader.layout_of, gap, num_workers, at_once)
         )

@@ -29,13 +29,14 @@ from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.boxes import Box, box_of
 from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, coalescing_of, plan_chunk, trying
 from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
+from numcodecs_bytes._parts.items import groups_of, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, is_whole
 from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.shards import Left, Shard, ShardSelection, groups_of, pieces_of
+from numcodecs_bytes._parts.shards import Left, Shard, ShardSelection
 from numcodecs_bytes._parts.stores import File, find_source, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
@@ -141,6 +142,8 @@ class _Job:
         self._num_workers = batch.num_workers or (_num_cores() if is_parallel else 1)
         self._left = iter(range(num))
         self._state = threading.Condition()
+        self._files: dict[Any, OpenFile] = {}  # in which several chunks lie
+        self._opening = threading.Lock()
         self._num_working, self._is_over = 0, False
 
     def run(self) -> None:
@@ -160,6 +163,7 @@ class _Job:
             with self._state:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
+            self._close()
 
     def has_read_at_once(self) -> bool:
         """Read all chunks in this thread if they are in the page cache, or return False."""
@@ -176,13 +180,29 @@ class _Job:
             return False
         finally:
             worker.forget()
+            self._close()
         return True
+
+    def shared(self, source: File) -> OpenFile | None:
+        """Return the file in which a chunk lies with others, opened once; None if it is alone."""
+        if source.key is None:
+            return None
+        with self._opening:
+            if source.key not in self._files:
+                self._files[source.key] = source.open_object()
+            return self._files[source.key].shared()
+
+    def _close(self) -> None:
+        """Close the files that were shared; no thread reads them any more."""
+        while self._files:
+            self._files.popitem()[1].close()
 
     def finish(self) -> None:
         """Read in this thread what was left because the interpreter waits for other threads."""
         self._is_over = False
         self._left = iter([k for k, exists in enumerate(self.exist) if exists is None])
         self._work(is_waited_for=False)
+        self._close()
 
     def _start_helpers(self, num: int, *, only_if_slow: bool = False) -> None:
         for _ in range(min(num, len(self.batch.items) - 1, MAX_FILE_THREADS)):
@@ -286,7 +306,7 @@ class _Worker:
                 self._set_spec(spec)
             start = time.perf_counter()
             try:
-                file = source.open()
+                file = source.open(self.job.shared(source))
             except source.missing:
                 self._out[place] = fill_value_or_default(spec)
                 self._note(byte_getter, [0, 0], None)
@@ -385,7 +405,7 @@ class _Worker:
                 continue
             pieces = join_adjacent(*pieces_of(present[some], starts[some]))
             ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
-            shard.scatter(out, self._fetch(file, ranges), present[some])
+            scatter(out, self._fetch(file, ranges), present[some], self._layout)
         if out is not region:
             out = out.reshape(selected.shape)
             self._out[place] = out.squeeze(axis=drop_axes) if drop_axes else out

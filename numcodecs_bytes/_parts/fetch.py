@@ -48,6 +48,7 @@ from numcodecs_bytes._parts.refusals import (
     explaining,
     keeps_changing,
     limiting,
+    remember_cut,
     remember_refusal,
     remember_versions,
     status_of,
@@ -73,7 +74,7 @@ MIN_PART_BYTES = 1 << 23
 # How often the ranges of a chunk are requested before one that keeps changing is read whole.
 NUM_TRIES = 3
 # How long to wait for the range requests of other chunks to end, and how often to look.
-MAX_WAIT_SECONDS, WAIT_SECONDS = 30.0, 0.005
+MAX_WAIT_SECONDS, WAIT_SECONDS = 10.0, 0.005
 
 
 async def fetch(
@@ -383,6 +384,8 @@ async def get_all_parts(getter: Getter, source: Remote, parts: "Parts", **how: b
 
 
 async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Request) -> None:
+    if (refusal := limiting.get(object_of(getter)[0])) is not None:
+        parts.failed = parts.failed or ReadWhole(refusal)  # those in flight are waited for
     if parts.is_missing or parts.failed is not None:
         return  # stop after the first missing range
     answer = None
@@ -407,7 +410,7 @@ async def _get_part(getter: Getter, source: Remote, parts: "Parts", request: Req
 @contextlib.contextmanager
 def requesting(getter: Getter) -> Iterator[None]:
     """Raise `ReadWhole` if a range request fails, or the store has just refused so many of them."""
-    store, _ = object_of(getter)
+    store, path = object_of(getter)
     if (refusal := limiting.get(store)) is not None:
         raise ReadWhole(refusal)
     try:
@@ -416,6 +419,8 @@ def requesting(getter: Getter) -> Iterator[None]:
     except ReadWhole as why:
         if status_of(why) in LIMITS:
             limiting.add(store, why.refusal)
+        if why.is_cut:
+            remember_cut(store, path)
         raise
 
 

@@ -112,15 +112,34 @@ class _Counter:
 chunks_in_flight = _Counter()  # of stores that take requests
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=chunks_in_flight.reset)
+
+
+class _InFlight:
+    """Counts the range requests of a store in one event loop; a context manager."""
+
+    num = 0
+
+    def __enter__(self) -> None:
+        self.num += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.num -= 1
+
+
 _in_flight = Stores()
 
 
-def in_flight_of(store: object) -> _Counter:
-    """Return the counter of the range requests of a store."""
-    if (counter := _in_flight.get(store)) is None:
-        counter = _Counter()
-        _in_flight.add(store, counter)
-    return counter  # type: ignore[no-any-return]
+def in_flight_of(store: object) -> _InFlight:
+    """Return the counter of a store in this event loop: others may wait for this one."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return _InFlight()
+    of_loops: weakref.WeakKeyDictionary[Any, _InFlight] | None = _in_flight.get(store)
+    if of_loops is None:
+        of_loops = weakref.WeakKeyDictionary()
+        _in_flight.add(store, of_loops)
+    return of_loops.setdefault(loop, _InFlight())
 
 
 def max_requests() -> int:
@@ -224,11 +243,7 @@ class OnLoop(_OfChunk):
         that limit for each shard, so only other chunks share their slots.
         """
         requests = ranges.requests()
-        num_left = len(ranges.starts)
-        if num_left == 1 or (num_left and first_alone):
-            await get(next(requests))
-            num_left -= 1
-        if not num_left:
+        if not len(ranges.starts):
             return
         if not _is_task():
             for request in requests:
@@ -237,30 +252,40 @@ class OnLoop(_OfChunk):
         slots = _Slots()
         if not of_shard:
             slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), slots)
-        limit = max_requests()
-        failure = None
         slots.num_taken += 1
         try:
-            async with asyncio.TaskGroup() as group:
-                for request in requests:
-                    num_left -= 1
-                    for _ in range(min(limit - slots.num_taken, num_left)):
-                        slots.num_taken += 1
-                        task = group.create_task(_help(requests, get, slots, limit))
-                        task.add_done_callback(slots.give_back)
-                        num_left -= 1
-                    await get(request)
-        except BaseExceptionGroup as errors:
-            failure = errors.exceptions[0]
-            # Its reference cycle would keep the fetched bytes alive until the next collection.
-            errors.__traceback__ = None
+            num_left = len(ranges.starts)
+            if num_left == 1 or first_alone:
+                await get(next(requests))
+                num_left -= 1
+            if num_left:
+                await _get_concurrently(requests, num_left, get, slots)
         finally:
             slots.give_back()
-        if failure is not None:
-            try:
-                raise failure  # outside the except block, so that its context is unchanged
-            finally:
-                del failure
+
+
+async def _get_concurrently(requests: Any, num_left: int, get: Get, slots: "_Slots") -> None:
+    limit = max_requests()
+    failure = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                num_left -= 1
+                for _ in range(min(limit - slots.num_taken, num_left)):
+                    slots.num_taken += 1
+                    task = group.create_task(_help(requests, get, slots, limit))
+                    task.add_done_callback(slots.give_back)
+                    num_left -= 1
+                await get(request)
+    except BaseExceptionGroup as errors:
+        failure = errors.exceptions[0]
+        # Its reference cycle would keep the fetched bytes alive until the next collection.
+        errors.__traceback__ = None
+    if failure is not None:
+        try:
+            raise failure  # outside the except block, so that its context is unchanged
+        finally:
+            del failure
 
 
 class _Slots:

@@ -154,9 +154,14 @@ class OpenFile:
         self.counted[1] += num_bytes
 
     def part(self, start: int, num_bytes: int) -> "OpenFile":
-        """Return a part of this part, which is open as long as this is."""
+        """Return a part of this part, never beyond its end, which is open as long as this is."""
         read_into = None if self._descriptor is None else self._read_into
+        num_bytes = max(min(num_bytes, self.num_bytes - start), 0)
         return self._with(self._read_at, read_into, start, num_bytes)
+
+    def shared(self) -> "OpenFile":
+        """Return the same part for another thread: closing it does nothing."""
+        return OpenFile(self._read_at, _nothing, self.num_bytes, self._offset, self._descriptor)
 
     def _with(
         self, read_at: ReadAt, read_into: ReadInto | None, start: int, num_bytes: int
@@ -285,22 +290,22 @@ class OpenFile:
         return len(raw)
 
 
-def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> OpenFile:
-    """Open part of a local file.
+def _nothing() -> None:
+    pass
+
+
+def open_local(path: str) -> OpenFile:
+    """Open a local file.
 
     Parameters
     ----------
     path : str
         Path of the file.
-    offset : int
-        Position of the part in bytes.
-    num_bytes : int, optional
-        Length of the part in bytes; by default up to the end of the file, and never beyond it.
 
     Returns
     -------
     OpenFile
-        The part; close it after use.
+        The file; close it after use.
 
     Raises
     ------
@@ -310,13 +315,13 @@ def open_local(path: str, offset: int = 0, num_bytes: int | None = None) -> Open
     # Checked before opening, because opening a pipe affects its writer.
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a Path takes 2 us
         raise OSError(f"{path} is not a regular file")
-    return open_part(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), offset, num_bytes)
+    return open_descriptor(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
 
 
-def open_part(descriptor: int, offset: int = 0, num_bytes: int | None = None) -> OpenFile:
-    """Return part of a file that is open; closing the part, or an error, closes the descriptor."""
+def open_descriptor(descriptor: int) -> OpenFile:
+    """Return a file that is open; closing it, or an error, closes the descriptor."""
     try:
-        length = max(os.fstat(descriptor).st_size - offset, 0)
+        length = os.fstat(descriptor).st_size
     except BaseException:
         os.close(descriptor)
         raise
@@ -324,13 +329,7 @@ def open_part(descriptor: int, offset: int = 0, num_bytes: int | None = None) ->
         read_at: ReadAt = partial(os.pread, descriptor)
     else:
         read_at = partial(_seek_and_read, descriptor)
-    return OpenFile(
-        read_at,
-        partial(os.close, descriptor),
-        length if num_bytes is None else min(length, num_bytes),
-        offset,
-        descriptor,
-    )
+    return OpenFile(read_at, partial(os.close, descriptor), length, 0, descriptor)
 
 
 def _seek_and_read(descriptor: int, size: int, position: int) -> bytes:

@@ -34,7 +34,9 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
     why : str
         What else is the reason, for `numcodecs_bytes.trace`.
     is_sure : bool
-        Whether no overwritten chunk, and no bad connection, can be the cause of a refusal.
+        Whether no overwritten chunk can be the cause of a refusal.
+    is_cut : bool
+        Whether a connection was lost in the middle of an answer.
     """
 
     def __init__(
@@ -44,9 +46,10 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         why: str = "",
         *,
         is_sure: bool = True,
+        is_cut: bool = False,
     ) -> None:
         super().__init__(refusal)
-        self.refusal, self.is_sure = refusal, is_sure
+        self.refusal, self.is_sure, self.is_cut = refusal, is_sure, is_cut
         self.raw = raw
         self.why = f"the store {refusal}" if refusal else why
 
@@ -57,6 +60,8 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         is remembered of the chunk.
         """
         if self.refusal is None or self.is_sure or store not in answering:
+            return self.refusal
+        if len(odd.get(store) or ()) >= MAX_OBJECTS:
             return self.refusal
         _note_of_object(odd, store, path, self.refusal)
         return None
@@ -172,7 +177,9 @@ def explaining() -> Iterator[None]:
                 raise ReadWhole(f"raises {type(cause).__name__}") from error
         if _is_lost(error):
             raise
-        if _client_of(error) in _CLIENTS and not _CUT.search(str(error).partition("\n")[0]):
+        if _client_of(error) in _CLIENTS:
+            if _CUT.search(str(error).partition("\n")[0]):
+                raise ReadWhole(why=CUT, is_cut=True) from error
             raise ReadWhole(f"raises {type(error).__name__}", is_sure=False) from error
         raise ReadWhole(why=f"a range of it failed with {type(error).__name__}") from error
 
@@ -221,8 +228,10 @@ limiting = Stores(60.0)
 # Of some objects, by their path: what was odd in an answer to a range; the versions of those that
 # kept changing while they were read.
 odd = Stores(REMEMBERED_SECONDS)
+_cut = Stores(REMEMBERED_SECONDS)  # those whose answers were cut off once
 _changing = Stores(REMEMBERED_SECONDS)
 MAX_OBJECTS, MAX_VERSIONS = 1000, 100
+CUT = "loses the connection while it answers a range"
 _warned_of: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -281,6 +290,11 @@ def versions_of(store: Any, path: str) -> Versions:
     """Return the versions of an object that were found when it kept changing, else none."""
     known: dict[str, Versions] = _changing.get(store) or {}
     return known.get(path) or Versions()
+
+
+def remember_cut(store: Any, path: str) -> None:
+    """Remember that an answer was cut off: if it is the second one, not to ask for ranges."""
+    _note_of_object(odd if path in (_cut.get(store) or {}) else _cut, store, path, CUT)
 
 
 def keeps_changing(store: Any, path: str) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from zarr.storage import MemoryStore, StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.fetch import (
     MIN_PART_BYTES,
     NUM_TRIES,
@@ -40,9 +39,10 @@ from numcodecs_bytes._parts.fetch import (
     split_ranges,
 )
 from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
+from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
+from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
@@ -65,9 +65,6 @@ MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
 # How often the parts of a shard are requested at most, before it is left to zarr's codec.
 MAX_TRIES = 16
 
-# The plan for no elements.
-NOTHING = plan_read((slice(0),), Layout((1,), np.dtype("u1"), np.dtype("u1")), Coalescing(0))
-
 
 class Left(Exception):  # noqa: N818 # not an error
     """The shard is left to zarr's own codec.
@@ -85,27 +82,6 @@ class Left(Exception):  # noqa: N818 # not an error
         self.refusal = refusal
 
 
-class InnerSelection(NamedTuple):
-    """What is selected from an inner chunk.
-
-    Attributes
-    ----------
-    selection : tuple
-        The selection from the inner chunk.
-    place : tuple
-        Where it belongs in the selection from the shard.
-    plan : Plan
-        Which bytes of the inner chunk to read.
-    num_bytes : int
-        How many of them are kept.
-    """
-
-    selection: Any
-    place: Any
-    plan: Plan
-    num_bytes: int
-
-
 class ShardSelection(NamedTuple):
     """What is selected from a shard.
 
@@ -118,7 +94,7 @@ class ShardSelection(NamedTuple):
     coordinates : tuple of numpy.ndarray
         Which inner chunks are selected: an index along each axis of their grid, shape
         ``(num_chunks,)``.
-    inner : list of InnerSelection
+    inner : list of Item
         What is selected from each of them.
     num_bytes : int
         Number of bytes to read, if no inner chunk is missing.
@@ -127,7 +103,7 @@ class ShardSelection(NamedTuple):
     shape: tuple[int, ...]
     flat_shape: tuple[int, ...]
     coordinates: tuple[Indices, ...]
-    inner: list[InnerSelection]
+    inner: list[Item]
     num_bytes: int
 
 
@@ -206,7 +182,7 @@ class Shard:
                 planned[key] = plan, plan.ranges.num_kept_bytes
             plan, num_kept = planned[key]
             found.append(coordinates)
-            inner.append(InnerSelection(of_chunk, place, plan, num_kept))
+            inner.append(Item(of_chunk, place, plan, num_kept))
             num_bytes += plan.ranges.num_bytes
         coordinates = np.array(found, np.intp).reshape(len(found), len(self._grid_shape))
         shape = tuple(getattr(indexer, "sel_shape", indexer.shape))
@@ -262,7 +238,7 @@ class Shard:
 
     def locate_selected(
         self, index: Any, selected: ShardSelection, num_bytes: int | None
-    ) -> tuple[list[InnerSelection], Indices, list[InnerSelection]]:
+    ) -> tuple[list[Item], Indices, list[Item]]:
         """Do the same as `locate` for the inner chunks of a selection, and return these."""
         present, starts, missing = self.locate(index, selected.coordinates, num_bytes)
         inner = selected.inner
@@ -311,53 +287,11 @@ class Shard:
         coordinates = np.indices(self._grid_shape).reshape(num_axes, self.num_chunks)
         return view, tuple(coordinates)
 
-    def fill(self, out: Array, missing: Sequence[InnerSelection]) -> None:
+    def fill(self, out: Array, missing: Sequence[Item]) -> None:
         """Write the fill value to where inner chunks are missing."""
         fill_value = fill_value_or_default(self.spec) if missing else None
         for inner in missing:
             out[inner.place] = fill_value
-
-    def scatter(self, out: Array, fetched: UInt8Array, present: Sequence[InnerSelection]) -> None:
-        """Write what was fetched of inner chunks, end to end, to its places."""
-        start = 0
-        for selection, place, plan, num_bytes in present:
-            part = fetched[start : start + num_bytes]
-            selected = select_fetched(part, self.layout.stored, plan, selection)
-            out[place] = ready_to_copy(selected, self.layout.dtype)
-            start += num_bytes
-
-
-def pieces_of(present: Sequence[InnerSelection], starts: Indices) -> tuple[Indices, Indices]:
-    """Return first byte and end of each piece of inner chunks, in bytes of the shard.
-
-    Parameters
-    ----------
-    present : sequence of InnerSelection
-        What to read of each inner chunk.
-    starts : numpy.ndarray
-        Where each of them begins in bytes, ascending, shape ``(num_chunks,)``.
-    """
-    plans = [inner.plan for inner in present] or [NOTHING]
-    if all([plan is plans[0] for plan in plans]):  # noqa: C419
-        plans, moved_to = plans[:1], [starts[:, np.newaxis]]
-    else:
-        moved_to = starts.tolist()
-    moved = list(zip(plans, moved_to, strict=True))
-    firsts = np.concatenate([(p.ranges.piece_starts + start).ravel() for p, start in moved])
-    ends = np.concatenate([(p.ranges.piece_ends + start).ravel() for p, start in moved])
-    return firsts, ends
-
-
-def groups_of(present: Sequence[InnerSelection], max_bytes: int) -> Iterator[slice]:
-    """Yield consecutive inner chunks of which so many bytes are kept at most, at least one each."""
-    first, num_bytes = 0, 0
-    for k, inner in enumerate(present):
-        if k > first and num_bytes + inner.num_bytes > max_bytes:
-            yield slice(first, k)
-            first, num_bytes = k, 0
-        num_bytes += inner.num_bytes
-    if present:
-        yield slice(first, len(present))
 
 
 async def fetch_shard(byte_getter: Any, shard: Shard, selection: Any) -> NDBuffer | None:
@@ -489,7 +423,7 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         if parts.are_complete:
             out = np.empty(selected.flat_shape, shard.layout.dtype)
             shard.fill(out, missing)
-            shard.scatter(out, parts.fetched, present)
+            scatter(out, parts.fetched, present, shard.layout)
             return out.reshape(selected.shape)
     note_changing(getter)
     if num_tries == MAX_TRIES:

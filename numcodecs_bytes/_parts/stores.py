@@ -80,7 +80,7 @@ from zarr.storage import (
 )
 
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._parts.open_file import OpenFile, open_local, open_part
+from numcodecs_bytes._parts.open_file import OpenFile, open_descriptor, open_local
 from numcodecs_bytes._parts.ranges import NO_COSTS, Costs
 from numcodecs_bytes._parts.refusals import ReadWhole, odd, refusing, status_of
 from numcodecs_bytes._parts.settings import stores_with_ranges
@@ -168,8 +168,8 @@ class File(NamedTuple):
 
     Attributes
     ----------
-    open : callable
-        Returns the chunk as an open file.
+    open_object : callable
+        Opens the file.
     missing : tuple of type
         The exceptions that `open` raises if the chunk does not exist.
     in_thread : bool
@@ -180,14 +180,49 @@ class File(NamedTuple):
         Largest gap over which ranges are coalesced.
     costs : Costs
         What else than bytes takes time.
+    key : object
+        Identifies a file in which several chunks lie; None if it is the chunk.
+    part : callable or None
+        Takes the open file, and returns the chunk in it.
     """
 
-    open: Callable[[], OpenFile]
+    open_object: Callable[[], OpenFile]
     missing: tuple[type[Exception], ...]
     in_thread: bool = True
     place: str = ""
     max_gap_bytes: int = LOCAL_MAX_GAP_BYTES
     costs: Costs = LOCAL_COSTS
+    key: Any = None
+    part: Callable[[OpenFile], OpenFile] | None = None
+
+    def open(self, file: OpenFile | None = None) -> OpenFile:
+        """Return the chunk as an open file: part of a file that is open already, if it is given."""
+        file = self.open_object() if file is None else file
+        if self.part is None:
+            return file
+        try:
+            return self.part(file)
+        except BaseException:
+            file.close()
+            raise
+
+
+class Object(NamedTuple):
+    """An object in which chunks lie.
+
+    Attributes
+    ----------
+    key : tuple
+        Identifies it.
+    start : int
+        Where a chunk begins in it, in bytes.
+    get : callable
+        See `Remote`.
+    """
+
+    key: tuple[Any, ...]
+    start: int
+    get: "GetRange"
 
 
 class Remote(NamedTuple):
@@ -212,6 +247,8 @@ class Remote(NamedTuple):
         versions.
     max_parts : int
         In how many requests a long range may be fetched.
+    object : Object or None
+        In which object it lies, perhaps together with others; None if that is not known.
     """
 
     tells_missing: bool = True
@@ -222,6 +259,7 @@ class Remote(NamedTuple):
     costs: Costs = NO_COSTS
     in_one_request: bool = False
     max_parts: int = 1
+    object: Object | None = None
 
 
 class Whole(NamedTuple):
@@ -326,8 +364,8 @@ def _of_store(store: Any) -> SourceOf:
         return source_of
 
     def unless_odd(path: str) -> Source:
-        if path in objects:
-            return Whole(f"the store does not answer ranges of it (it {objects[path]})")
+        if (how := objects.get(path)) is not None:
+            return Whole(f"the store does not answer ranges of it (it {how})")
         return source_of(path)
 
     return unless_odd
@@ -439,38 +477,48 @@ def _of_local_store(store: LocalStore) -> SourceOf:
 def _of_zip_store(store: ZipStore) -> SourceOf:
     if not hasattr(os, "pread"):
         return _always(Whole("this system can't read members of a zip file in several threads"))
-    return lambda path: File(partial(_open_member, store, path), (KeyError,), in_thread=False)
+    open_archive = partial(_open_archive, store)
+    return lambda path: File(
+        open_archive,
+        (KeyError,),
+        in_thread=False,
+        key=id(store),
+        part=partial(_member_of, store, path),
+    )
 
 
-def _open_member(store: ZipStore, path: str) -> OpenFile:
+def _open_archive(store: ZipStore) -> OpenFile:
     with store._lock:  # noqa: SLF001
-        if not store._is_open:  # noqa: SLF001 # closed in the meantime
-            raise ReadWhole
-        archive: Any = store._zf  # noqa: SLF001
+        archive = _archive_of(store)
+        # The archive's own file has one position for all threads, and may be closed at any time.
+        archive.fp.flush()
+        return open_descriptor(os.dup(archive.fp.fileno()))
+
+
+def _archive_of(store: ZipStore) -> Any:
+    if not store._is_open:  # noqa: SLF001 # closed in the meantime
+        raise ReadWhole
+    return store._zf  # noqa: SLF001
+
+
+def _member_of(store: ZipStore, path: str, file: OpenFile) -> OpenFile:
+    with store._lock:  # noqa: SLF001
+        archive = _archive_of(store)
         member = archive.getinfo(path)
         is_encrypted = member.flag_bits & 1
         is_stored = member.compress_type == zipfile.ZIP_STORED
         if not is_stored or is_encrypted or member.compress_size != member.file_size:
             raise ReadWhole(why="it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if what precedes the member is damaged
-        # The archive's own file has one position for all threads, and may be closed at any time.
-        archive.fp.flush()
-        descriptor = os.dup(archive.fp.fileno())
+    header = np.empty(_ZIP_HEADER.size, np.uint8)
     try:
-        start = _end_of_header(descriptor, member.header_offset)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return open_part(descriptor, start, member.file_size)
-
-
-def _end_of_header(descriptor: int, start: int) -> int:
-    """Return where a member of a zip file begins whose header begins at `start`."""
-    header = os.pread(descriptor, _ZIP_HEADER.size, start)
-    if len(header) < _ZIP_HEADER.size:
-        raise ReadWhole
-    name_length, extra_length = _ZIP_HEADER.unpack(header)
-    return start + _ZIP_HEADER.size + int(name_length + extra_length)
+        file.read_into(header, member.header_offset, lambda: True)
+    except EOFError:
+        raise ReadWhole from None
+    file.counted[:] = 0, 0  # what follows is the chunk
+    name_length, extra_length = _ZIP_HEADER.unpack(header.data)
+    start = member.header_offset + _ZIP_HEADER.size + int(name_length + extra_length)
+    return file.part(start, member.file_size)
 
 
 # What precedes a member: in its last 4 bytes the lengths of the name and of the field that follow.
@@ -587,15 +635,28 @@ async def _get_http_range(
     return Answer(read)
 
 
-def _http_part(file_system: Any, path: str, offset: int, num_bytes: int) -> GetRange:
-    """Return how to get ranges of a part of an object, to which a reference points."""
+def _range_of(file_system: Any, url: str) -> "GetRange":
+    """Return how to get ranges of an object to which references point."""
+    if _shows_responses(file_system):
+        return partial(_get_http_range, file_system, url, ())
 
     async def get(start: int, end: int | None) -> Answer | None:
-        if end is None:
-            start, end = max(num_bytes + start, 0), num_bytes
-        return await _get_http_range(file_system, path, (), offset + start, offset + end)
+        data = await file_system._cat_file(url, start=start, end=end)  # noqa: SLF001
+        raw = np.frombuffer(data, np.uint8)
+
+        async def read() -> UInt8Array:
+            return raw
+
+        return Answer(read)
 
     return get
+
+
+async def _get_part(lies_in: Object, num_bytes: int, start: int, end: int | None) -> Answer | None:
+    """Return a range of a chunk that lies in an object."""
+    if end is None:
+        start, end = max(num_bytes + start, 0), num_bytes
+    return await lies_in.get(lies_in.start + start, lies_in.start + end)
 
 
 # The argument of aiohttp's requests that takes a function of the response.
@@ -668,14 +729,19 @@ def _of_reference(file_system: Any, path: str) -> Source:
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
-        if _shows_responses(leaf):
-            return Remote(get=_http_part(leaf, url, offset, num_bytes), num_bytes=num_bytes)
         if not _is_local(leaf):
-            return Remote(num_bytes=num_bytes)
+            lies_in = Object((id(leaf), url), offset, _range_of(leaf, url))
+            get = partial(_get_part, lies_in, num_bytes) if _shows_responses(leaf) else None
+            return Remote(get=get, num_bytes=num_bytes, object=lies_in)
         name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
-    return File(partial(open_local, name, offset, num_bytes), (), place=name)
+    part = partial(_part_of, offset, num_bytes)
+    return File(partial(open_local, name), (), place=name, key=name, part=part)
+
+
+def _part_of(start: int, num_bytes: int, file: OpenFile) -> OpenFile:
+    return file.part(start, num_bytes)
 
 
 _SOURCES: dict[Any, Callable[[Any], SourceOf]] = {

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import threading
 import time
 
@@ -49,7 +50,7 @@ def test_pieces_are_those_of_the_file(path, gap):
         starts, ends = random_pieces(seed)
         ranges = Coalescing(gap, BLOCK_BYTES).coalesce(starts, ends)
         expected = np.concatenate([RAW[i:k] for i, k in zip(starts, ends, strict=True)])
-        file = open_local(path, OFFSET, RAW.size)
+        file = open_local(path).part(OFFSET, RAW.size)
         try:
             assert file.num_bytes == RAW.size
             fetched = file.read(ranges, lambda: True, adapts=True)
@@ -64,7 +65,7 @@ def test_a_truncated_file_is_noticed(path, size):
     """It may be truncated after it was opened."""
     starts = np.arange(0, RAW.size - size, 3 * size)
     for gap in (0, 10**9):
-        file = open_local(path, OFFSET)
+        file = open_local(path).part(OFFSET, sys.maxsize)
         os.truncate(path, OFFSET + starts[-1] + size - 1)
         try:
             ranges = Coalescing(gap, BLOCK_BYTES).coalesce(starts, starts + size)
@@ -77,7 +78,7 @@ def test_reading_stops_when_nothing_is_wanted_any_more(path):
     starts = np.arange(0, RAW.size, 100)
     ranges = Coalescing(0, BLOCK_BYTES).coalesce(starts, starts + 8)
     asked = []
-    file = open_local(path, OFFSET)
+    file = open_local(path).part(OFFSET, sys.maxsize)
     try:
         assert file.read(ranges, lambda: asked.append(1) or len(asked) < 6, adapts=False) is None
     finally:
@@ -167,7 +168,7 @@ class TestAtOnce:
     EXPECTED = np.concatenate([RAW[3:5], RAW[100:108], RAW[112:120]])
 
     def test_pieces_in_the_page_cache(self, path):
-        file = open_local(path, OFFSET, RAW.size)
+        file = open_local(path).part(OFFSET, RAW.size)
         try:
             fetched = file.at_once().read(self.RANGES, always, adapts=False)
         except OSError:
@@ -186,7 +187,7 @@ class TestAtOnce:
             return preadv(descriptor, buffers, position)
 
         monkeypatch.setattr(os, "preadv", wait)
-        file = open_local(path, OFFSET, RAW.size)
+        file = open_local(path).part(OFFSET, RAW.size)
         try:
             expected = BlockingIOError if number == errno.EAGAIN else OSError
             with pytest.raises(expected):
@@ -200,7 +201,7 @@ class TestAtOnce:
         preadv = os.preadv
         monkeypatch.setattr(os, "preadv", lambda d, b, p, _: preadv(d, [b[0][:1]], p))
         ranges = Coalescing(0).coalesce(np.array([5]), np.array([9000]))
-        file = open_local(path, OFFSET, RAW.size)
+        file = open_local(path).part(OFFSET, RAW.size)
         fetched = file.at_once().read(ranges, always, adapts=False)
         file.close()
         np.testing.assert_array_equal(fetched, RAW[5:9000])

@@ -189,13 +189,21 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["chunk", "shard"])
     def test_a_connection_that_is_lost_in_an_answer(self, folder, open_store, name):
-        """Says nothing of the server."""
+        """Says nothing of the server; one that is lost twice, of the chunk."""
         server = Server(folder)
         with server.running(), zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
             array = zarr.open_array(open_store(server.address), path=name, mode="r")
             costs = costs_of(read(server, array, (5, 7))[1])
             server.answer = ends_in(server.partial)
             assert np.array_equal(array[::16, ::2048], DATA[::16, ::2048])
+            time.sleep(0.2)  # until requests have arrived that were cancelled
+            assert costs_of(read(server, array, (5, 7))[1]) == costs
+            server.answer = ends_in(server.partial)
+            assert np.array_equal(array[::16, ::2048], DATA[::16, ::2048])
+            time.sleep(0.2)
+            with zarr.config.set(ALONE):
+                alone = zarr.open_array(open_store(server.address), path=name, mode="r")
+            costs = costs_of(read(server, alone, (5, 7))[1])
             assert costs_of(read(server, array, (5, 7))[1]) == costs
 
     @pytest.mark.parametrize("status", STATUSES[::3])

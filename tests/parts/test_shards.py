@@ -561,13 +561,13 @@ class TestThreads:
         monkeypatch.setattr(getters, "QUICK_READ_SECONDS", 1000.0)
         array = create_shards(tmp_path, (400, 400), (400, 400), (100, 100))
         array[...] = 1
-        threads, open_part = [], open_file.open_part
+        threads, open_descriptor = [], open_file.open_descriptor
 
         def record(*args):
             threads.append(threading.current_thread().name)
-            return open_part(*args)
+            return open_descriptor(*args)
 
-        monkeypatch.setattr(open_file, "open_part", record)
+        monkeypatch.setattr(open_file, "open_descriptor", record)
         array = zarr.open_array(tmp_path, mode="r")
 
         def read():
