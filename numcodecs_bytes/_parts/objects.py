@@ -5,7 +5,7 @@ reason, is left to be read chunk by chunk, which finds another way or raises the
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,18 +21,17 @@ from numcodecs_bytes._parts.fetch import (
     add_name,
     coalescing_of,
     get_all_parts,
-    object_of,
     plan_chunk,
 )
 from numcodecs_bytes._parts.getters import OnLoop
-from numcodecs_bytes._parts.items import Item, groups_of, pieces_of, scatter
+from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.refusals import answering
+from numcodecs_bytes._parts.ranges import Coalescing
 from numcodecs_bytes._parts.stores import Object, Remote, source_finder
 
-# So many bytes of chunks are fetched together, in one request if they are adjacent: half of what a
-# long range of one chunk is split into, since others are in flight.
-GROUP_BYTES = MIN_PART_BYTES // 2
+# A request for many chunks is at most twice as long: half of what a long range of one chunk is split
+# into, since others are in flight.
+REQUESTED_BYTES = MIN_PART_BYTES // 2
 
 
 class _Found:
@@ -79,18 +78,37 @@ async def read_objects(batch: Batch, layout: Layout) -> list[bool | None]:
             and source.num_bytes == layout.num_bytes
         ):
             plan = plan_chunk(source, layout, selection, batch.gap)
+            if not plan.num_requests:
+                continue
             item = Item(selection, place, plan, plan.ranges.num_kept_bytes)
             objects.setdefault(source.object.key, []).append(_Found(k, source.object, item))
     groups: list[Any] = []
     for found in objects.values():
-        found.sort(key=lambda one: one.lies_in.start)
-        starts = [one.lies_in.start for one in found]
-        if any(b - a < layout.num_bytes for a, b in itertools.pairwise(starts)):
-            continue  # they overlap
-        parts = groups_of([one.item for one in found], GROUP_BYTES)
-        groups += [(batch, layout, found[p], exist) for p in parts if p.stop - p.start > 1]
+        groups += [(batch, layout, group, exist) for group in _in_one_request(found, batch.gap)]
     await concurrent_map(groups, _read_group, zarr.config.get("async.concurrency"))
     return exist
+
+
+def _coalescing(gap: int | None) -> Coalescing:
+    return coalescing_of(Remote(), gap)._replace(block_bytes=REQUESTED_BYTES)
+
+
+def _in_one_request(found: list[_Found], gap: int | None) -> Iterator[list[_Found]]:
+    """Yield the chunks of an object that are one request each time, unless it is for one alone."""
+    found.sort(key=lambda one: one.lies_in.start)
+    items, starts = [one.item for one in found], np.array([one.lies_in.start for one in found])
+    firsts, ends = pieces_of(items, starts)
+    if (firsts[1:] < ends[:-1]).any():
+        return  # they overlap
+    ranges = _coalescing(gap).coalesce(firsts, ends)
+    of_pieces = np.searchsorted(ranges.starts, firsts, side="right")
+    last = np.cumsum([len(item.plan.ranges.piece_starts) for item in items])
+    first = of_pieces[np.append(0, last[:-1])]
+    is_in_one = first == of_pieces[last - 1]
+    for _, group in itertools.groupby(np.flatnonzero(is_in_one).tolist(), first.__getitem__):
+        chunks = [found[k] for k in group]
+        if len(chunks) > 1:
+            yield chunks
 
 
 async def _read_group(
@@ -100,11 +118,9 @@ async def _read_group(
     getter = OnLoop(byte_getter, spec.prototype)
     source = Remote(get=found[0].lies_in.get)
     items, starts = [one.item for one in found], [one.lies_in.start for one in found]
-    coalescing = coalescing_of(source, batch.gap)._replace(block_bytes=GROUP_BYTES)
-    parts = Parts(coalescing.coalesce(*pieces_of(items, np.array(starts))), None)
+    parts = Parts(_coalescing(batch.gap).coalesce(*pieces_of(items, np.array(starts))), None)
     try:
-        is_new = object_of(getter)[0] not in answering
-        await get_all_parts(getter, source, parts, first_alone=is_new)
+        await get_all_parts(getter, source, parts)
         if not parts.are_complete:
             return
         scatter(batch.out, parts.fetched, items, layout, batch.drop_axes)
