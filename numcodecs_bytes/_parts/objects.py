@@ -29,8 +29,8 @@ from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.ranges import Coalescing
 from numcodecs_bytes._parts.stores import Object, Remote, source_finder
 
-# A request for many chunks is at most twice as long: half of what a long range of one chunk is split
-# into, since others are in flight.
+# A request for many chunks is at most twice as long. This is half of what a long range of one chunk
+# is split into, since other requests are in flight.
 REQUESTED_BYTES = MIN_PART_BYTES // 2
 
 
