@@ -184,9 +184,6 @@ def explaining() -> Iterator[None]:
         raise ReadWhole(why=f"a range of it failed with {type(error).__name__}") from error
 
 
-_NOTHING: Any = (lambda: None), None, 0.0
-
-
 class Stores:
     """What is known of weakly referenced stores, compared by identity as they are not hashable.
 
@@ -205,7 +202,9 @@ class Stores:
 
     def get(self, store: object) -> Any:
         """Return what is known of a store, or None."""
-        reference, known, until = self._references.get(id(store), _NOTHING)
+        if (found := self._references.get(id(store))) is None:
+            return None
+        reference, known, until = found
         return known if reference() is store and time.monotonic() < until else None
 
     def add(self, store: object, known: Any = "") -> None:
