@@ -55,7 +55,7 @@ BLOCK_BYTES = PIECES_BYTES = 1 << 20
 # Inner chunks up to this size are copied many at a time, if a whole shard is read.
 SMALL_BYTES = 1 << 14
 # A thread remembers so many selections, if they are read in few steps and pieces.
-MAX_RECIPES, MAX_PIECES = 64, 256
+MAX_RECIPES, MAX_PIECES, MAX_SEEN = 64, 256, 4096
 # From so many bytes per chunk on, all cores together are faster than one thread. Below, threads
 # wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
@@ -293,6 +293,7 @@ class _Worker:
         self._layout: Any = None
         self._shard: Shard | None = None
         self._recipes: dict[Any, _Recipe | None] = {}
+        self._seen: set[Any] = set()  # selections of small chunks
         self._selected: dict[Any, ShardSelection] = {}
 
     def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
@@ -359,7 +360,7 @@ class _Worker:
             found = self.batch.layout_of(spec)
             self._shard = found if isinstance(found, Shard) else None
             self._layout = found.layout if isinstance(found, Shard) else found
-            self._recipes, self._selected = {}, {}
+            self._recipes, self._selected, self._seen = {}, {}, set()
         self._spec = spec
 
     def _read(self, file: OpenFile, source: File, selection: Any, out: Array, place: Any) -> None:
@@ -447,9 +448,15 @@ class _Worker:
         if (key := key_of(selection)) is None:
             return None
         if key not in self._recipes:
-            box = box_of(selection, self._layout)
+            # A recipe takes longer than to read a small chunk whole: it must be used several times.
+            is_small = self._layout.num_bytes <= source.costs.any_plan
+            if is_small and (key not in self._seen or len(self._recipes) >= MAX_RECIPES):
+                if len(self._seen) < MAX_SEEN:
+                    self._seen.add(key)
+                return None
             if len(self._recipes) >= MAX_RECIPES:
                 self._recipes.clear()
+            box = box_of(selection, self._layout)
             self._recipes[key] = None if box is None else _Recipe(self, source, self._layout, box)
         return self._recipes[key]
 

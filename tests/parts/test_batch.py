@@ -253,7 +253,9 @@ class TestCalls:
         array[selection]
         names = ["open", "stat", "fstat", "close", "preadv"]
         assert calls.num == dict.fromkeys(names, num_chunks) | {"pread": 0}
-        assert calls.num_bytes <= max(num_bytes, 8 * num_chunks)
+        # The first small chunk of each thread is read whole.
+        num_threads = os.cpu_count() or 1
+        assert calls.num_bytes <= max(num_bytes, 8 * num_chunks) + num_threads * 8192
         assert num_plans <= 1
 
     def test_the_same_selection_of_many_chunks_is_planned_once(self, tmp_path, monkeypatch):
