@@ -8,6 +8,7 @@ has the mark `long`.
 import collections
 import importlib.util
 import itertools
+import logging
 import tracemalloc
 
 import pytest
@@ -39,6 +40,14 @@ OPTIONAL = {
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
     config.addinivalue_line("markers", "long: run only with all tests")
+
+
+def _is_of_a_test(record):
+    """Whether a message is not about the HTTP sessions that fsspec leaves open."""
+    return not record.getMessage().startswith("Unclosed")
+
+
+logging.getLogger("asyncio").addFilter(_is_of_a_test)  # a test may look at what is logged
 
 
 def pytest_report_header():

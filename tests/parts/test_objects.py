@@ -14,6 +14,7 @@ from helpers import OUR_PIPELINES, ZARRS_PIPELINE
 from servers import Server
 
 import numcodecs_bytes
+from numcodecs_bytes._parts import objects
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -128,9 +129,10 @@ class TestOfAServer:
 
     @pytest.mark.parametrize("num_in_flight", [1, 3])
     @pytest.mark.usefixtures("ours")
-    def test_so_many_at_once_as_zarr_says(self, tmp_path, num_in_flight):
+    def test_at_most_so_many_at_once_as_zarr_says(self, tmp_path, monkeypatch, num_in_flight):
+        monkeypatch.setattr(objects, "REQUESTED_BYTES", 1000)
         data = content(">f8", np.random.default_rng(3))
-        where = write(tmp_path / "file.nc", data, gap=50)
+        where = write(tmp_path / "file.nc", data)
         server, lock, counts = Server(tmp_path), threading.Lock(), {"now": 0, "most": 0}
         answer = server.partial
 
@@ -144,14 +146,12 @@ class TestOfAServer:
             return answer(*of)
 
         server.answer = counted
-        with server.running(), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        with server.running(), zarr.config.set({"async.concurrency": num_in_flight}):
             refs = references(f"{server.address}/file.nc", where, metadata(data, 3), 3)
             array = zarr.open_array(open_references(refs, "http"), mode="r")
-            assert array[0, 0] == data[0, 0]
-            with zarr.config.set({"async.concurrency": num_in_flight}):
-                assert np.array_equal(array[:], data[: SHAPE[0], : SHAPE[1]])
-        assert counts["most"] == num_in_flight
-        assert len(server.requests) == 1 + len(where)
+            assert np.array_equal(array[:], data[: SHAPE[0], : SHAPE[1]])
+        assert 1 <= counts["most"] <= num_in_flight
+        assert 2 < len(server.requests) < len(where)
 
     @pytest.mark.usefixtures("ours")
     def test_what_is_odd_is_read_chunk_by_chunk(self, tmp_path):

@@ -495,10 +495,11 @@ class TestVersions:
 @pytest.mark.parametrize("is_shard", [False, True])
 def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, is_shard):
     """Also inside a shard, or a large chunk; what was not read is read in the waiting thread."""
-    data = np.arange(64 * 64, dtype=">f4").reshape(64, 64)
-    array = create_shards(tmp_path, (64, 64), (64, 64), (8, 8) if is_shard else (64, 64))
+    shape = 128, 160  # no small chunk, which would be read in one go
+    data = np.arange(128 * 160, dtype=">f4").reshape(shape)
+    array = create_shards(tmp_path, shape, shape, (8, 8) if is_shard else shape)
     if not is_shard:
-        array = zarr.create_array(tmp_path / "a", data=data, chunks=(64, 64), compressors=None)
+        array = zarr.create_array(tmp_path / "a", data=data, chunks=shape, compressors=None)
     array[...] = data
     calls, others = [], []
     fill = OpenFile._fill
