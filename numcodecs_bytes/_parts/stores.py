@@ -40,7 +40,8 @@ To add a store:
 
 1. Write a function ``_of_...(store)`` that returns a function from paths to sources: `File`,
    `Remote`, or `Whole`. What a `File` opens may raise `ReadWhole`, for example if the store was
-   closed meanwhile (see `_open_member`).
+   closed meanwhile (see `_member_of`). If several chunks may lie in one file or object, say which
+   (`File.key` and `File.part`, `Remote.object`): it is opened once, or read in few requests.
 2. If it is a class of zarr, add it to `_SOURCES`, and to `_OWN_METHODS`, or `find_source` never
    calls the function. The class must define ``__init__``, ``get`` and, if it has one, ``get_sync``
    in the same file. If it is a class of another package, add its name to `_SOURCES_BY_NAME`; an
