@@ -27,6 +27,7 @@ from numcodecs_bytes._parts.getters import OnLoop
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.ranges import Coalescing
+from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.stores import Object, Remote, source_finder
 
 # A request for many chunks is at most twice as long. This is half of what a long range of one chunk
@@ -123,12 +124,15 @@ async def _read_group(
         await get_all_parts(getter, source, parts)
         if not parts.are_complete:
             return
+    except ReadWhole:
+        return
+    except Exception as error:  # the server was not reached: it is not asked again
+        add_name(error, byte_getter)
+        raise
+    try:
         scatter(batch.out, parts.fetched, items, layout, batch.drop_axes)
     except GIVES_UP:  # chunk by chunk, it is raised again
         return
-    except Exception as error:
-        add_name(error, byte_getter)
-        raise
     counted = SimpleNamespace(
         num_requests=getter.num_requests, num_bytes=getter.num_bytes, why="it lies beside others"
     )

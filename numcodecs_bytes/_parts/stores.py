@@ -738,7 +738,8 @@ def _of_reference(file_system: Any, path: str) -> Source:
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
     part = partial(_part_of, offset, num_bytes)
-    return File(partial(open_local, name), (), place=name, key=name, part=part)
+    key = name if hasattr(os, "pread") else None  # else threads would share one position
+    return File(partial(open_local, name), (), place=name, key=key, part=part)
 
 
 def _part_of(start: int, num_bytes: int, file: OpenFile) -> OpenFile:

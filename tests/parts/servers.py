@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import re
+import socket
 import threading
 from pathlib import Path
 
@@ -100,3 +101,29 @@ class Server:
             finally:
                 listening.shutdown()
                 thread.join()
+
+
+class DeadServer:
+    """Closes each connection, or does not accept any; counts them."""
+
+    def __init__(self):
+        self.num = 0
+
+    def __enter__(self):
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._close_all, daemon=True).start()
+        return self
+
+    def _close_all(self):
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self.num += 1
+            connection.recv(1)
+            connection.close()
+
+    def __exit__(self, *_):
+        self._socket.close()

@@ -11,7 +11,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import OUR_PIPELINES, ZARRS_PIPELINE
-from servers import Server
+from servers import DeadServer, Server
 
 import numcodecs_bytes
 from numcodecs_bytes._parts import objects
@@ -202,6 +202,18 @@ class TestOfAServer:
         assert errors[0] is errors[1]
 
     @pytest.mark.usefixtures("ours")
+    def test_a_dead_server_is_not_asked_again(self, tmp_path):
+        data = content(">f8", np.random.default_rng(3))
+        where = write(tmp_path / "file.nc", data)
+        with DeadServer() as dead:
+            refs = references(f"{dead.address}/file.nc", where, metadata(data, 3), 3)
+            array = zarr.open_array(open_references(refs, "http"), mode="r")
+            with pytest.raises(Exception, match=".") as caught:
+                array[:]
+        assert any("while reading chunk" in note for note in caught.value.__notes__)
+        assert dead.num <= 2  # aiohttp tries a lost connection again
+
+    @pytest.mark.usefixtures("ours")
     def test_requests_that_fail_now_and_then(self, tmp_path):
         data = content(">f8", np.random.default_rng(3))
         where = write(tmp_path / "file.nc", data)
@@ -271,6 +283,21 @@ class TestOfALocalFile:
         assert np.array_equal(found, data[: SHAPE[0], : SHAPE[1]])
         assert [name for name in opened.names if str(name).endswith("file.nc")] == opened.names
         assert len(opened.names) == opened.closed == 1
+
+    @pytest.mark.usefixtures("ours")
+    def test_threads_share_no_position(self, tmp_path, monkeypatch):
+        """Where a system can't read at a position, each chunk has its own descriptor."""
+        data = content(">f8", np.random.default_rng(3))
+        where = write(tmp_path / "file.nc", data)
+        refs = references(f"file://{tmp_path}/file.nc", where, metadata(data, 3), 3)
+        array = zarr.open_array(open_references(refs, "file"), mode="r")
+        with monkeypatch.context() as patching:
+            for name in ("pread", "preadv"):
+                patching.delattr(os, name, raising=False)
+            opened = Opened(patching)
+            found = array[:]
+        assert np.array_equal(found, data[: SHAPE[0], : SHAPE[1]])
+        assert len(opened.names) == opened.closed == len(where)
 
     @pytest.mark.usefixtures("ours")
     def test_beyond_its_end(self, tmp_path):

@@ -3,7 +3,6 @@
 import contextlib
 import datetime as dt
 import itertools
-import socket
 import threading
 import time
 
@@ -12,7 +11,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, ZARRS_PIPELINE
-from servers import Server
+from servers import DeadServer, Server
 
 from numcodecs_bytes._parts import fetch, refusals, shards
 
@@ -281,32 +280,6 @@ class TestRefusals:
             with pytest.raises(type(alone.value), match="403"):
                 array[1, 1]
             assert store not in refusals.refusing
-
-
-class DeadServer:
-    """Closes each connection, or does not accept any; counts them."""
-
-    def __init__(self):
-        self.num = 0
-
-    def __enter__(self):
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        threading.Thread(target=self._close_all, daemon=True).start()
-        return self
-
-    def _close_all(self):
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            self.num += 1
-            connection.recv(1)
-            connection.close()
-
-    def __exit__(self, *_):
-        self._socket.close()
 
 
 class TestLost:
