@@ -154,6 +154,21 @@ class TestOfAServer:
         assert 2 < len(server.requests) < len(where)
 
     @pytest.mark.usefixtures("ours")
+    def test_what_lies_between_is_not_fetched(self, tmp_path):
+        """As in files of several variables: zarr alone fetches nothing of the others."""
+        data = content(">f8", np.random.default_rng(3))
+        where = write(tmp_path / "file.nc", data, gap=60_000)
+        with Server(tmp_path).running() as server:
+            refs = references(f"{server.address}/file.nc", where, metadata(data, 3), 3)
+            array = zarr.open_array(open_references(refs, "http"), mode="r")
+            assert np.array_equal(array[:], data[: SHAPE[0], : SHAPE[1]])
+            assert server.num_bytes <= sum(length for _, length in where.values())
+            server.requests.clear()
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 70_000}):
+                assert np.array_equal(array[:], data[: SHAPE[0], : SHAPE[1]])
+            assert len(server.requests) == 1
+
+    @pytest.mark.usefixtures("ours")
     def test_what_is_odd_is_read_chunk_by_chunk(self, tmp_path):
         """Missing, inline and overlapping chunks, whole files, several files, another length."""
         data = content(">f8", np.random.default_rng(3))
