@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 MAX_NAME_LENGTH, MAX_STORE_LENGTH = 48, 200  # of an array in the table, and of a store
 HEAD = ("chunks", "read whole", "requests", "fetched", "selected", "written in place")
@@ -134,8 +134,24 @@ def trace() -> Trace:
     return Trace()
 
 
+class Fetched(NamedTuple):
+    """What was fetched to read a chunk.
+
+    Attributes
+    ----------
+    num_requests, num_bytes : int
+        Requests to the store, or reads of a file, and the bytes that they returned.
+    why : str
+        Why the chunk was read whole; empty if it was to be read in part.
+    """
+
+    num_requests: int = 0
+    num_bytes: int = 0
+    why: str = ""
+
+
 def note_read(
-    byte_getter: object, num_axes: int, num_bytes: int, fetched: Any, num_selected: int | None
+    byte_getter: object, num_axes: int, num_bytes: int, fetched: Fetched, num_selected: int | None
 ) -> None:
     """Count a chunk that was read.
 
@@ -145,8 +161,8 @@ def note_read(
         See `note`.
     num_bytes : int
         Length of the chunk in bytes.
-    fetched : object
-        `num_requests`, `num_bytes`, and `why` it was read whole, "" if it was to be read in part.
+    fetched : Fetched
+        What was fetched of it.
     num_selected : int or None
         Bytes of the selected elements, None if the chunk is missing.
     """

@@ -34,7 +34,7 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     numpy.ndarray
         C-contiguous, of the same shape, dtype `stored`. Shares memory with `array` if no byte has
         to change: same byte order, no padding, C-contiguous and no invalid bytes (see
-        `_invalid_bytes`).
+        `has_invalid_bytes`).
     """
     if array.dtype == stored:
         if array.flags.c_contiguous:

@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -342,9 +341,9 @@ class _Worker:
         if _trace.active:
             layout, shard, num_axes = self._layout, self._shard, len(self._spec.shape)
             num_bytes = shard.num_bytes - shard.index_bytes if shard else layout.num_bytes
-            read = SimpleNamespace(num_requests=counted[0], num_bytes=counted[1], why="")
             num = None if place is None else np.size(self._out[place]) * layout.item_size
-            _trace.note_read(byte_getter, num_axes, num_bytes, read, num)
+            fetched = _trace.Fetched(counted[0], counted[1])
+            _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
 
     def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
         if self._shard is not None:

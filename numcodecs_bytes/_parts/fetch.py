@@ -155,7 +155,8 @@ def note_fetched(getter: Getter, layout: Layout, selected: Any) -> None:
     """Tell `numcodecs_bytes.trace` what was fetched of a chunk, missing if `selected` is None."""
     if _trace.active:
         num = None if selected is None else selected.size * layout.stored.itemsize
-        _trace.note_read(getter.byte_getter, len(layout.shape), layout.num_bytes, getter, num)
+        fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, getter.why)
+        _trace.note_read(getter.byte_getter, len(layout.shape), layout.num_bytes, fetched, num)
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:

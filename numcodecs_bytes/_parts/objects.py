@@ -6,7 +6,6 @@ reason, is left to be read chunk by chunk, which finds another way or raises the
 
 import itertools
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,13 +142,12 @@ async def _read_group(
         scatter(batch.out, parts.fetched, items, layout, batch.drop_axes)
     except GIVES_UP:  # chunk by chunk, it is raised again
         return
-    counted = SimpleNamespace(
-        num_requests=getter.num_requests, num_bytes=getter.num_bytes, why="it lies beside others"
-    )
+    why = "it lies beside others"
+    fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, why)
     for one in found:
         exist[one.k] = True
         if _trace.active:
             num = np.size(batch.out[one.item.place]) * layout.item_size
             at = batch.items[one.k][0]
-            _trace.note_read(at, len(layout.shape), layout.num_bytes, counted, num)
-            counted.num_requests = counted.num_bytes = 0  # counted with the first
+            _trace.note_read(at, len(layout.shape), layout.num_bytes, fetched, num)
+            fetched = _trace.Fetched(why=why)  # the rest is counted with the first

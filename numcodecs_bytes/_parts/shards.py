@@ -333,7 +333,8 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 if _trace.active:
                     num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
                     num = None if out is None else out.size * shard.layout.item_size
-                    _trace.note_read(getter.byte_getter, num_axes, num_bytes, getter, num)
+                    fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, getter.why)
+                    _trace.note_read(getter.byte_getter, num_axes, num_bytes, fetched, num)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
             except ReadWhole:
                 buffer = await getter.get_whole()
