@@ -155,7 +155,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         return status, json.dumps(document | {"unreadable": unreadable}, indent=2)
     counted = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
     summary = ", ".join(count(*each) for each in counted)
-    advice = advise([found.partial_reads for _, found in shown], options.stores)
+    advice = advise([found for _, found in shown], options.stores)
     return status, f"{summary}\n{advice}".rstrip()
 
 

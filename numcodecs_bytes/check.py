@@ -28,7 +28,7 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
 )
 from numcodecs_bytes._tools.check_chunks import CODECS_OF_ANY_TYPE, check_chunks
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, PartialReads
 from numcodecs_bytes._tools.hierarchy import (
     describe_error,
     document_at,
@@ -37,7 +37,7 @@ from numcodecs_bytes._tools.hierarchy import (
 )
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.partial_reads import ask_for_a_range, is_promised, partial_reads
+from numcodecs_bytes._tools.partial_reads import ask_for_a_range, partial_reads
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
@@ -124,7 +124,7 @@ def _check_array(
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
-    report.partial_reads = partial_reads(array)
+    reads = _find_partial_reads(array, report)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -135,9 +135,15 @@ def _check_array(
         _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     chunk = check_chunks(array, codecs, report, limits, bar)
-    if chunk is not None and is_promised(report.partial_reads):
+    if chunk is not None and reads.is_promised:
         ask_for_a_range(array, *chunk)
-        report.partial_reads = partial_reads(array)
+        _find_partial_reads(array, report)
+
+
+def _find_partial_reads(array: Any, report: ArrayReport) -> PartialReads:
+    reads = report._reads = partial_reads(array)  # noqa: SLF001 # not part of the public report
+    report.partial_reads = str(reads)
+    return reads
 
 
 def _compare_with_v2(

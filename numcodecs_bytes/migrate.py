@@ -154,9 +154,10 @@ def _migrate(
         raise ValueError("the store can't list its contents, so nodes might be missed")
     nodes = dict(_find_nodes(store))
     if undo:
-        reports, changes = _plan_to_undo(nodes)
+        reports, changes = _plan_to_undo(nodes, "to be undone" if dry_run else "undone")
     else:
-        plan = _Plan(store, nodes, overwrite=overwrite)
+        outcome = "to be migrated" if dry_run else "migrated"
+        plan = _Plan(store, nodes, outcome, overwrite=overwrite)
         reports, changes = plan.reports, plan.changes
     if dry_run:
         return reports
@@ -165,8 +166,6 @@ def _migrate(
     elif changes:
         store.close()  # Windows replaces no file that is open
         archive.replace(changes)
-    for report in reports:
-        report.status = report.status.removeprefix("to be ")
     return reports
 
 
@@ -214,9 +213,15 @@ class _Plan:
     """What is to be written, in that order, and the outcome for each node."""
 
     def __init__(
-        self, store: zarr.abc.store.Store, nodes: dict[str, _Documents], *, overwrite: bool
+        self,
+        store: zarr.abc.store.Store,
+        nodes: dict[str, _Documents],
+        outcome: str,
+        *,
+        overwrite: bool,
     ) -> None:
         self.store, self.nodes, self.overwrite = store, nodes, overwrite
+        self.outcome = outcome  # of what is neither refused nor Zarr v3 already
         self.reports: list[NodeReport] = []
         self.changes: dict[str, bytes | None] = {}
         # Zarr v3 documents, as they will be.
@@ -235,7 +240,7 @@ class _Plan:
         found = documents.get("zarr.json")
         if not _is_old(documents) and not _is_consolidated(found):
             return
-        report = NodeReport(path, _kind(documents), "to be migrated")
+        report = NodeReport(path, _kind(documents), self.outcome)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
@@ -294,7 +299,7 @@ class _Plan:
 
 
 def _plan_to_undo(
-    nodes: dict[str, _Documents],
+    nodes: dict[str, _Documents], outcome: str
 ) -> tuple[list[NodeReport], dict[str, bytes | None]]:
     """Return a report for each node, and which documents to remove, parents before children.
 
@@ -313,14 +318,14 @@ def _plan_to_undo(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
                 _refuse_to_remove(path, documents, new)
-            report.status = "to be undone"
+            report.status = outcome
         except Exception as error:  # noqa: BLE001 # whatever makes it differ
             report.status, report.reasons = "kept", [describe_error(error)]
             kept.setdefault(tops[path], []).append(path or "/")
     changes: dict[str, bytes | None] = {}
     for report in reports:
         others = kept.get(tops.get(report.path, ""), [])
-        if report.status != "to be undone":
+        if report.status != outcome:
             continue
         if others:
             report.status = "kept"

@@ -1,6 +1,7 @@
 """What `check` reports of an array, and how much of it it looks at."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_LISTED = 10
 # Up to three times as many bytes are in memory: encoded, decoded, and as an array.
@@ -15,6 +16,36 @@ def printable(line: str) -> str:
 def count(number: int, what: str) -> str:
     """Return a number of things, such as "2 arrays"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+class PartialReads(NamedTuple):
+    """Whether parts of an array's chunks can be read; `str` says it in words.
+
+    Attributes
+    ----------
+    now : str
+        "yes", and what exactly is read in part; empty if nothing is.
+    why_not : str
+        Why nothing is.
+    with_pipeline : str
+        What `BytesPipeline` would read in part, although nothing is read so now; empty if nothing.
+    is_old : bool
+        Whether, migrated from Zarr v2, the array would need no pipeline for that.
+    """
+
+    now: str = ""
+    why_not: str = ""
+    with_pipeline: str = ""
+    is_old: bool = False
+
+    @property
+    def is_promised(self) -> bool:
+        """Whether parts of chunks can be read, with a pipeline of ours at least."""
+        return bool(self.now or self.with_pipeline)
+
+    def __str__(self) -> str:
+        would = f"; with BytesPipeline, {self.with_pipeline}" if self.with_pipeline else ""
+        return self.now or f"no: {self.why_not}{would}"
 
 
 @dataclass(repr=False)
@@ -42,9 +73,12 @@ class ArrayReport:
         What needs no action.
     """
 
+    # What the advice at the end follows from. It is no field: `check --json` prints those.
+    _reads = PartialReads(why_not="it can't be opened")
+
     path: str
     data_type: str = ""
-    partial_reads: str = "no: it can't be opened"
+    partial_reads: str = str(_reads)
     num_chunks: int = 0
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0

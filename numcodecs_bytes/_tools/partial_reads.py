@@ -10,34 +10,28 @@ from numcodecs_bytes._parts.fetch import ask
 from numcodecs_bytes._parts.getters import OnLoop
 from numcodecs_bytes._parts.refusals import ReadWhole, answering, explaining, refusing
 from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
+from numcodecs_bytes._tools.check_report import ArrayReport, PartialReads
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
 
-_WITH_PIPELINE = "; with BytesPipeline, "
 
-
-def partial_reads(array: Any) -> str:
+def partial_reads(array: Any) -> PartialReads:
     """Return whether parts of chunks can be read, and if not, why; nothing is requested."""
     answer = _partial_reads_of_codecs(array)
-    if is_promised(answer):
+    if answer.is_promised:
         first = array.metadata.encode_chunk_key((0,) * array.ndim)
         source = find_source(array.store_path / first)
         if isinstance(source, Whole) and source.why:
-            return f"no: {source.why}"
+            return PartialReads(why_not=source.why)
         if isinstance(source, File):
             try:
                 source.open().close()
             except ReadWhole as why:
-                return f"no: {why.why}" if why.why else answer
+                return PartialReads(why_not=why.why) if why.why else answer
             except (KeyError, OSError):
                 return answer  # it is missing, or what is amiss is found elsewhere
     return answer
-
-
-def is_promised(answer: str) -> bool:
-    """Whether parts of chunks can be read, with a pipeline of ours at least."""
-    return answer.startswith("yes") or _WITH_PIPELINE in answer
 
 
 def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
@@ -87,22 +81,23 @@ async def _is_readable(getter: OnLoop, num_bytes: int) -> bool:
     return buffer is not None and len(buffer) == num_bytes
 
 
-def advise(answers: list[str], locations: list[str]) -> str:
-    """Return how to choose BytesPipeline, if `partial_reads` names it in some answers, or ""."""
-    if not any(_WITH_PIPELINE in answer for answer in answers):
+def advise(reports: list[ArrayReport], locations: list[str]) -> str:
+    """Return how to choose BytesPipeline, if it would read parts of some arrays, or ""."""
+    answers = [report._reads for report in reports]  # noqa: SLF001 # not part of the public report
+    if not any(answer.with_pipeline for answer in answers):
         return ""
     advice = (
         'To choose BytesPipeline, call numcodecs_bytes.set_options(pipeline="BytesPipeline"), or '
         f"set codec_pipeline.path in zarr's config to {PIPELINE}"
     )
     can_migrate = not all(name.endswith((".json", ".parq", ".parquet")) for name in locations)
-    is_old = can_migrate and any(answer.startswith("no: Zarr v2;") for answer in answers)
+    is_old = can_migrate and any(answer.is_old for answer in answers)
     return (
         f"{advice}. Or migrate the Zarr v2 arrays, which then need no setting" if is_old else advice
     )
 
 
-def _partial_reads_of_codecs(array: Any) -> str:
+def _partial_reads_of_codecs(array: Any) -> PartialReads:
     metadata = array.metadata
     is_old = metadata.zarr_format == 2
     if is_old:
@@ -118,22 +113,22 @@ def _partial_reads_of_codecs(array: Any) -> str:
         can_be_read = False
     is_in_shards = others == ["sharding_indexed"]
     if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
-        return "yes: inner chunks in part" if is_in_shards else "yes"
+        return PartialReads("yes: inner chunks in part" if is_in_shards else "yes")
     if not is_old and not others:
         kind = type(codecs[0])
-        is_ours = issubclass(kind, BytesCodec)
-        return "yes" if is_ours else f"no: {kind.__module__}.{kind.__qualname__} is chosen"
+        if issubclass(kind, BytesCodec):
+            return PartialReads("yes")
+        return PartialReads(why_not=f"{kind.__module__}.{kind.__qualname__} is chosen")
     if is_in_shards:
-        return "no: inner chunks are read whole" + (
-            f"{_WITH_PIPELINE}in part" if can_be_read else ""
-        )
+        would = "in part" if can_be_read else ""
+        return PartialReads(why_not="inner chunks are read whole", with_pipeline=would)
     if can_be_read:
-        what = " and ".join(others)
-        if is_old:
-            what = "Zarr v2" if array.order == "C" else "column-major"
-        return f"no: {what}{_WITH_PIPELINE}yes"
+        is_old = is_old and array.order == "C"
+        why = " and ".join(others) or ("Zarr v2" if is_old else "column-major")
+        return PartialReads(why_not=why, with_pipeline="yes", is_old=is_old)
     if not others and not all(isinstance(codec, Bytes) for codec in codecs):
-        return 'no: its codec "bytes" is not that of numcodecs_bytes'
-    if not others:
-        return "no: the dtype of its bytes codec is missing, or differs from the array's"
-    return f"no: {' and '.join(others)} need{'s' * (len(others) == 1)} whole chunks"
+        return PartialReads(why_not='its codec "bytes" is not that of numcodecs_bytes')
+    why = "the dtype of its bytes codec is missing, or differs from the array's"
+    if others:
+        why = f"{' and '.join(others)} need{'s' * (len(others) == 1)} whole chunks"
+    return PartialReads(why_not=why)

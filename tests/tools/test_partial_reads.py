@@ -169,11 +169,12 @@ class TestAdvice:
             ),
         ]
 
-    def test_references_can_not_be_migrated(self):
+    def test_references_can_not_be_migrated(self, tmp_path):
         """So nobody is told to."""
-        answer = ["no: Zarr v2; with BytesPipeline, yes"]
-        assert "migrate" in advise(answer, ["a.zarr"])
-        assert "migrate" not in advise(answer, ["a.json", "b.parq"])
+        write_v2(tmp_path, b"1234", "|u1")
+        reports = list(check(tmp_path))
+        assert "migrate" in advise(reports, ["a.zarr"])
+        assert "migrate" not in advise(reports, ["a.json", "b.parq"])
 
     def test_it_is_not_given_without_need(self, folder, capsys):
         with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
