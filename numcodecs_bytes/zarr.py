@@ -51,6 +51,7 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts.fetch import fetch, fetch_sync
 from numcodecs_bytes._parts.in_place import check_pipeline
 from numcodecs_bytes._parts.layout import Layout
+from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
@@ -94,7 +95,40 @@ class _State(NamedTuple):
     in_our_pipeline: bool = False
 
 
-class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
+class ReadsParts(ArrayBytesCodecPartialDecodeMixin):
+    """Mixin for codecs: reads parts of chunks that are stored as `_layout` says."""
+
+    def _layout(self, chunk_spec: "ArraySpec") -> Layout | Shard:
+        """Return how a chunk is stored."""
+        raise NotImplementedError
+
+    async def decode_partial(self, batch_info: Any) -> Any:
+        """Return the selections of chunks, like zarr; a single one without creating a task."""
+        batch = list(batch_info)
+        if len(batch) == 1:
+            return [await self._decode_partial_single(*batch[0])]
+        return await super().decode_partial(batch)
+
+    async def _decode_partial_single(
+        self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
+    ) -> "NDBuffer | None":
+        layout = self._layout(chunk_spec)
+        if isinstance(layout, Shard):
+            return await fetch_shard(byte_getter, layout, selection)
+        selected = await fetch(byte_getter, layout, selection, chunk_spec.prototype)
+        return _as_nd_buffer(selected, chunk_spec)
+
+    def _decode_partial_sync(
+        self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
+    ) -> "NDBuffer | None":
+        layout = self._layout(chunk_spec)
+        if isinstance(layout, Shard):
+            return fetch_shard_sync(byte_getter, layout, selection)
+        selected = fetch_sync(byte_getter, layout, selection, chunk_spec.prototype)
+        return _as_nd_buffer(selected, chunk_spec)
+
+
+class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
     A subclass of zarr's own codec, because zarr's sharding and others check for that class. The two
@@ -281,27 +315,6 @@ class BytesCodec(ArrayBytesCodecPartialDecodeMixin, zarr.codecs.BytesCodec):
             return False
         dtype, stored = self._dtypes(chunk_spec)
         return stored != copied_as(dtype)
-
-    async def decode_partial(self, batch_info: Any) -> Any:
-        """Return the selections of chunks, like zarr; a single one without creating a task."""
-        batch = list(batch_info)
-        if len(batch) == 1:
-            return [await self._decode_partial_single(*batch[0])]
-        return await super().decode_partial(batch)
-
-    async def _decode_partial_single(
-        self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
-    ) -> "NDBuffer | None":
-        layout = self._layout(chunk_spec)
-        selected = await fetch(byte_getter, layout, selection, chunk_spec.prototype)
-        return _as_nd_buffer(selected, chunk_spec)
-
-    def _decode_partial_sync(
-        self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
-    ) -> "NDBuffer | None":
-        layout = self._layout(chunk_spec)
-        selected = fetch_sync(byte_getter, layout, selection, chunk_spec.prototype)
-        return _as_nd_buffer(selected, chunk_spec)
 
     def _layout(self, chunk_spec: "ArraySpec") -> Layout:
         return Layout(chunk_spec.shape, *self._dtypes(chunk_spec))

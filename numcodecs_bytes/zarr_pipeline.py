@@ -20,6 +20,7 @@ asks for it. Everything else is left to zarr's pipeline.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ import numpy as np
 import zarr
 import zarr.codecs
 import zarr.registry
+from zarr.abc.codec import ArrayBytesCodec
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
@@ -57,7 +59,7 @@ from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
-from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
+from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
@@ -66,7 +68,7 @@ from numcodecs_bytes._zarr_versions import (
     FusedCodecPipeline,
 )
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes.zarr import BytesCodec, ReadsParts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,160 +78,118 @@ __all__ = ["BytesPipeline", "FusedBytesPipeline"]
 PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 
-class _Reader(BytesCodec):
-    """Reads parts of uncompressed chunks.
-
-    zarr's pipelines, called by `ReadsBatches.read`, use only its partial decoding methods.
-    """
-
-    def evolve_from_array_spec(self, array_spec: ArraySpec) -> "_Reader":  # noqa: ARG002
-        """Return the codec itself, which uses the specification of each chunk."""
-        return self
-
-    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
-        """Return how a chunk is stored, or None if zarr's own pipeline must read it."""
-        raise NotImplementedError
-
-    def _layout(self, chunk_spec: ArraySpec) -> Layout:
-        if (layout := self.layout(chunk_spec)) is None:
-            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
-        return layout
-
-    @property
-    def makes_valid(self) -> bool:
-        """Whether the array's codec writes no bools other than 0 and 1."""
-        raise NotImplementedError
-
-    def layout_of(self, chunk_spec: ArraySpec) -> Layout | Shard:
-        """Return how a chunk is stored."""
-        return self._layout(chunk_spec)
+# Takes the specification of a chunk; returns how it is stored, or None if zarr's own pipeline must
+# read it.
+LayoutOf = Callable[[ArraySpec], Layout | Shard | None]
 
 
-class _V2Reader(_Reader):
-    """Reads Zarr v2 chunks, stored by `Bytes` or without any codec."""
-
-    _bytes: Bytes | None
-
-    def __init__(self, codec: Bytes | None) -> None:
-        super().__init__(endian=None)
-        object.__setattr__(self, "_bytes", codec)
-
-    @property
-    def makes_valid(self) -> bool:
-        return self._bytes is not None
-
-    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
-        dtype = chunk_spec.dtype.to_native_dtype()
-        if has_variable_length(dtype):
+def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout | None:
+    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    if has_variable_length(dtype):
+        return None
+    stored = dtype
+    if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
+        # In a comparison, NumPy takes None as float64.
+        if codec.dtype is None or codec.dtype != dtype:
             return None
-        codec, stored = self._bytes, dtype
-        if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
-            # In a comparison, NumPy takes None as float64.
-            if codec.dtype is None or codec.dtype != dtype:
-                return None
-            if codec.endian is None and has_byte_order(dtype):
-                return None
-            stored = stored_dtype(dtype, codec.endian)
-        is_column_major = chunk_spec.order == "F"
-        axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-        return Layout(chunk_spec.shape, dtype, stored, axis_order)
-
-
-class _TransposeReader(_Reader):
-    """Reads Zarr v3 chunks that are transposed, or not, and then stored by the bytes codec."""
-
-    _transposes: tuple[TransposeCodec, ...]
-    _bytes: zarr.codecs.BytesCodec
-
-    def __init__(
-        self, transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec
-    ) -> None:
-        super().__init__(endian=None)
-        object.__setattr__(self, "_transposes", transposes)
-        object.__setattr__(self, "_bytes", codec)
-
-    @property
-    def makes_valid(self) -> bool:
-        return isinstance(self._bytes, BytesCodec)
-
-    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
-        axis_order = tuple(range(len(chunk_spec.shape)))
-        for codec in self._transposes:
-            axis_order = tuple(axis_order[axis] for axis in codec.order)
-        if isinstance(self._bytes, BytesCodec):
-            dtypes = self._bytes._dtypes(chunk_spec)  # noqa: SLF001
-            return Layout(chunk_spec.shape, *dtypes, axis_order)
-        # zarr's own codec, which stores some data types differently.
-        dtype = chunk_spec.dtype.to_native_dtype()
-        endian = getattr(self._bytes.endian, "value", self._bytes.endian)
-        if has_variable_length(dtype) or (endian is None and has_byte_order(dtype)):
+        if codec.endian is None and has_byte_order(dtype):
             return None
-        if any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
-            return None
-        try:
-            return Layout(chunk_spec.shape, dtype, stored_dtype(dtype, endian), axis_order)
-        except TypeError:  # a data type of another package
-            return None
+        stored = stored_dtype(dtype, codec.endian)
+    is_column_major = chunk_spec.order == "F"
+    axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
+    return Layout(chunk_spec.shape, dtype, stored, axis_order)
 
 
-class _ShardReader(_Reader):
-    """Reads shards whose inner chunks are stored like the chunks that `_TransposeReader` reads."""
-
-    _codec: Any
-    _inner: _TransposeReader
-
-    def __init__(self, codec: zarr.codecs.ShardingCodec, inner: _TransposeReader) -> None:
-        super().__init__(endian=None)
-        object.__setattr__(self, "_codec", codec)
-        object.__setattr__(self, "_inner", inner)
-
-    def layout(self, chunk_spec: ArraySpec) -> Layout | None:
-        layout = self._inner.layout(self._codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
-        # zarr 3.1.6 can't read its own structures in shards.
-        if layout is None or (layout.dtype.kind == "V" and not HAS_STRUCT):
-            return None
-        return layout if layout.item_size else None
-
-    def layout_of(self, chunk_spec: ArraySpec) -> Shard:
-        return Shard(self._codec, chunk_spec, self._layout(chunk_spec))
-
-    async def _decode_partial_single(
-        self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec
-    ) -> Any:
-        return await fetch_shard(byte_getter, self.layout_of(chunk_spec), selection)
-
-    def _decode_partial_sync(self, byte_getter: Any, selection: Any, chunk_spec: ArraySpec) -> Any:
-        return fetch_shard_sync(byte_getter, self.layout_of(chunk_spec), selection)
+def _layout_of_v3(
+    transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
+) -> Layout | None:
+    """Return how a Zarr v3 chunk is stored: transposed, or not, then by the bytes codec."""
+    axis_order = tuple(range(len(chunk_spec.shape)))
+    for transpose in transposes:
+        axis_order = tuple(axis_order[axis] for axis in transpose.order)
+    if isinstance(codec, BytesCodec):
+        return Layout(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
+    # zarr's own codec, which stores some data types differently.
+    dtype = chunk_spec.dtype.to_native_dtype()
+    endian = getattr(codec.endian, "value", codec.endian)
+    if has_variable_length(dtype) or (endian is None and has_byte_order(dtype)):
+        return None
+    if any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
+        return None
+    try:
+        return Layout(chunk_spec.shape, dtype, stored_dtype(dtype, endian), axis_order)
+    except TypeError:  # a data type of another package
+        return None
 
 
-def _find_shard_reader(codec: zarr.codecs.ShardingCodec) -> _ShardReader | None:
-    """Return the reader for shards, or None if zarr's own pipeline must read them."""
-    inner = _find_reader(BatchedCodecPipeline.from_codecs(codec.codecs))
+def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> Shard | None:
+    """Return how a shard is stored."""
+    layout = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+    # zarr 3.1.6 can't read its own structures in shards.
+    if not isinstance(layout, Layout) or (layout.dtype.kind == "V" and not HAS_STRUCT):
+        return None
+    return Shard(codec, chunk_spec, layout) if layout.item_size else None
+
+
+def _find_layout_of_shards(codec: zarr.codecs.ShardingCodec) -> LayoutOf | None:
+    """Do the same as `_find_layout_of` for shards, whose inner chunks must be no shards."""
+    pipeline = BatchedCodecPipeline.from_codecs(codec.codecs)
+    inner = _find_layout_of(pipeline)
+    if inner is None or type(pipeline.array_bytes_codec) is zarr.codecs.ShardingCodec:
+        return None
     # New in 3.3; where a codec for the index needs an event loop, threads can't decode it.
     is_sync: Any = getattr(codec, "_index_codecs_sync_capable", bool)
     can_decode_index = not hasattr(codec, "_decode_shard_index_sync") or is_sync()
-    is_plain = type(inner) is _TransposeReader and can_decode_index
-    return _ShardReader(codec, inner) if is_plain else None  # type: ignore[arg-type]
+    return partial(_layout_of_shard, codec, inner) if can_decode_index else None
 
 
-def _find_reader(pipeline: Any) -> _Reader | None:
-    """Return the reader for the chunks of a pipeline, or None if they are not uncompressed."""
+def _find_layout_of(pipeline: Any) -> LayoutOf | None:
+    """Return what says how the chunks of a pipeline are stored, or None if not uncompressed."""
     if pipeline.bytes_bytes_codecs:
         return None
     codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
     if type(codec) is V2Codec and not before:
         codecs = (*(codec.filters or ()), *([codec.compressor] if codec.compressor else ()))
-        if not codecs:
-            return _V2Reader(None)
-        only = codecs[0] if len(codecs) == 1 else None
-        return _V2Reader(only) if type(only) is Bytes else None
+        only: Any = codecs[0] if len(codecs) == 1 else None
+        return partial(_layout_of_v2, only) if not codecs or type(only) is Bytes else None
     if type(codec) is zarr.codecs.ShardingCodec and not before:
-        return _find_shard_reader(codec)
+        return _find_layout_of_shards(codec)
     if type(codec) is not BytesCodec and type(codec) is not zarr.codecs.BytesCodec:
         return None
     if any(type(c) is not TransposeCodec for c in before):
         return None
-    return _TransposeReader(before, codec)
+    return partial(_layout_of_v3, before, codec)
+
+
+def _certain_layout(layout_of: Any, chunk_spec: ArraySpec) -> Layout | Shard:
+    """Return how a chunk is stored: of the chunks of an array, all or none can be read in part."""
+    found: Layout | Shard | None = layout_of(chunk_spec)
+    if found is None:
+        raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _OneByOne(ReadsParts, ArrayBytesCodec):
+    """What a pipeline of zarr's calls to read the chunks that are not read together.
+
+    It reads parts of them, and does nothing else.
+    """
+
+    layout_of: Callable[[ArraySpec], Layout | Shard]
+
+    def _layout(self, chunk_spec: ArraySpec) -> Layout | Shard:
+        return self.layout_of(chunk_spec)
+
+    def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:  # noqa: ARG002
+        return input_byte_length
+
+    def _decode_sync(self, *_: Any) -> Any:
+        """Tell zarr's fused pipeline by its existence that no event loop is needed."""
+        raise NotImplementedError
+
+    _encode_sync = _decode_sync
 
 
 def can_read_parts(array: "zarr.Array[Any]") -> bool:
@@ -237,8 +197,8 @@ def can_read_parts(array: "zarr.Array[Any]") -> bool:
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
-    reader = _find_reader(BatchedCodecPipeline.from_codecs(codecs))
-    return reader is not None and None is not reader.layout(
+    layout_of = _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))
+    return layout_of is not None and None is not layout_of(
         ArraySpec(
             shape=array.shards or array.chunks,
             dtype=metadata.dtype,
@@ -281,13 +241,17 @@ class ReadsBatches:
     _setting: str  # zarr's setting for the number of threads
 
     @functools.cached_property
-    def _reader(self) -> _Reader | None:
-        return _find_reader(self)
+    def _layout_of(self) -> LayoutOf | None:
+        return _find_layout_of(self)
+
+    @functools.cached_property
+    def _certain_layout_of(self) -> Callable[[ArraySpec], Layout | Shard]:
+        return partial(_certain_layout, self._layout_of)
 
     @functools.cached_property
     def _reading(self) -> Any:
-        """A pipeline of zarr's that contains the reader."""
-        return self._zarrs([self._reader], None)
+        """A pipeline of zarr's that reads one chunk after the other, in part."""
+        return self._zarrs([_OneByOne(self._certain_layout_of)], None)
 
     def _zarrs(self, codecs: "Iterable[Any]", chunk_spec: ArraySpec | None) -> Any:
         """Return a pipeline of zarr's."""
@@ -303,17 +267,15 @@ class ReadsBatches:
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         zarrs: Any = super()
-        if self._reader is None and not _trace.active:
-            return await zarrs.read(batch_info, out, drop_axes)
         batch = list(batch_info)
-        if self._reader is None:
+        stored = self._stored(batch[0][1]) if batch else None
+        if stored is None:
             codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
-            if type(codec) is V2Codec:  # others call our codec
+            if _trace.active and type(codec) is V2Codec and self._layout_of is None:
+                # Of Zarr v3, zarr's pipeline calls our codec, which notes it.
                 _trace.note_not_seen("compressed or filtered, Zarr v2", len(batch))
             return await zarrs.read(batch, out, drop_axes)
-        if not batch or not self._reads(batch[0][1]):
-            return await zarrs.read(batch, out, drop_axes)
-        exist = await self._read_together(batch, out, drop_axes)
+        exist = await self._read_together(batch, stored, out, drop_axes)
         if exist is None:
             return await self._reading.read(batch, out, drop_axes)
         results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
@@ -351,11 +313,12 @@ class ReadsBatches:
         if not mode or not batch or is_in_shard(batch[0][0]):
             await zarrs.write(batch, value, drop_axes)
             return
-        if self._can_write_in_place(batch[0][1]):
+        stored = self._stored(batch[0][1])
+        if isinstance(stored, Layout):
             await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
             return
         why = "its codecs, or its data type, do not allow it; if it was just created, open it again"
-        if isinstance(self._reader, _ShardReader):
+        if isinstance(stored, Shard):
             why = "it is a shard"
         for item in batch:
             _note_left(item, why, is_required=mode == "require")
@@ -376,9 +339,9 @@ class ReadsBatches:
         await hand_on(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
         if not parts:
             return
-        reader: Any = self._reader  # of no shard
-        encode = encode_array if reader.makes_valid else encode_unchecked
-        writes = Writes(batch, value.as_ndarray_like(), drop_axes, reader.layout_of, encode)
+        layout_of: Any = self._certain_layout_of  # of no shard
+        encode = encode_array if self._makes_valid() else encode_unchecked
+        writes = Writes(batch, value.as_ndarray_like(), drop_axes, layout_of, encode)
         left = await write_in_place(writes, parts)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
@@ -399,18 +362,19 @@ class ReadsBatches:
             self.__dict__["_marked"] = self._zarrs(codecs, chunk_spec)
         return self.__dict__["_marked"]
 
-    def _can_write_in_place(self, chunk_spec: ArraySpec) -> bool:
-        """Whether parts of an array's chunks can be written in place."""
-        return not isinstance(self._reader, _ShardReader) and self._reads(chunk_spec)
+    def _makes_valid(self) -> bool:
+        """Whether the array's codec writes no bools other than 0 and 1: it is one of ours."""
+        codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
+        has_codec = type(codec) is V2Codec and (codec.filters or codec.compressor)
+        return isinstance(codec, BytesCodec) or bool(has_codec)
 
-    def _reads(self, chunk_spec: ArraySpec) -> bool:
-        """Whether parts of an array's chunks can be read."""
-        reader = self._reader
+    def _stored(self, chunk_spec: ArraySpec) -> Layout | Shard | None:
+        """Return how an array's chunks are stored; None if zarr's own pipeline must read them."""
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
-        return reader is not None and is_on_cpu and reader.layout(chunk_spec) is not None
+        return self._layout_of(chunk_spec) if self._layout_of and is_on_cpu else None
 
     async def _read_together(
-        self, batch: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]
+        self, batch: "Sequence[Any]", stored: Layout | Shard, out: Any, drop_axes: tuple[int, ...]
     ) -> "Sequence[bool | None] | None":
         """Read the chunks in local files, or those that lie together in objects.
 
@@ -423,22 +387,20 @@ class ReadsBatches:
         if type(batch[0][0]) is not StorePath:
             return None
         sources = [find(byte_getter) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
-        reader: Any = self._reader
-        is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(reader, _ShardReader)
         gap, num_workers = configured_gap_bytes(), self._num_workers()
+        together = Batch(batch, array, drop_axes, self._certain_layout_of, gap, num_workers)
         if not any(isinstance(source, File) for source in sources):
-            if is_shard or not any(getattr(source, "object", None) for source in sources):
+            lie_in_objects = any(getattr(source, "object", None) for source in sources)
+            if isinstance(stored, Shard) or not lie_in_objects:
                 return None
-            of_objects = Batch(batch, array, drop_axes, reader.layout_of, gap, num_workers)
-            return await read_objects(of_objects, reader.layout_of(batch[0][1]))
+            return await read_objects(together, stored)
+        is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(stored, Shard)
         if is_short and not is_shard and isinstance(self, BatchedCodecPipeline):
-            is_small = reader.layout_of(batch[0][1]).num_bytes <= LOCAL_COSTS.any_plan
+            is_small = stored.num_bytes <= LOCAL_COSTS.any_plan
             if len(batch) <= (FEW_SMALL if is_small else FEW):
                 return None
         at_once = is_short and is_shard and len(batch) <= FEW and DECODES_INDEX_AT_ONCE
-        return await read_files(
-            Batch(batch, array, drop_axes, reader.layout_of, gap, num_workers, at_once)
-        )
+        return await read_files(together._replace(at_once=at_once))
 
     def _num_workers(self) -> int | None:
         """Return the number of threads that zarr's setting for the pipeline says, if it is set."""

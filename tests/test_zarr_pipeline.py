@@ -87,7 +87,7 @@ class TestV2:
             )
             array[...] = data
             np.testing.assert_array_equal(array[...], data)
-        assert zarr.open_array(tmp_path)._async_array.codec_pipeline._reader is not None
+        assert zarr.open_array(tmp_path)._async_array.codec_pipeline._layout_of is not None
         assert_reads_as(tmp_path, data)
 
     @pytest.mark.parametrize("order", ["C", "F"])
@@ -170,7 +170,7 @@ class TestTransposed:
             array[...] = data
         with zarr.config.set({"codecs.bytes": zarrs_own["codecs.bytes"]}):
             pipeline = zarr.open_array(tmp_path)._async_array.codec_pipeline
-            assert pipeline._reader is not None
+            assert pipeline._layout_of is not None
             assert_reads_as(tmp_path, data)
 
     def test_a_data_type_of_somebodys_own(self):
@@ -190,7 +190,7 @@ class TestTransposed:
         codecs = [TransposeCodec(order=(1, 0)), zarr.codecs.BytesCodec()]
         pipeline = zarr_pipeline.BytesPipeline.from_codecs(codecs, batch_size=3)
         assert pipeline._reading.batch_size == 3
-        assert not pipeline._reads(spec)
+        assert pipeline._stored(spec) is None
 
     def test_structures(self, tmp_path):
         data = random_array([("a", "<i4"), ("b", "<f8")])
@@ -307,7 +307,7 @@ class TestPassedOnToZarr:
         data = np.random.default_rng(0).integers(0, 9, (6, 7)).astype("f8")
         array = create_v2(tmp_path, (6, 7), (4, 4), "C", **settings)
         array[...] = data
-        assert array._async_array.codec_pipeline._reader is None
+        assert array._async_array.codec_pipeline._layout_of is None
         assert_reads_as(tmp_path, data)
 
     def test_other_codecs_of_v3(self, tmp_path):
@@ -319,7 +319,7 @@ class TestPassedOnToZarr:
             shape = {"shape": (6, 7), "chunks": (4, 4)}
             zarr.create_array(tmp_path / name, dtype="f8", **(shape | settings))[...] = data
             array = zarr.open_array(tmp_path / name)
-            assert array._async_array.codec_pipeline._reader is None
+            assert array._async_array.codec_pipeline._layout_of is None
             assert_reads_as(tmp_path / name, data)
 
     @pytest.mark.parametrize(

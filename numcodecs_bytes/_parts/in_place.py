@@ -1023,7 +1023,7 @@ def _remedy() -> str:
 
 def has_pipeline() -> bool:
     """Whether arrays that are opened now are written by one of our pipelines."""
-    return hasattr(zarr.registry.get_pipeline_class(), "_can_write_in_place")
+    return hasattr(zarr.registry.get_pipeline_class(), "_write_in_place")
 
 
 @functools.cache

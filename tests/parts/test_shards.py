@@ -409,7 +409,7 @@ def test_a_subclass_of_the_codec_is_left_to_zarr():
     own = ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])
     for kind, is_ours in ((codec, False), (own, True)):
         pipeline = zarr_pipeline.BytesPipeline.from_codecs([kind])
-        assert isinstance(pipeline._reader, zarr_pipeline._ShardReader) == is_ours
+        assert (pipeline._layout_of is not None) == is_ours
 
 
 @pytest.mark.parametrize("wrap", [zarr.storage.LoggingStore, zarr.storage.MemoryStore])
@@ -598,8 +598,8 @@ class TestThreads:
 def test_an_index_is_decoded_in_a_thread_and_on_a_loop(tmp_path):
     array = create_shards(tmp_path, (32, 32), (32, 32), (8, 8))
     array[8:] = 1
-    reader = zarr_pipeline.BytesPipeline.from_codecs(array.metadata.codecs)._reader
-    shard = reader.layout_of(spec_of((32, 32), "f4"))
+    pipeline = zarr_pipeline.BytesPipeline.from_codecs(array.metadata.codecs)
+    shard = pipeline._layout_of(spec_of((32, 32), "f4"))
     raw = np.frombuffer((tmp_path / "c/0/0").read_bytes(), np.uint8)[-shard.index_bytes :]
 
     async def on_loop():
