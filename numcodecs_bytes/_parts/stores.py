@@ -126,7 +126,8 @@ _FILE_SYSTEMS = {
 # The methods that read a file, of asynchronous file systems and of the local one.
 _READING_OF_FSSPEC = ("_cat_file", "_cat_common")
 _READING_OF_LOCAL = ("cat_file", "open", "_open")
-# Arguments of aiohttp's client that leave the responses as they are.
+# Arguments of aiohttp's client that leave the responses as they are. A list of those that do not
+# would be shorter, but trust what new versions add, as they did `middlewares`.
 _CLIENT_OPTIONS = {
     *("auth", "connector", "connector_owner", "cookie_jar", "cookies", "headers", "loop"),
     *("proxy", "proxy_auth", "raise_for_status", "read_bufsize", "timeout", "trust_env"),
@@ -134,8 +135,9 @@ _CLIENT_OPTIONS = {
 
 _PATH = type(Path())
 _READING = ("get", "get_sync", "_get")
-# The methods that zarr uses for reading. A method that was replaced before this module was imported
-# comes from another file than its class; such a class is left out.
+# The methods that zarr uses for reading. If one was replaced before this module was imported, by
+# one that decrypts for example, it must be called, so its class is left out. Only the file of its
+# code shows that: `functools.wraps` copies the module and the name.
 _OWN_METHODS: dict[type[Any], tuple[Callable[[Any], Any], Any]] = {}  # how to look them up, too
 for _owner in (LocalStore, ZipStore, FsspecStore, ObjectStore, WrapperStore, StorePath):
     _names = [name for name in _READING if hasattr(_owner, name)]

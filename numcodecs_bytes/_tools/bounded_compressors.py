@@ -233,7 +233,10 @@ def _zlib_pieces(raw: memoryview) -> Iterator[bytes]:
 
 
 def _declared_size(name: str, raw: memoryview) -> int:
-    """Return the decoded size that a header declares, 0 if it is truncated or unknown."""
+    """Return the decoded size that a header declares, 0 if it is truncated or unknown.
+
+    Parsed here, because numcodecs has no function for zstd, and only a private one for blosc.
+    """
     if name == "zstd":
         return sum(size for size, is_declared in _zstd_frames(raw) if is_declared)
     if name == "lz4":
