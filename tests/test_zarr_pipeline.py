@@ -240,6 +240,13 @@ def create_v2(store, shape, chunks, order="F", **settings):
     )
 
 
+def create_shards(store, shape, chunks):
+    inner = tuple(n // 2 for n in chunks)
+    return zarr.create_array(
+        store, shape=shape, chunks=inner, shards=chunks, dtype="<f8", compressors=None
+    )
+
+
 CREATE = {
     "Zarr v2, F": create_v2,
     "transposed": create_transposed,
@@ -373,6 +380,22 @@ class TestPassedOnToZarr:
         for _ in range(2):  # before it has read, and after
             array = pickle.loads(pickle.dumps(array))  # noqa: S301
             assert array[1].tolist() == [3] * 7
+
+    @pytest.mark.parametrize("create", [*CREATE.values(), create_shards], ids=[*CREATE, "shards"])
+    def test_zarrs_fused_pipeline_needs_no_event_loop(self, monkeypatch, create):
+        """Not for what ours hands to it, either; it would read without threads."""
+        pipeline = zarr.config.get("codec_pipeline.path")
+        if not pipeline.endswith("FusedBytesPipeline"):
+            pytest.skip("not the fused pipeline")
+        store = zarr.storage.MemoryStore()
+        create(store, (8, 8), (4, 4))[...] = 3
+        array, asked = zarr.open_array(store), []
+
+        async def get(self, key, *_, **__):  # noqa: ARG001
+            asked.append(key)
+
+        monkeypatch.setattr(zarr.storage.MemoryStore, "get", get)
+        assert (array[1].tolist(), asked) == ([3] * 8, [])
 
     @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 returns nothing")
     @pytest.mark.parametrize("create", CREATE.values(), ids=CREATE)
