@@ -60,7 +60,7 @@ from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard
-from numcodecs_bytes._parts.stores import LOCAL_COSTS, File, Whole, is_in_shard, source_finder
+from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     HAS_RESULTS,
@@ -105,9 +105,10 @@ def _layout_of_v3(
     transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
 ) -> Layout | None:
     """Return how a Zarr v3 chunk is stored: transposed, or not, then by the bytes codec."""
-    axis_order = tuple(range(len(chunk_spec.shape)))
+    axis_order = None
     for transpose in transposes:
-        axis_order = tuple(axis_order[axis] for axis in transpose.order)
+        before = axis_order or range(len(transpose.order))
+        axis_order = tuple(before[axis] for axis in transpose.order)
     if isinstance(codec, BytesCodec):
         return Layout(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
     # zarr's own codec, which stores some data types differently.
@@ -395,11 +396,7 @@ class ReadsBatches:
                 return None
             return await read_objects(together, stored)
         is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(stored, Shard)
-        if is_short and not is_shard and isinstance(self, BatchedCodecPipeline):
-            is_small = stored.num_bytes <= LOCAL_COSTS.any_plan
-            if len(batch) <= (FEW_SMALL if is_small else FEW):
-                return None
-        at_once = is_short and is_shard and len(batch) <= FEW and DECODES_INDEX_AT_ONCE
+        at_once = is_short and len(batch) <= FEW and (not is_shard or DECODES_INDEX_AT_ONCE)
         return await read_files(together._replace(at_once=at_once))
 
     def _num_workers(self) -> int | None:
@@ -408,9 +405,9 @@ class ReadsBatches:
         return max(num, 1) if isinstance(num, int) else None
 
 
-# A short selection of up to FEW chunks, or FEW_SMALL small ones, is read on the event loop: a
+# A short selection of up to FEW chunks is read on the event loop, if they are in the page cache: a
 # thread would take as long to begin.
-FEW, FEW_SMALL = 2, 8
+FEW = 8
 # References of a store may point to files and to elsewhere, or be missing. So many are looked at.
 NUM_LOOKED_AT = 8
 

@@ -9,34 +9,30 @@ read chunk by chunk, which finds another way or raises the error.
 import asyncio
 import contextvars
 import functools
-import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._core.copy import as_bytes
-from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
-from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
-from numcodecs_bytes._parts.boxes import Box, box_of
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, coalescing_of, plan_chunk, trying
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._parts.assemble import ready_to_copy
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, trying
 from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
-from numcodecs_bytes._parts.items import groups_of, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import Plan, is_whole
-from numcodecs_bytes._parts.ranges import Ranges, join_adjacent
+from numcodecs_bytes._parts.plan import is_whole
+from numcodecs_bytes._parts.read_file import FileReader, are_slices
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.shards import Left, Shard, ShardSelection
-from numcodecs_bytes._parts.stores import File, find_source, source_finder
+from numcodecs_bytes._parts.stores import File, find_source, local_coalescing, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
     file_pool,
@@ -48,13 +44,10 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 logger = logging.getLogger("numcodecs_bytes")
 
-# So many bytes of a box are read at a time, at once or in pieces: the output is copied from a block
-# in the CPU cache. Smaller blocks make threads wait for each other more often.
-BLOCK_BYTES = PIECES_BYTES = 1 << 20
 # Inner chunks up to this size are copied many at a time, if a whole shard is read.
 SMALL_BYTES = 1 << 14
-# A thread remembers so many selections, if they are read in few steps and pieces.
-MAX_RECIPES, MAX_PIECES, MAX_SEEN = 64, 256, 4096
+# A thread remembers what so many selections take from a shard.
+MAX_SELECTED = 64
 # From so many bytes per chunk on, all cores together are faster than one thread. Below, threads
 # wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
@@ -139,7 +132,7 @@ class _Job:
         self._adapts = batch.num_workers is None
         is_parallel = batch.out.nbytes >= PARALLEL_BYTES * num
         self._num_workers = batch.num_workers or (_num_cores() if is_parallel else 1)
-        self._left = iter(range(num))
+        self._left = deque(range(num))
         self._state = threading.Condition()
         self._files: dict[Any, OpenFile] = {}  # in which several chunks lie
         self._opening = threading.Lock()
@@ -175,10 +168,10 @@ class _Job:
             for k, item in enumerate(self.batch.items):  # the first that would wait
                 self.exist[k] = worker.read(*item[:4])
         except WouldWait:
-            self._left = iter(range(k, num))
+            self._left = deque(range(k, num))
             return False
         finally:
-            worker.forget()
+            worker.close()
             self._close()
         return True
 
@@ -199,7 +192,7 @@ class _Job:
     def finish(self) -> None:
         """Read in this thread what was left because the interpreter waits for other threads."""
         self._is_over = False
-        self._left = iter([k for k, exists in enumerate(self.exist) if exists is None])
+        self._left = deque(k for k, exists in enumerate(self.exist) if exists is None)
         self._work(is_waited_for=False)
         self._close()
 
@@ -212,10 +205,12 @@ class _Job:
                 return
 
     def _next(self, is_waited_for: bool) -> int | None:  # noqa: FBT001
-        if is_waited_for and is_ending():
+        if not self._left or (is_waited_for and is_ending()):
             return None
-        with self._state:
-            return next(self._left, None)
+        try:
+            return self._left.popleft()
+        except IndexError:  # another thread has taken the last one
+            return None
 
     def _work(
         self,
@@ -229,11 +224,11 @@ class _Job:
         If the interpreter ends, it waits for the threads of a pool, but nobody may wait for the
         result any more. So these stop if the thread `is_waited_for` then.
         """
-        worker, is_slow = _Worker(self, is_waited_for=is_waited_for), False
         with self._state:
             if self._is_over:  # this thread comes too late
                 return False
             self._num_working += 1
+        worker, is_slow = _Worker(self, is_waited_for=is_waited_for), False
         try:
             while self.is_wanted and (k := self._next(is_waited_for)) is not None:
                 start = time.perf_counter()
@@ -250,7 +245,8 @@ class _Job:
                 if only_if_slow and not is_slow:
                     break
         finally:
-            worker.forget()
+            worker.close()
+            del worker
             with self._state:
                 self._num_working -= 1
                 self._state.notify_all()
@@ -271,7 +267,7 @@ def _num_cores() -> int:
 
 
 class _Worker:
-    """What each thread has for itself: a block, and how to read boxes through it.
+    """What each thread has for itself.
 
     Attributes
     ----------
@@ -287,12 +283,14 @@ class _Worker:
         self._is_waited_for = is_waited_for
         self._runner = asyncio.Runner()
         self._find = source_finder()
-        self._block = np.empty(0, np.uint8)
+        gap = job.batch.gap
+        self._coalescing = local_coalescing(gap)
+        self._reader = FileReader(
+            self._coalescing, self._is_wanted, adapts=gap is None, may_wait=not at_once
+        )
         self._spec: Any = None
         self._layout: Any = None
         self._shard: Shard | None = None
-        self._recipes: dict[Any, _Recipe | None] = {}
-        self._seen: set[Any] = set()  # selections of small chunks
         self._selected: dict[Any, ShardSelection] = {}
 
     def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
@@ -300,28 +298,25 @@ class _Worker:
         self.num_read = 0
         try:
             source = self._find(byte_getter)
-            if not isinstance(source, File):
+            if type(source) is not File:
                 return None
             if spec is not self._spec:  # zarr 3.1.6 makes one for each chunk
                 self._set_spec(spec)
-            start = time.perf_counter()
+            start = time.perf_counter() if self.batch.at_once else 0.0
             try:
-                file = source.open(self.job.shared(source))
+                file = source.open(None if source.key is None else self.job.shared(source))
             except source.missing:
                 self._out[place] = fill_value_or_default(spec)
                 self._note(byte_getter, [0, 0], None)
                 return False
             try:
-                opened = time.perf_counter()
-                if self._at_once:
-                    with trying(source.place):
-                        self._read_file(file.at_once(), source, selection, place)
+                if self.batch.at_once:
+                    self._read_timed(file, source, start, selection, place)
                 else:
-                    self._read_file(file, source, selection, place)
-                if self.batch.at_once and file.is_on_disk:
-                    seconds = 0.0 if self._at_once else time.perf_counter() - opened
-                    quick_places.note(source.place, opened - start, seconds)
-                self._note(byte_getter, file.counted, place)
+                    self._read_file(file, selection, place)
+                self.num_read = file.counted[1]
+                if _trace.active:
+                    self._note(byte_getter, file.counted, place)
             finally:
                 file.close()
         except WouldWait:
@@ -336,6 +331,21 @@ class _Worker:
             return None
         return True
 
+    def _read_timed(
+        self, file: OpenFile, source: File, start: float, selection: Any, place: Any
+    ) -> None:
+        """Read a chunk, and note how long it took since `start`."""
+        opened = time.perf_counter()
+        if self._at_once:
+            with trying(source.place):
+                file.must_not_wait()
+                self._read_file(file, selection, place)
+        else:
+            self._read_file(file, selection, place)
+        if file.is_on_disk:
+            seconds = 0.0 if self._at_once else time.perf_counter() - opened
+            quick_places.note(source.place, opened - start, seconds)
+
     def _note(self, byte_getter: object, counted: list[int], place: Any) -> None:
         """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""
         if _trace.active:
@@ -345,13 +355,12 @@ class _Worker:
             fetched = _trace.Fetched(counted[0], counted[1])
             _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
 
-    def _read_file(self, file: OpenFile, source: File, selection: Any, place: Any) -> None:
-        if self._shard is not None:
-            self._read_shard(file, source, self._shard, selection, place)
-        elif file.num_bytes == self._layout.num_bytes:
-            self._read(file, source, selection, self._out, place)
+    def _read_file(self, file: OpenFile, selection: Any, place: Any) -> None:
+        if self._shard is None:
+            drop_axes = self.batch.drop_axes
+            self._reader.read(file, self._layout, selection, self._out, place, drop_axes)
         else:
-            raise ReadWhole
+            self._read_shard(file, self._shard, selection, place)
 
     def _set_spec(self, spec: ArraySpec) -> None:
         """Prepare for chunks of a shape; of an array, they differ in nothing else."""
@@ -359,58 +368,35 @@ class _Worker:
             found = self.batch.layout_of(spec)
             self._shard = found if isinstance(found, Shard) else None
             self._layout = found.layout if isinstance(found, Shard) else found
-            self._recipes, self._selected, self._seen = {}, {}, set()
+            self._selected = {}
         self._spec = spec
 
-    def _read(self, file: OpenFile, source: File, selection: Any, out: Array, place: Any) -> None:
-        drop_axes = self.batch.drop_axes if out is self._out else ()
-        recipe = None if drop_axes or not _is_box(place) else self._recipe(source, selection)
-        if recipe is not None:
-            region = out[(*place, ...)]
-            if region.shape == recipe.shape:
-                self._read_box(file, recipe, region)
-                return
-        plan = plan_chunk(source, self._layout, selection, self.batch.gap)
-        selected = self._read_plan(file, selection, plan)
-        out[place] = selected.squeeze(axis=drop_axes) if drop_axes else selected
-
-    def _read_shard(
-        self, file: OpenFile, source: File, shard: Shard, selection: Any, place: Any
-    ) -> None:
+    def _read_shard(self, file: OpenFile, shard: Shard, selection: Any, place: Any) -> None:
         """Read a selection of a shard, its inner chunks in the order in which they are stored."""
         shape, is_small = shard.spec.shape, self._layout.num_bytes <= SMALL_BYTES
-        if shape and is_small and is_whole(selection, shape) and _is_box(place):
+        if shape and is_small and is_whole(selection, shape) and are_slices(place):
             region = self._out[place]
             if region.shape == shape:
-                self._read_small_chunks(file, source, shard, region)
+                self._read_small_chunks(file, shard, region)
                 return
-        selected = self._select(source, shard, selection)
+        selected = self._select(shard, selection)
         if self._at_once and shard.index_bytes + selected.num_bytes > AT_ONCE_BYTES:
             raise WouldWait
         index = self._index_of(file, shard)
         present, starts, missing = shard.locate_selected(index, selected, file.num_bytes)
         drop_axes = self.batch.drop_axes
-        region = self._out[(*place, ...)] if _is_box(place) and not drop_axes else None
+        region = self._out[(*place, ...)] if are_slices(place) and not drop_axes else None
         if region is not None and region.shape == selected.shape == selected.flat_shape:
             out = region
         else:
             out = np.empty(selected.flat_shape, self._out.dtype)
         shard.fill(out, missing)
-        for some in groups_of(present, BLOCK_BYTES):
-            self._stop_if_unwanted()
-            if some.stop - some.start == 1:
-                of_chunk = file.part(int(starts[some.start]), self._layout.num_bytes)
-                inner = present[some.start]
-                self._read(of_chunk, source, inner.selection, out, inner.place)
-                continue
-            pieces = join_adjacent(*pieces_of(present[some], starts[some]))
-            ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
-            scatter(out, self._fetch(file, ranges), present[some], self._layout)
+        self._reader.read_items(file, self._layout, present, starts, out)
         if out is not region:
             out = out.reshape(selected.shape)
             self._out[place] = out.squeeze(axis=drop_axes) if drop_axes else out
 
-    def _read_small_chunks(self, file: OpenFile, source: File, shard: Shard, region: Array) -> None:
+    def _read_small_chunks(self, file: OpenFile, shard: Shard, region: Array) -> None:
         """Read all inner chunks of a shard, many at a time."""
         layout = self._layout
         grid, coordinates = shard.grid_of(region)
@@ -418,194 +404,31 @@ class _Worker:
         present, starts, missing = shard.locate(index, coordinates, file.num_bytes)
         if len(missing):
             grid[tuple(along[missing] for along in coordinates)] = fill_value_or_default(shard.spec)
-        num = BLOCK_BYTES // layout.num_bytes or 1
+        num = self._coalescing.costs.block_bytes // layout.num_bytes or 1
         for first in range(0, len(present), num):
-            self._stop_if_unwanted()
             some = slice(first, first + num)
-            pieces = join_adjacent(starts[some], starts[some] + layout.num_bytes)
-            ranges = coalescing_of(source, self.batch.gap).coalesce(*pieces)
-            elements = self._fetch(file, ranges).view(layout.stored)
-            inner = elements.reshape(-1, *grid.shape[len(coordinates) :])
+            fetched = self._reader.fetch_pieces(file, starts[some], starts[some] + layout.num_bytes)
+            inner = fetched.view(layout.stored).reshape(-1, *grid.shape[len(coordinates) :])
             place = tuple(along[present[some]] for along in coordinates)
             grid[place] = ready_to_copy(inner, layout.dtype)
 
     def _index_of(self, file: OpenFile, shard: Shard) -> Any:
         return shard.decode_index(shard.read_index(file, self._is_wanted), self._runner.run)
 
-    def _select(self, source: File, shard: Shard, selection: Any) -> ShardSelection:
+    def _select(self, shard: Shard, selection: Any) -> ShardSelection:
         key = key_of(selection)
         if key is None:
-            return shard.select(selection, source, self.batch.gap)
+            return shard.select(selection, self._coalescing)
         if key not in self._selected:
-            if len(self._selected) >= MAX_RECIPES:
+            if len(self._selected) >= MAX_SELECTED:
                 self._selected.clear()
-            self._selected[key] = shard.select(selection, source, self.batch.gap)
+            self._selected[key] = shard.select(selection, self._coalescing)
         return self._selected[key]
 
-    def _recipe(self, source: File, selection: Any) -> "_Recipe | None":
-        """Return how to read a selection; None if it is not a box."""
-        if (key := key_of(selection)) is None:
-            return None
-        if key not in self._recipes:
-            # A recipe takes longer than to read a small chunk whole: it must be used several times.
-            is_small = self._layout.num_bytes <= source.costs.any_plan
-            if is_small and (key not in self._seen or len(self._recipes) >= MAX_RECIPES):
-                if len(self._seen) < MAX_SEEN:
-                    self._seen.add(key)
-                return None
-            if len(self._recipes) >= MAX_RECIPES:
-                self._recipes.clear()
-            box = box_of(selection, self._layout)
-            self._recipes[key] = None if box is None else _Recipe(self, source, self._layout, box)
-        return self._recipes[key]
-
-    def forget(self) -> None:
-        """Forget the recipes, which refer to this worker and would keep its block alive."""
-        self._recipes.clear()
-        self._selected.clear()
+    def close(self) -> None:
+        """Forget what refers to this worker, and would keep its block alive."""
+        del self._reader
         self._runner.close()
-
-    def block(self, num_bytes: int) -> Array:
-        """Return memory into which this thread may read anything at any time."""
-        if len(self._block) < num_bytes:
-            self._block = np.empty(num_bytes, np.uint8)
-        return self._block[:num_bytes]
-
-    def _read_box(self, file: OpenFile, recipe: "_Recipe", region: Array) -> None:
-        if recipe.is_contiguous:
-            as_stored = region if recipe.order is None else region.transpose(recipe.order)
-            if as_stored.flags.c_contiguous:
-                out = as_bytes(as_stored)
-                self.num_read += len(out)
-                file.read_into(out, recipe.start, self._is_wanted)
-                return
-        for step in recipe.steps():
-            self._stop_if_unwanted()
-            if step.plan is None:
-                file.read_into(step.raw, step.start, self._is_wanted)
-                self.num_read += len(step.raw)
-                selected = (
-                    step.elements if recipe.is_plain else ready_to_copy(step.elements, recipe.dtype)
-                )
-            else:
-                selected = self._read_plan(file, step.selection, step.plan)
-            region[step.place] = selected
 
     def _is_wanted(self) -> bool:
         return self.job.is_wanted and not (self._is_waited_for and is_ending())
-
-    def _stop_if_unwanted(self) -> None:
-        if not self._is_wanted():
-            raise EOFError
-
-    def _read_plan(self, file: OpenFile, selection: Any, plan: Plan) -> Array:
-        fetched = self._fetch(file, plan.ranges)
-        selected = select_fetched(fetched, self._layout.stored, plan, selection)
-        return ready_to_copy(selected, self._layout.dtype)
-
-    def _fetch(self, file: OpenFile, ranges: Ranges) -> UInt8Array:
-        fetched = file.read(ranges, self._is_wanted, adapts=self.batch.gap is None)
-        self.num_read += ranges.num_bytes
-        if fetched is None:
-            raise EOFError
-        return fetched
-
-
-def _is_box(place: Any) -> bool:
-    """Whether a selection of the output consists of slices."""
-    return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419
-
-
-class _Step(NamedTuple):
-    """A part of a box that is read at a time: into a block, or as a plan says.
-
-    Attributes
-    ----------
-    place : tuple of slice
-        Where it belongs in the selection.
-    start : int
-        Position of its first byte in the chunk.
-    raw, elements : numpy.ndarray
-        The part of the block to fill, and the selected elements in it.
-    selection : tuple
-        The part of the selection.
-    plan : Plan or None
-        If not None, it replaces `start`, `raw` and `elements`.
-    """
-
-    place: tuple[slice, ...]
-    start: int = 0
-    raw: Any = None
-    elements: Any = None
-    selection: Any = None
-    plan: Plan | None = None
-
-
-class _Recipe:
-    """How a thread reads the same box of many chunks.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        The shape of the selection.
-    start : int
-        Position of its first byte in the chunk.
-    dtype : numpy.dtype
-        The dtype of the elements in memory.
-    is_plain : bool
-        Whether that is their stored dtype, and any bytes are valid.
-    is_contiguous : bool
-        Whether the bytes of the selection can be read straight to their place.
-    order : tuple of int or None
-        The axes of the selection in the order in which they are stored; None means C order.
-    """
-
-    def __init__(self, worker: _Worker, source: File, layout: Layout, box: Box) -> None:
-        self._worker, self._source, self._layout, self._box = worker, source, layout, box
-        self.shape, self.start, self.dtype = box.shape, box.start, layout.dtype
-        is_as_stored = layout.stored == self.dtype == copied_as(self.dtype)
-        self.is_plain = is_as_stored and not has_unused_bits(self.dtype)
-        self._is_solid = box.num_bytes == box.num_selected_bytes
-        is_same = worker.batch.out.dtype == self.dtype
-        self.is_contiguous = self.is_plain and self._is_solid and is_same
-        order = tuple(box.kept.index(k) for k in box.order if k in box.kept)
-        self.order = None if order == tuple(range(len(order))) else order
-        self._steps: list[_Step] | None = None
-
-    def steps(self) -> Iterable[_Step]:
-        """Return what to read, in the order in which it is stored."""
-        if self._steps is not None:
-            return self._steps
-        num_pieces, first = 0, []
-        steps = self._made()
-        for step in steps:
-            first.append(step)
-            num_pieces += 1 if step.plan is None else len(step.plan.ranges.piece_starts)
-            if num_pieces > MAX_PIECES:
-                return itertools.chain(first, steps)
-        self._steps = first
-        return first
-
-    def _made(self) -> Iterator[_Step]:
-        box = self._box
-        if self._is_solid:
-            yield from self._in_blocks(box)
-            return
-        for place, part in box.split(PIECES_BYTES, in_pieces=True):
-            plan = plan_chunk(self._source, self._layout, part.selection, self._worker.batch.gap)
-            if plan.num_requests > 1:
-                yield _Step(place, selection=part.selection, plan=plan)
-                continue
-            for step in self._in_blocks(part):
-                places = zip(place, step.place, strict=True)
-                moved = tuple(slice(a.start + b.start, a.start + b.stop) for a, b in places)
-                yield step._replace(place=moved)
-
-    def _in_blocks(self, box: Box) -> Iterator[_Step]:
-        """Yield steps that read all bytes of a box."""
-        stored = self._layout.stored
-        for place, part in box.split(BLOCK_BYTES):
-            raw = self._worker.block(part.num_bytes)
-            strides = [part.steps[k] for k in part.kept]
-            elements: Array = np.ndarray(part.shape, stored, raw, strides=strides)
-            yield _Step(place, part.start, raw, elements)

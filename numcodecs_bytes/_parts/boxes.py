@@ -5,10 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from numcodecs_bytes._parts.layout import Layout, strides_of
-from numcodecs_bytes._parts.ranges import Indices
 
 
 class Box(NamedTuple):
@@ -60,30 +57,6 @@ class Box(NamedTuple):
         return math.prod(self.shape) * self.item_size
 
     @property
-    def num_runs(self) -> int:
-        """Number of contiguous runs."""
-        return math.prod(len(self.indices[k]) for k in self._outer_axes()[0])
-
-    def runs(self) -> tuple[Indices, int]:
-        """Return where each contiguous run begins in bytes, ascending, and their length in bytes.
-
-        Runs may be adjacent.
-        """
-        axes, length = self._outer_axes()
-        starts = np.array([self.start])
-        for k in axes:
-            along = np.arange(len(self.indices[k])) * self.steps[k]
-            starts = np.add.outer(starts, along).ravel()
-        return starts, length
-
-    def _outer_axes(self) -> tuple[list[int], int]:
-        """Return the axes along which the runs lie, and the length of a run in bytes."""
-        steps, axes, length = self.steps, list(self.order), self.item_size
-        while axes and (len(self.indices[axes[-1]]) == 1 or steps[axes[-1]] == length):
-            length *= len(self.indices[axes.pop()])
-        return axes, length
-
-    @property
     def selection(self) -> tuple[Any, ...]:
         """What selects the box from the chunk."""
         return tuple(
@@ -114,10 +87,6 @@ class Box(NamedTuple):
             of = dict(zip(self.order, cut, strict=True))
             indices = tuple(along[of[k]] for k, along in enumerate(self.indices))
             yield tuple(of[k] for k in self.kept), self._replace(indices=indices)
-
-    def num_parts(self, max_bytes: int) -> int:
-        """Return the number of parts that `split` yields."""
-        return math.prod(map(len, self._cuts(max_bytes)))
 
     def _cuts(self, max_bytes: int, *, in_pieces: bool = False) -> list[list[slice]]:
         nums = [len(i) for i in self.indices]

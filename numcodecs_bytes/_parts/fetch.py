@@ -7,7 +7,6 @@ is returned before the length of the chunk is checked, if the store provides it.
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Coroutine, Iterator
 from functools import partial
@@ -38,9 +37,10 @@ from numcodecs_bytes._parts.getters import (
 )
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.open_file import BLOCK_BYTES, SHORT, OpenFile
+from numcodecs_bytes._parts.open_file import SHORT
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
-from numcodecs_bytes._parts.ranges import NO_COSTS, Coalescing, Ranges, Request
+from numcodecs_bytes._parts.ranges import Coalescing, Ranges, Request
+from numcodecs_bytes._parts.read_file import FileReader
 from numcodecs_bytes._parts.refusals import (
     LIMITS,
     ReadWhole,
@@ -63,6 +63,7 @@ from numcodecs_bytes._parts.stores import (
     Remote,
     Source,
     Whole,
+    coalescing_of,
     find_source,
 )
 
@@ -199,16 +200,16 @@ async def _fetch_from(
 ) -> tuple[Any, Plan, str | None]:
     refusal = raw = None
     if not isinstance(source, Whole):
-        gap = configured_gap_bytes()
-        plan = plan_chunk(source, layout, selection, gap)
+        coalescing = coalescing_of(source, configured_gap_bytes())
+        plan = plan_read(selection, layout, coalescing)
         try:
             if isinstance(source, File):
-                is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
-                place = source.place if is_short and not getter.is_blocking else ""
-                read = partial(_read_file, getter, source, layout, plan, place, adapts=gap is None)
+                read = partial(_read_file, getter, source, layout, selection, plan, coalescing)
                 if isinstance(getter, Blocking):
-                    return read(_always), plan, None
-                return await getter.run(read, source.in_thread, place in quick_places), plan, None
+                    return *read(_always), None
+                is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
+                may_try = is_short and source.place in quick_places
+                return *await getter.run(read, source.in_thread, may_try), None
             if not plan.is_whole or source.max_parts > 1:
                 return await _get_parts(getter, source, layout, plan), plan, None
         except ReadWhole as reason:
@@ -227,74 +228,50 @@ def _always() -> bool:
     return True
 
 
-def plan_chunk(source: File | Remote, layout: Layout, selection: Any, gap: int | None) -> Plan:
-    """Return what to read of a chunk; `gap` is the largest one in bytes, if the user set it."""
-    coalescing = coalescing_of(source, gap)
-    if layout.num_bytes <= coalescing.costs.any_plan:
-        return plan_whole(layout)
-    return plan_read(selection, layout, coalescing)
-
-
-def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
-    """Return how pieces are coalesced; `gap` is the largest gap in bytes, if the user set it."""
-    max_gap_bytes = source.max_gap_bytes if gap is None else gap
-    if isinstance(source, Remote) and source.in_one_request:
-        max_gap_bytes = sys.maxsize
-    return Coalescing(
-        max_gap_bytes,
-        BLOCK_BYTES if isinstance(source, File) else None,
-        dense_bytes=max_gap_bytes if gap is None else 0,
-        costs=source.costs if gap is None else NO_COSTS,
-    )
-
-
 def _read_file(  # noqa: PLR0913, PLR0917
     getter: Getter,
     source: File,
     layout: Layout,
+    selection: Any,
     plan: Plan,
-    place: str,
+    coalescing: Coalescing,
     is_wanted: IsWanted | None,
-    *,
-    adapts: bool,
-) -> UInt8Array | None:
-    """Return the pieces of a plan, or None if the chunk does not exist.
+) -> tuple[UInt8Array | None, Plan]:
+    """Return the pieces of a plan, or of another one, and that; None if there is no such chunk.
 
-    Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache. A `place` is
-    remembered if it is quick.
+    Raises `WouldWait` if `is_wanted` is None, and the file is not in the page cache.
     """
+    at_once = is_wanted is None
+    reader = FileReader(
+        *(coalescing, is_wanted or _always),
+        adapts=coalescing.dense_bytes > 0,
+        may_wait=not at_once,
+    )
+    is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
+    place = source.place if is_short and not getter.is_blocking else ""
     start = time.perf_counter()
     try:
         file = source.open()
         try:
             opened = time.perf_counter()
-            if file.num_bytes == layout.num_bytes:
-                if is_wanted is None:
-                    return _read_at_once(file, plan, place, opened - start)
-                fetched = file.read(plan.ranges, is_wanted, adapts=adapts)
-                if place and file.is_on_disk:
-                    quick_places.note(place, opened - start, time.perf_counter() - opened)
-                if fetched is not None:
-                    return fetched
+            if at_once:
+                with trying(place):
+                    file.must_not_wait()
+                    fetched = reader.fetch(file, layout, selection, plan)
+            else:
+                fetched = reader.fetch(file, layout, selection, plan)
+            if place and file.is_on_disk:
+                seconds = 0.0 if at_once else time.perf_counter() - opened
+                quick_places.note(place, opened - start, seconds)
+            return fetched
         finally:
             file.close()
             getter.num_requests += file.counted[0]
             getter.num_bytes += file.counted[1]
     except source.missing:
-        return None
-    except OSError as error:
+        return None, plan
+    except (OSError, EOFError) as error:
         raise ReadWhole from error  # let the store raise its own error
-    raise ReadWhole
-
-
-def _read_at_once(file: OpenFile, plan: Plan, place: str, seconds: float) -> UInt8Array:
-    """Return the pieces of a plan, or raise `WouldWait`."""
-    with trying(place):
-        fetched = file.at_once().read(plan.ranges, _always, adapts=False)
-        if fetched is None:
-            raise BlockingIOError
-    quick_places.note(place, seconds)
-    return fetched
 
 
 @contextlib.contextmanager

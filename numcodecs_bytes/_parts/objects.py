@@ -18,16 +18,15 @@ from numcodecs_bytes._parts.fetch import (
     MIN_PART_BYTES,
     Parts,
     add_name,
-    coalescing_of,
     get_all_parts,
-    plan_chunk,
 )
 from numcodecs_bytes._parts.getters import OnLoop
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
+from numcodecs_bytes._parts.plan import plan_read
 from numcodecs_bytes._parts.ranges import Coalescing
 from numcodecs_bytes._parts.refusals import ReadWhole
-from numcodecs_bytes._parts.stores import Object, Remote, source_finder
+from numcodecs_bytes._parts.stores import Object, Remote, coalescing_of, source_finder
 
 # A request for many chunks is at most twice as long. This is half of what a long range of one chunk
 # is split into, since other requests are in flight.
@@ -80,7 +79,7 @@ async def read_objects(batch: Batch, layout: Layout) -> list[bool | None]:
             and spec.shape == layout.shape
             and source.num_bytes == layout.num_bytes
         ):
-            plan = plan_chunk(source, layout, selection, batch.gap)
+            plan = plan_read(selection, layout, coalescing_of(source, batch.gap))
             if not plan.num_requests:
                 continue
             item = Item(selection, place, plan, plan.ranges.num_kept_bytes)

@@ -5,11 +5,11 @@ ranges come from one version. Files are not memory-mapped, because truncating a 
 crash the process.
 """
 
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -17,10 +17,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.assemble import copy_pieces
 from numcodecs_bytes._parts.ranges import Coalescing, Ranges
 
-ReadAt = Callable[[int, int], bytes]
-# Takes a memoryview and a position in the file, reads directly into the memoryview, and returns the
-# number of bytes read, 0 at the end of the file.
-ReadInto = Callable[[memoryview, int], int]
+IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
 # Ranges shorter than this are read as Python bytes, which takes 0.25 us, and copied. Longer ones
 # are read directly to their place, which takes 0.5 us more.
@@ -31,37 +28,33 @@ BLOCK_BYTES = 1 << 18
 # read in batches that grow from FIRST_BATCH to at most MAX_BATCH ranges while a batch takes less
 # than BATCH_SECONDS.
 SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
-
 # Of a longer contiguous range, cancellation is checked after so many bytes.
 UNCANCELLED_BYTES = 1 << 23
-
 # A piece takes 0.3 to 1 us if it is in the page cache. If it takes at least SLOW_SECONDS in each of
 # the first NUM_TIMED batches, the file is on a disk or a network, and coalescing over larger gaps
 # is tried as well. The first blocks of that may take up to LONGER_AT_FIRST times as long per piece,
 # because the kernel does not read ahead yet.
 SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
+# How much is asked for first to find out whether it is in the page cache: what is asked for, and is
+# not there, may be read ahead.
+PAGE_BYTES = 1 << 12
 
-
-class _Stopped(EOFError):  # noqa: N818 # not an error
-    """The file is too short, or the read was cancelled."""
+_ONE_MORE = bytearray(1)  # where a byte that should not be there is read to
 
 
 class OpenFile:
-    """Part of an open file.
+    """An open file, or a part of one.
 
     Parameters
     ----------
-    read_at : callable
-        Takes a number of bytes and a position in the file, and returns that many bytes, fewer at
-        the end of the file.
-    close : callable
-        Closes the file.
-    num_bytes : int
-        Length of the part in bytes.
+    descriptor : int
+        The descriptor of the file.
+    num_bytes : int, optional
+        Length of the part in bytes; by default that of the file.
     offset : int
         Position of the part in the file in bytes.
-    descriptor : int, optional
-        The descriptor of the file, to read directly into memory, and at once.
+    found : os.stat_result, optional
+        What stood at the path of the file before it was opened.
 
     Attributes
     ----------
@@ -70,32 +63,148 @@ class OpenFile:
     """
 
     __slots__ = (
-        *("_block", "_descriptor", "_offset", "_read_at", "_read_into"),
-        *("close", "counted", "num_bytes"),
+        "_descriptor",
+        "_flags",
+        "_found",
+        "_is_shared",
+        "_num_bytes",
+        "_offset",
+        "counted",
     )
 
     def __init__(
         self,
-        read_at: ReadAt,
-        close: Callable[[], None],
-        num_bytes: int,
+        descriptor: int,
+        num_bytes: int | None = None,
         offset: int = 0,
-        descriptor: int | None = None,
+        found: os.stat_result | None = None,
     ) -> None:
-        self._read_at = read_at
-        self._read_into: ReadInto = self._read_then_copy
-        if descriptor is not None and hasattr(os, "preadv"):
-            self._read_into = partial(_preadv, descriptor)
-        self.close = close
-        self.num_bytes = num_bytes
-        self._offset = offset
-        self._descriptor = descriptor
-        self._block: UInt8Array | None = None  # reused by all reads
+        self._descriptor, self._num_bytes, self._offset = descriptor, num_bytes, offset
+        self._found = found
+        self._flags, self._is_shared = 0, False
         self.counted = [0, 0]
 
-    def read(
-        self, ranges: Ranges, is_wanted: Callable[[], bool], *, adapts: bool
-    ) -> UInt8Array | None:
+    @property
+    def num_bytes(self) -> int:
+        """Length of the part in bytes."""
+        if self._num_bytes is None:
+            self._num_bytes = os.fstat(self._descriptor).st_size
+        return self._num_bytes
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the file is on a block device of this machine, and not on a network, say."""
+        found = self._found or os.fstat(self._descriptor)
+        return hasattr(os, "major") and os.major(found.st_dev) != 0
+
+    def close(self) -> None:
+        """Close the file, unless it is shared."""
+        if not self._is_shared:
+            os.close(self._descriptor)
+
+    def part(self, start: int, num_bytes: int) -> "OpenFile":
+        """Return a part of this part, never beyond its end, which is open as long as this is."""
+        num_bytes = max(min(num_bytes, self.num_bytes - start), 0)
+        part = type(self)(self._descriptor, num_bytes, self._offset + start, self._found)
+        part._flags, part._is_shared = self._flags, self._is_shared  # noqa: SLF001
+        part.counted = self.counted
+        return part
+
+    def shared(self) -> "OpenFile":
+        """Return the same part for another thread: closing it does nothing."""
+        file = type(self)(self._descriptor, self.num_bytes, self._offset, self._found)
+        file._is_shared = True  # noqa: SLF001 # another instance of this class
+        return file
+
+    def must_not_wait(self) -> None:
+        """Make reads raise errors where they have to wait for a disk.
+
+        They raise BlockingIOError, or another OSError if the file system does not say whether it
+        has to wait.
+
+        Raises
+        ------
+        NotImplementedError
+            If this system does not say so.
+        """
+        if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")):
+            raise NotImplementedError
+        self._flags = os.RWF_NOWAIT
+
+    def read_all(self, out: UInt8Array, is_wanted: IsWanted) -> None:
+        """Fill contiguous memory with the whole part.
+
+        Raises
+        ------
+        EOFError
+            If the part has another length, or the read was cancelled.
+        """
+        # A byte more than expected is asked for instead of the length, to save a call.
+        if (
+            self._num_bytes is None
+            and self._found is not None
+            and self._found.st_size == len(out) <= UNCANCELLED_BYTES
+            and hasattr(os, "preadv")
+            and os.preadv(self._descriptor, [out.data, _ONE_MORE], 0, self._flags) == len(out)
+        ):
+            self.counted[0] += 1
+            self.counted[1] += len(out)
+            return
+        if self.num_bytes != len(out):
+            raise EOFError
+        self.read_into(out, 0, is_wanted)
+
+    def read_into(self, out: UInt8Array, start: int, is_wanted: IsWanted) -> None:
+        """Fill contiguous memory with the bytes of the part that begin at `start`.
+
+        Raises
+        ------
+        EOFError
+            If the file is too short, or the read was cancelled.
+        """
+        view, position = out.data, self._offset + start
+        while len(view) > UNCANCELLED_BYTES:
+            self._fill(view[:UNCANCELLED_BYTES], position)
+            view, position = view[UNCANCELLED_BYTES:], position + UNCANCELLED_BYTES
+            if not is_wanted():
+                raise EOFError
+        self._fill(view, position)
+        self._count(1, len(out))
+
+    def read_cached(self, out: UInt8Array, start: int) -> bool | None:
+        """Fill contiguous memory like `read_into`, but only from the page cache.
+
+        It is asked for in steps, none of them longer than what was there so far: the kernel reads
+        ahead what is not.
+
+        Returns
+        -------
+        bool or None
+            Whether all of it was there; None if the system does not say so.
+        """
+        if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")):
+            return None
+        view, done = out.data, 0
+        step = PAGE_BYTES - (self._offset + start) % PAGE_BYTES
+        while done < len(view):
+            part = view[done : done + step]
+            try:
+                position = self._offset + start + done
+                num = os.preadv(self._descriptor, [part], position, os.RWF_NOWAIT)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+                    raise
+                return None
+            done += num
+            if num < len(part):
+                return False
+            step = max(PAGE_BYTES, done)
+        self._count(1, done)
+        return True
+
+    def read(self, ranges: Ranges, is_wanted: IsWanted, *, adapts: bool) -> UInt8Array:
         """Return the pieces of some ranges, end to end.
 
         Parameters
@@ -109,96 +218,37 @@ class OpenFile:
 
         Returns
         -------
-        numpy.ndarray or None
-            uint8, shape ``(num_kept_bytes,)``. None if the file is shorter than the ranges, or the
-            read was cancelled.
-        """
-        fetched = np.empty(ranges.num_kept_bytes, np.uint8)
-        out, is_short = fetched, len(ranges.starts) <= SHORT
-        num_ranges = SHORT if is_short else FIRST_BATCH
-        try:
-            if len(ranges.starts) == len(ranges.piece_starts) == 1:  # contiguous, or a whole chunk
-                self.read_into(fetched, int(ranges.starts[0]), is_wanted)
-                return fetched
-            if adapts and not is_short:
-                ranges, out = self._choose(ranges, out, is_wanted)
-            while len(ranges.starts):
-                batch, ranges = ranges.split(num_ranges, BLOCK_BYTES)
-                start = time.perf_counter()
-                out = self._read_batch(batch, out, is_wanted)
-                if time.perf_counter() - start < BATCH_SECONDS:
-                    num_ranges = min(2 * num_ranges, MAX_BATCH)
-        except _Stopped:
-            return None
-        return fetched
-
-    def read_into(self, out: UInt8Array, start: int, is_wanted: Callable[[], bool]) -> None:
-        """Fill contiguous memory with the bytes of the part that begin at `start`.
+        numpy.ndarray
+            uint8, shape ``(num_kept_bytes,)``.
 
         Raises
         ------
         EOFError
-            If the file is too short, or the read was cancelled.
+            If the file is shorter than the ranges, or the read was cancelled.
         """
-        view, position = out.data, self._offset + start
-        while len(view) > UNCANCELLED_BYTES:
-            self._fill(view[:UNCANCELLED_BYTES], position)
-            view, position = view[UNCANCELLED_BYTES:], position + UNCANCELLED_BYTES
-            if not is_wanted():
-                raise _Stopped
-        self._fill(view, position)
-        self._count(1, len(out))
+        fetched = np.empty(ranges.num_kept_bytes, np.uint8)
+        out, is_short = fetched, len(ranges.starts) <= SHORT
+        num_ranges = SHORT if is_short else FIRST_BATCH
+        if len(ranges.starts) == len(ranges.piece_starts) == 1:
+            self.read_into(fetched, int(ranges.starts[0]), is_wanted)
+            return fetched
+        if adapts and not is_short:
+            ranges, out = self._choose(ranges, out, is_wanted)
+        while len(ranges.starts):
+            batch, ranges = ranges.split(num_ranges, BLOCK_BYTES)
+            start = time.perf_counter()
+            out = self._read_batch(batch, out, is_wanted)
+            if time.perf_counter() - start < BATCH_SECONDS:
+                num_ranges = min(2 * num_ranges, MAX_BATCH)
+        return fetched
 
-    def _count(self, num_requests: int, num_bytes: int) -> None:
-        self.counted[0] += num_requests
-        self.counted[1] += num_bytes
-
-    def part(self, start: int, num_bytes: int) -> "OpenFile":
-        """Return a part of this part, never beyond its end, which is open as long as this is."""
-        read_into = None if self._descriptor is None else self._read_into
-        num_bytes = max(min(num_bytes, self.num_bytes - start), 0)
-        return self._with(self._read_at, read_into, start, num_bytes)
-
-    def shared(self) -> "OpenFile":
-        """Return the same part for another thread: closing it does nothing."""
-        return OpenFile(self._read_at, _nothing, self.num_bytes, self._offset, self._descriptor)
-
-    def _with(
-        self, read_at: ReadAt, read_into: ReadInto | None, start: int, num_bytes: int
-    ) -> "OpenFile":
-        file = OpenFile(read_at, self.close, num_bytes, self._offset + start, self._descriptor)
-        if read_into is not None:
-            file._read_into = read_into  # another instance of this class
-        file.counted = self.counted
-        return file
-
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether the file is on a block device of this machine, and not on a network, say."""
-        if self._descriptor is None or not hasattr(os, "major"):
-            return False
-        return os.major(os.fstat(self._descriptor).st_dev) != 0
-
-    def at_once(self) -> "OpenFile":
-        """Return the same part, whose reads raise errors where they have to wait for a disk.
-
-        They raise BlockingIOError, or another OSError if the file system does not say whether it
-        has to wait.
-
-        Raises
-        ------
-        NotImplementedError
-            If this system does not say so.
-        """
-        descriptor = self._descriptor
-        if descriptor is None or not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")):
-            raise NotImplementedError
-        read_at = partial(_pread_at_once, descriptor)
-        read_into = partial(_preadv_at_once, descriptor)
-        return self._with(read_at, read_into, 0, self.num_bytes)
+    def is_quick(self, ranges: Ranges, is_wanted: IsWanted) -> bool:
+        """Read the first ones of some ranges, and return whether that was quick."""
+        out = np.empty(ranges.num_kept_bytes, np.uint8)
+        return self._time(ranges, out, is_wanted)[2] < SLOW_SECONDS
 
     def _choose(
-        self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
+        self, ranges: Ranges, out: UInt8Array, is_wanted: IsWanted
     ) -> tuple[Ranges, UInt8Array]:
         """Read some ranges with and without larger gaps; return the remaining ones of the faster.
 
@@ -221,7 +271,7 @@ class OpenFile:
         return ranges.without(len(ranges.piece_starts) - len(larger.piece_starts)), out
 
     def _time(
-        self, ranges: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
+        self, ranges: Ranges, out: UInt8Array, is_wanted: IsWanted
     ) -> tuple[Ranges, UInt8Array, float]:
         """Read some ranges; return the rest, and the seconds per piece of the fastest batch."""
         fastest = float("inf")
@@ -234,40 +284,29 @@ class OpenFile:
             fastest = min(fastest, (time.perf_counter() - start) / len(batch.piece_starts))
         return ranges, out, fastest
 
-    def _read_batch(
-        self, batch: Ranges, out: UInt8Array, is_wanted: Callable[[], bool]
-    ) -> UInt8Array:
+    def _read_batch(self, batch: Ranges, out: UInt8Array, is_wanted: IsWanted) -> UInt8Array:
         """Fill the beginning of `out` with the pieces of some ranges; return the rest of `out`."""
         if not is_wanted():
-            raise _Stopped
+            raise EOFError
         starts, sizes = batch.starts + self._offset, batch.ends - batch.starts
         num_bytes = int(sizes.sum())
-        if not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts):
-            view = out.data
+        is_direct = not batch.have_gaps and num_bytes >= DIRECT_BYTES * len(starts)
+        if is_direct or len(starts) == 1:
+            read = out[:num_bytes] if is_direct else np.empty(num_bytes, np.uint8)
+            view = read.data
             for position, size in zip(starts.tolist(), sizes.tolist(), strict=True):
                 self._fill(view[:size], position)
                 view = view[size:]
-            self._count(len(starts), num_bytes)
-            return out[num_bytes:]
-        if len(starts) == 1:
-            if self._block is None or len(self._block) < num_bytes:
-                self._block = np.empty(num_bytes, np.uint8)
-            read = self._block[:num_bytes]
-            self._fill(read.data, int(starts[0]))
         else:
             read_at = self._read_at
-            raw = b"".join(
-                [
-                    read_at(size, position)
-                    for size, position in zip(sizes.tolist(), starts.tolist(), strict=True)
-                ]
-            )
-            if len(raw) != num_bytes:
-                raise _Stopped
-            read = np.frombuffer(raw, np.uint8)
+            some = zip(sizes.tolist(), starts.tolist(), strict=True)
+            read = np.frombuffer(b"".join([read_at(n, at) for n, at in some]), np.uint8)
+            if len(read) != num_bytes:
+                raise EOFError
         self._count(len(starts), num_bytes)
         if not batch.have_gaps:
-            out[:num_bytes] = read
+            if not is_direct:
+                out[:num_bytes] = read
             return out[num_bytes:]
         # Per range: its position in `read` minus its position in the part.
         shifts = np.cumsum(sizes) - sizes - batch.starts
@@ -278,20 +317,29 @@ class OpenFile:
         return out[num_bytes:]
 
     def _fill(self, view: memoryview, position: int) -> None:
-        while (num_read := self._read_into(view, position)) < len(view):
+        while len(view):
+            if hasattr(os, "preadv"):
+                num_read = os.preadv(self._descriptor, [view], position, self._flags)
+            else:
+                raw = self._read_at(min(len(view), BLOCK_BYTES), position)
+                num_read = len(raw)
+                view[:num_read] = raw
             if not num_read:
-                raise _Stopped
-            view = view[num_read:]
-            position += num_read
+                raise EOFError
+            view, position = view[num_read:], position + num_read
 
-    def _read_then_copy(self, view: memoryview, position: int) -> int:
-        raw = self._read_at(min(len(view), BLOCK_BYTES), position)
-        view[: len(raw)] = raw
-        return len(raw)
+    def _read_at(self, size: int, position: int) -> bytes:
+        if self._flags:
+            raw = bytearray(size)
+            return bytes(raw[: os.preadv(self._descriptor, [raw], position, self._flags)])
+        if hasattr(os, "pread"):
+            return os.pread(self._descriptor, size, position)
+        os.lseek(self._descriptor, position, os.SEEK_SET)
+        return os.read(self._descriptor, size)
 
-
-def _nothing() -> None:
-    pass
+    def _count(self, num_requests: int, num_bytes: int) -> None:
+        self.counted[0] += num_requests
+        self.counted[1] += num_bytes
 
 
 def open_local(path: str) -> OpenFile:
@@ -313,38 +361,7 @@ def open_local(path: str) -> OpenFile:
         If the file can't be opened, or is not a regular file.
     """
     # Checked before opening, because opening a pipe affects its writer.
-    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 # a Path takes 2 us
+    found = os.stat(path)  # noqa: PTH116 # a Path takes 2 us
+    if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{path} is not a regular file")
-    return open_descriptor(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)))
-
-
-def open_descriptor(descriptor: int) -> OpenFile:
-    """Return a file that is open; closing it, or an error, closes the descriptor."""
-    try:
-        length = os.fstat(descriptor).st_size
-    except BaseException:
-        os.close(descriptor)
-        raise
-    if hasattr(os, "pread"):
-        read_at: ReadAt = partial(os.pread, descriptor)
-    else:
-        read_at = partial(_seek_and_read, descriptor)
-    return OpenFile(read_at, partial(os.close, descriptor), length, 0, descriptor)
-
-
-def _seek_and_read(descriptor: int, size: int, position: int) -> bytes:
-    os.lseek(descriptor, position, os.SEEK_SET)
-    return os.read(descriptor, size)
-
-
-def _preadv(descriptor: int, view: memoryview, position: int) -> int:
-    return os.preadv(descriptor, [view], position)
-
-
-def _preadv_at_once(descriptor: int, view: memoryview, position: int) -> int:
-    return os.preadv(descriptor, [view], position, os.RWF_NOWAIT)
-
-
-def _pread_at_once(descriptor: int, size: int, position: int) -> bytes:
-    raw = bytearray(size)
-    return bytes(raw[: os.preadv(descriptor, [raw], position, os.RWF_NOWAIT)])
+    return OpenFile(os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0)), found=found)

@@ -19,13 +19,16 @@ combination and the first of the next is small, one range fetches both.
 """
 
 import functools
+import itertools
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._parts.boxes import box_of
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
 from numcodecs_bytes._parts.selection import (
@@ -60,12 +63,18 @@ class Plan:
     index, order : tuple of (numpy.ndarray or None)
         Positions along each axis of the window; None means all positions in order.
     shape : tuple of int
-        Shape of the selection; for a whole chunk, the shape of the chunk.
+        Shape of the selection; for a whole chunk, the shape of the chunk. If `selection` is set and
+        not `is_solid`, that of the window.
     is_whole : bool
         Whether the whole chunk is fetched.
     selection : tuple or None
         What NumPy selects from the window instead of `index` and `order`; None for a whole chunk,
         to which the caller's own selection applies.
+    is_solid : bool
+        Whether the fetched bytes are those of slices and integers, and no others.
+    is_slab : bool
+        Whether more is fetched than pieces and gaps of at most `max_gap_bytes`, because that takes
+        no more time if it is in memory.
     """
 
     ranges: Ranges
@@ -76,6 +85,8 @@ class Plan:
     shape: tuple[int, ...]
     is_whole: bool = False
     selection: tuple[Any, ...] | None = None
+    is_solid: bool = False
+    is_slab: bool = False
 
     @property
     def num_requests(self) -> int:
@@ -83,71 +94,158 @@ class Plan:
         return len(self.ranges.starts)
 
 
-def plan_read(selection: Any, layout: Layout, coalescing: Coalescing) -> Plan:
-    """Return the cheapest byte ranges for a selection of a chunk.
+class Part(NamedTuple):
+    """A part of a selection.
+
+    Attributes
+    ----------
+    place : tuple of slice
+        Where it belongs in the selection.
+    selection : tuple
+        What it selects from the chunk.
+    plan : Plan
+        Which bytes to fetch.
+    """
+
+    place: tuple[slice, ...]
+    selection: Any
+    plan: Plan
+
+
+class Planner:
+    """Plans selections of the chunks of an array; those of slices and integers once each.
 
     Parameters
     ----------
-    selection : tuple
-        The selection that zarr passes to codecs: integers, and slices with positive steps; or
-        arrays of integers or bools, one per axis and shaped as by ``numpy.ix_``, or a single 1-D
-        one together with slices; or, for points, arrays of integers that broadcast together.
     layout : Layout
-        How the chunk is stored; an element takes at least 1 byte.
+        How a chunk is stored; an element takes at least 1 byte.
     coalescing : Coalescing
         How pieces are coalesced into ranges.
-
-    Returns
-    -------
-    Plan
-        A plan for the whole chunk if all its bytes are needed, or if the selection is of another
-        kind or out of bounds: NumPy then applies it, or raises, if the chunk exists.
     """
-    selectors = selectors_of(selection, len(layout.shape))
-    if (of_selectors := key_of(selectors)) is None:
-        sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
-        limit = min(SLAB_BYTES, coalescing.costs.of(max(sizes, default=0)))
-        # What lies before and after so many indices, if they are anywhere.
-        around = 2 * layout.num_bytes // (min(sizes, default=0) + 1)
-        if sizes and layout.num_bytes <= limit and around < LOOK_BYTES:
-            return plan_whole(layout)
-        return _plan(selectors, layout, coalescing)
-    key = of_selectors, layout, coalescing
-    plan = _plans.get(key)
-    if plan is None:
-        plan = _plan(selectors, layout, coalescing)
-        if len(plan.ranges.piece_starts) <= MAX_CACHED_PIECES:
-            if len(_plans) >= MAX_CACHED:
-                _plans.clear()
-            _plans[key] = plan
-    return plan
+
+    def __init__(self, layout: Layout, coalescing: Coalescing) -> None:
+        self.layout, self.coalescing = layout, coalescing
+        self._is_small = layout.num_bytes <= coalescing.costs.whole_bytes
+        self._plans: dict[Any, Plan] = {}
+        self._parts: dict[Any, list[Part] | None] = {}
+
+    def plan(self, selection: Any) -> Plan:
+        """Return the cheapest byte ranges for a selection of a chunk.
+
+        Parameters
+        ----------
+        selection : tuple
+            The selection that zarr passes to codecs: integers, and slices with positive steps; or
+            arrays of integers or bools, one per axis and shaped as by ``numpy.ix_``, or a single
+            1-D one together with slices; or, for points, arrays of integers that broadcast
+            together.
+
+        Returns
+        -------
+        Plan
+            A plan for the whole chunk if all its bytes are needed, or if the selection is of
+            another kind or out of bounds: NumPy then applies it, or raises, if the chunk exists.
+        """
+        selectors = selection
+        if type(selection) is not tuple or len(selection) != len(self.layout.shape):
+            selectors = selectors_of(selection, len(self.layout.shape))
+        key = key_of(selectors)
+        plan = None if key is None else self._plans.get(key)
+        if plan is None:
+            plan = self._made(selectors)
+            if key is not None and len(plan.ranges.piece_starts) <= MAX_CACHED_PIECES:
+                if len(self._plans) >= MAX_CACHED:
+                    self._plans.clear()
+                self._plans[key] = plan
+        return plan
+
+    def _made(self, selectors: tuple[Any, ...]) -> Plan:
+        if self._is_small and not is_whole(selectors, self.layout.shape):
+            return plan_whole(self.layout, is_solid=False)
+        return _plan(selectors, self.layout, self.coalescing)
+
+    def parts(
+        self, selection: Any, plan: Plan, shape: tuple[int, ...], max_bytes: int
+    ) -> Iterable[Part] | None:
+        """Return parts of a selection, in the order in which they are stored.
+
+        None if it is not a box of that shape, or has but one part.
+
+        Parameters
+        ----------
+        selection, plan
+            The selection, and its plan.
+        shape : tuple of int
+            The shape of the selection.
+        max_bytes : int
+            Largest number of bytes that a part fetches, but a single element may be larger.
+        """
+        in_pieces = plan.num_requests > 1
+        ranges = plan.ranges
+        if (ranges.num_kept_bytes if in_pieces else ranges.num_bytes) <= max_bytes:
+            return None
+        selectors = selectors_of(selection, len(self.layout.shape))
+        if (key := key_of(selectors)) is None:
+            return None
+        if (key, max_bytes) in self._parts:
+            return self._parts[key, max_bytes]
+        box = box_of(selectors, self.layout)
+        if box is None or box.shape != shape:
+            return None
+        boxes = box.split(max_bytes, in_pieces=in_pieces)
+        first = list(itertools.islice(boxes, 2))
+        num_pieces, found = 0, []
+        made = (
+            Part(place, part.selection, _plan(part.selection, self.layout, self.coalescing))
+            for place, part in itertools.chain(first if len(first) > 1 else (), boxes)
+        )
+        for part in made:
+            found.append(part)
+            num_pieces += len(part.plan.ranges.piece_starts)
+            if num_pieces > MAX_CACHED_PIECES:
+                return itertools.chain(found, made)
+        if len(self._parts) >= MAX_CACHED:
+            self._parts.clear()
+        self._parts[key, max_bytes] = found or None
+        return found or None
 
 
-# Plans of slices and integers, which the chunks of an array share: all but those at an edge of the
-# selection have the same one. They take at most 5 MB.
-_plans: dict[Any, Plan] = {}
-MAX_CACHED, MAX_CACHED_PIECES = 512, 256
+@functools.lru_cache(maxsize=8)
+def planner_of(layout: Layout, coalescing: Coalescing) -> Planner:
+    """Return the planner for the chunks of an array."""
+    return Planner(layout, coalescing)
+
+
+# How many plans of an array are kept, and of up to how many pieces: at most 2 MB.
+MAX_CACHED, MAX_CACHED_PIECES = 128, 256
+
+
+def plan_read(selection: Any, layout: Layout, coalescing: Coalescing) -> Plan:
+    """Return the cheapest byte ranges for a selection of a chunk: see `Planner`."""
+    return planner_of(layout, coalescing).plan(selection)
 
 
 def _plan(selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan:
     plan = None
     # Offsets are NumPy integers; no store has a chunk too large for them.
     if layout.num_bytes <= sys.maxsize and not is_whole(selectors, layout.shape):
-        plan = _plan_slab(selectors, layout, coalescing)
+        plan = _plan_one_range(selectors, layout, coalescing)
         if plan is not None:
             pass
         elif are_points(selectors):
             plan = _plan_points(selectors, layout, coalescing)
         elif (axes := parse_axes(selectors, layout.shape)) is not None:
             plan = _plan_product(axes, layout, coalescing)
-    if plan is None or (plan.num_requests == 1 and plan.ranges.num_bytes == layout.num_bytes):
-        return plan_whole(layout)
+    if plan is None:
+        return plan_whole(layout, is_solid=is_whole(selectors, layout.shape))
+    if plan.num_requests == 1 and plan.ranges.num_bytes == layout.num_bytes:
+        return plan_whole(layout, is_solid=plan.is_solid, is_slab=plan.is_slab)
     return plan
 
 
 @functools.lru_cache(maxsize=256)
-def plan_whole(layout: Layout) -> Plan:
-    """Return the plan that fetches a whole chunk with one request."""
+def plan_whole(layout: Layout, *, is_solid: bool = True, is_slab: bool = False) -> Plan:
+    """Return the plan that fetches a whole chunk with one request, for a selection of a kind."""
     # No store has a chunk too large for NumPy's integers.
     num_bytes = min(layout.num_bytes, sys.maxsize)
     all_positions = (None,) * len(layout.shape)
@@ -159,6 +257,8 @@ def plan_whole(layout: Layout) -> Plan:
         order=all_positions,
         shape=layout.shape,
         is_whole=True,
+        is_solid=is_solid,
+        is_slab=is_slab,
     )
 
 
@@ -173,31 +273,25 @@ def is_whole(selectors: tuple[Any, ...], chunk_shape: tuple[int, ...]) -> bool:
     )
 
 
-# A selection of at least a third of the bytes from its first to its last element is dense: to plan
-# it by index, for random rows and columns of uint8, takes as long as zarr alone, and to plan all of
-# them 3 times as long.
+# A selection by arrays of at least a third of the bytes from its first to its last element is
+# dense: to plan it by index, for random rows and columns of uint8, takes as long as zarr alone, and
+# to plan all of them 3 times as long.
 DENSE_FRACTION = 3
-# From this fraction of the chunk on, a dense selection takes the whole chunk, as with zarr alone.
+# From this fraction of the chunk on, it takes the whole chunk, as with zarr alone.
 NEARLY_WHOLE = 0.9
 
 
-# A selection of slices is also dense if the bytes from its first to its last element cost no more
-# than its pieces; but only if these take at most so many bytes, or this many times the selection.
-SLAB_BYTES, SLAB_FACTOR = 1 << 23, 2
-# To look where indices are takes as long as to read so many bytes.
-LOOK_BYTES = 1 << 19
+def _plan_one_range(
+    selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescing
+) -> Plan | None:
+    """Return a plan that fetches all from the first to the last element, if that costs no more.
 
-
-def _plan_slab(selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan | None:
-    """Return the plan for a dense selection: a single range; None if it is not dense.
-
-    Nothing is sorted or allocated for each index. The range is a slab: the smallest contiguous part
-    of the chunk that is a box and contains the bounds of the selection.
+    Nothing is sorted or allocated for each index.
 
     Parameters
     ----------
     selectors : tuple
-        A selector for each axis, as in `plan_read`.
+        A selector for each axis, as in `Planner.plan`.
     layout : Layout
         How the chunk is stored.
     coalescing : Coalescing
@@ -215,78 +309,42 @@ def _plan_slab(selectors: tuple[Any, ...], layout: Layout, coalescing: Coalescin
     if len(spans) < len(found):
         return None
     strides = layout.strides
-    first, window_shape, selection = 0, list(layout.shape), list(selectors)
-    for k in layout.as_stored:
-        _, low, high = spans[k]
-        first += low * strides[k]
-        window_shape[k] = high - low + 1
-        selection[k] = _moved(selectors[k], layout.shape[k], low)
-        if high > low:
-            break
-    num_bytes = math.prod(window_shape) * layout.item_size
-    is_slice = not any(isinstance(s, np.ndarray) for s in selectors)
-    is_dense = _are_near(spans, layout, num_bytes, coalescing) if is_slice else None
-    if is_dense is None:
-        num_indices = [n for (n, *_), s in zip(spans, selectors, strict=True) if _is_array(s)]
-        num_runs = _num_runs(selectors, spans, layout)
-        is_dense = _are_dense(max(num_indices), num_runs, layout, num_bytes, coalescing)
-    if not is_dense:
+    first = sum(low * stride for (_, low, _), stride in zip(spans, strides, strict=True))
+    last = sum(high * stride for (*_, high), stride in zip(spans, strides, strict=True))
+    num_bytes = (last - first + 1) * layout.item_size
+    num_runs = _num_runs(selectors, spans, layout)
+    nums = [n for (n, *_), s in zip(spans, selectors, strict=True) if isinstance(s, np.ndarray)]
+    is_solid = num_runs == 1 and not nums
+    costs = coalescing.costs
+    is_dense = nums and (
+        num_runs * layout.item_size * DENSE_FRACTION >= num_bytes
+        or max(nums) * coalescing.dense_bytes >= num_bytes
+    )
+    is_cheap = num_bytes <= min(costs.slab_bytes, costs.plan_bytes + num_runs * costs.piece_bytes)
+    if not (is_solid or is_dense or is_cheap):
         return None
-    if num_bytes > NEARLY_WHOLE * layout.num_bytes:
-        return plan_whole(layout)
+    if is_dense and num_bytes > NEARLY_WHOLE * layout.num_bytes:
+        return plan_whole(layout, is_solid=False, is_slab=True)
     start = np.array([first * layout.item_size])
     nothing = (None,) * len(layout.shape)
+    window_shape = tuple(high - low + 1 for _, low, high in spans)
+    moved = zip(selectors, layout.shape, spans, strict=True)
+    shape = [n for n, s in zip(window_shape, selectors, strict=True) if isinstance(s, slice)]
     return Plan(
         coalescing.coalesce(start, start + num_bytes),
-        window_shape=tuple(window_shape),
+        window_shape=window_shape,
         window_strides=strides,
         index=nothing,
         order=nothing,
-        shape=tuple(window_shape),
-        selection=tuple(selection),
+        shape=tuple(shape) if is_solid else window_shape,
+        selection=tuple(_moved(selector, size, low) for selector, size, (_, low, _) in moved),
+        is_solid=is_solid,
+        is_slab=not is_solid,
     )
-
-
-def _is_array(selector: object) -> bool:
-    return isinstance(selector, np.ndarray)
-
-
-def _are_dense(
-    num_indices: int, num_runs: int, layout: Layout, num_bytes: int, coalescing: Coalescing
-) -> bool:
-    """Whether a slab of so many bytes takes less time than pieces for arrays of indices."""
-    return num_runs * layout.item_size * DENSE_FRACTION >= num_bytes or (
-        num_indices * coalescing.dense_bytes >= num_bytes
-        or (num_bytes <= SLAB_BYTES and coalescing.costs.of(num_indices) >= num_bytes)
-    )
-
-
-def _are_near(
-    spans: list[tuple[int, int, int]], layout: Layout, num_bytes: int, coalescing: Coalescing
-) -> bool:
-    """Whether a slab of so many bytes takes less time than pieces for slices and integers."""
-    if not coalescing.dense_bytes:
-        return False
-    costs = coalescing.costs
-    if num_bytes <= SLAB_BYTES and costs.pieces + _cost(spans, layout, costs.request) >= num_bytes:
-        return True
-    num_selected = math.prod(num for num, *_ in spans) * layout.item_size
-    is_wanted = num_bytes <= SLAB_FACTOR * num_selected
-    return is_wanted and _cost(spans, layout, coalescing.dense_bytes) >= num_bytes
-
-
-def _cost(spans: list[tuple[int, int, int]], layout: Layout, request: int) -> int:
-    """Return what the cheapest ranges for slices cost in bytes, if each costs `request` more."""
-    span, cost = layout.item_size, request + layout.item_size
-    for k in reversed(layout.as_stored):  # the cheapest way to fetch what is along the last axes
-        num, low, high = spans[k]
-        span += (high - low) * layout.strides[k] * layout.item_size
-        cost = min(num * cost, request + span)
-    return cost
 
 
 def _num_runs(selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], layout: Layout) -> int:
-    """Return how many contiguous runs of elements the slices of the last axes leave to plan."""
+    """Return how many contiguous runs of elements a selection has, at most."""
     if are_points(selectors):
         return max(num for num, *_ in spans)
     num = math.prod(num for num, *_ in spans)

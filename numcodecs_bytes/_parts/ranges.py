@@ -127,31 +127,37 @@ class Ranges(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What takes as long as to read a number of bytes.
+    """What takes as long as to read a number of bytes, if these are in memory.
 
     Attributes
     ----------
-    any_plan : int
-        To plan at all.
-    pieces : int
+    whole_bytes : int
+        A chunk up to this size is read whole, which takes as long as to plan anything.
+    slab_bytes : int
+        All from the first to the last element of a selection, a slab, is read if that is no more
+        than this, nor than `plan_bytes`, and `piece_bytes` for each contiguous piece.
+    plan_bytes : int
         To plan, and to assemble, several pieces.
-    request : int
-        To request one of several pieces.
-    per_index : int
-        To plan, request and assemble the piece of one of several indices.
+    piece_bytes : int
+        To read one of several pieces.
+    block_bytes : int
+        What is not read straight to its place is read in parts of this size, through memory that
+        stays in the CPU cache.
     """
 
-    any_plan: int
-    pieces: int
-    request: int
-    per_index: int
+    whole_bytes: int = 0
+    slab_bytes: int = 0
+    plan_bytes: int = 0
+    piece_bytes: int = 0
+    block_bytes: int = 1 << 20
 
-    def of(self, num_indices: int) -> int:
-        """Return what takes as long as the pieces of so many indices, without their bytes."""
-        return self.pieces + num_indices * self.per_index
+    @property
+    def exact(self) -> "Costs":
+        """The same, but nothing is read beyond pieces and gaps."""
+        return self._replace(whole_bytes=0, slab_bytes=0)
 
 
-NO_COSTS = Costs(0, 0, 0, 0)
+NO_COSTS = Costs()
 
 
 def join_adjacent(starts: Indices, ends: Indices) -> tuple[Indices, Indices]:

@@ -27,12 +27,10 @@ from numcodecs_bytes._parts.fetch import (
     Parts,
     add_name,
     ask,
-    coalescing_of,
     get_all_parts,
     let_others_end,
     note_changing,
     object_of,
-    plan_chunk,
     requesting,
     run_blocking,
     share_requests,
@@ -42,7 +40,7 @@ from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, c
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan
+from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
 from numcodecs_bytes._parts.refusals import (
     ReadWhole,
@@ -53,7 +51,15 @@ from numcodecs_bytes._parts.refusals import (
 )
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
-from numcodecs_bytes._parts.stores import REQUEST_BYTES, Answer, File, Remote, Whole, find_source
+from numcodecs_bytes._parts.stores import (
+    REQUEST_BYTES,
+    Answer,
+    File,
+    Remote,
+    Whole,
+    coalescing_of,
+    find_source,
+)
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     chunk_grid_of,
@@ -158,17 +164,15 @@ class Shard:
             max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=MIN_PART_BYTES
         )
 
-    def select(self, selection: Any, source: File | Remote, gap: int | None) -> ShardSelection:
+    def select(self, selection: Any, coalescing: Coalescing) -> ShardSelection:
         """Return what a selection takes from which inner chunks.
 
         Parameters
         ----------
         selection : tuple
             As zarr passes it to codecs.
-        source : File or Remote
-            How the shard is read.
-        gap : int or None
-            Largest gap over which to read in bytes, if the user set it.
+        coalescing : Coalescing
+            How the pieces of an inner chunk are coalesced.
         """
         grid = chunk_grid_of(self.spec.shape, self.codec.chunk_shape)
         indexer: Any = get_indexer(selection, self.spec.shape, grid)
@@ -178,7 +182,7 @@ class Shard:
         for coordinates, of_chunk, place, *_ in indexer:
             key = key_of(of_chunk) if isinstance(of_chunk, tuple) else None
             if key is None or key not in planned:
-                plan = plan_chunk(source, self.layout, of_chunk, gap)
+                plan = plan_read(of_chunk, self.layout, coalescing)
                 planned[key] = plan, plan.ranges.num_kept_bytes
             plan, num_kept = planned[key]
             found.append(coordinates)
@@ -376,7 +380,9 @@ async def _explain(error: Exception, getter: Getter, shard: Shard, selection: An
         raw, num_bytes = await answer.read(), answer.num_bytes
     index = await shard.decode_index_on_loop(raw)
     try:
-        shard.locate(index, shard.select(selection, source, None).coordinates, num_bytes)
+        shard.locate(
+            index, shard.select(selection, coalescing_of(source, None)).coordinates, num_bytes
+        )
     except Left as why:
         error.add_note(str(why))
 
@@ -392,7 +398,7 @@ async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: 
         If the shard is left to zarr's codec.
     """
     gap = configured_gap_bytes()
-    selected = shard.select(selection, source, gap)
+    selected = shard.select(selection, coalescing_of(source, gap))
     store, path = object_of(getter)
     is_split = source.max_parts > 1 and store not in untagged and not keeps_changing(store, path)
     if not (is_split and selected.num_bytes >= 2 * MIN_PART_BYTES):

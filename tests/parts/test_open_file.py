@@ -69,7 +69,8 @@ def test_a_truncated_file_is_noticed(path, size):
         os.truncate(path, OFFSET + starts[-1] + size - 1)
         try:
             ranges = Coalescing(gap, BLOCK_BYTES).coalesce(starts, starts + size)
-            assert file.read(ranges, lambda: True, adapts=True) is None
+            with pytest.raises(EOFError):
+                file.read(ranges, lambda: True, adapts=True)
         finally:
             file.close()
 
@@ -80,7 +81,8 @@ def test_reading_stops_when_nothing_is_wanted_any_more(path):
     asked = []
     file = open_local(path).part(OFFSET, sys.maxsize)
     try:
-        assert file.read(ranges, lambda: asked.append(1) or len(asked) < 6, adapts=False) is None
+        with pytest.raises(EOFError):
+            file.read(ranges, lambda: asked.append(1) or len(asked) < 6, adapts=False)
     finally:
         file.close()
     assert len(asked) == 6
@@ -102,6 +104,14 @@ class TimedFile:
         self.now, self.sizes = -0.01, []  # what the slow request below takes
         self.seconds = lambda size: request_seconds + size / bytes_per_second
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(os, "pread", lambda _, size, position: self.read_at(size, position))
+        monkeypatch.setattr(os, "preadv", self.read_into)
+
+    def read_into(self, _, buffers, position, flags):
+        assert not flags
+        (view,) = buffers
+        view[:] = self.read_at(len(view), position)
+        return len(view)
 
     def read_at(self, size, position):
         self.sizes.append(size)
@@ -113,7 +123,7 @@ class TimedFile:
         """Read 8 bytes of every 32 KiB of a chunk, as of one of 4096 columns of float64."""
         starts = np.arange(7, RAW.size - 8, 1 << 15)
         ranges = Coalescing(1 << 13, BLOCK_BYTES).coalesce(starts, starts + 8)
-        file = OpenFile(self.read_at, lambda: None, RAW.size)
+        file = OpenFile(-1, RAW.size)
         fetched = file.read(ranges, lambda: True, adapts=adapts)
         np.testing.assert_array_equal(fetched.reshape(-1, 8), RAW[starts[:, None] + np.arange(8)])
         return len(starts)
@@ -170,7 +180,8 @@ class TestAtOnce:
     def test_pieces_in_the_page_cache(self, path):
         file = open_local(path).part(OFFSET, RAW.size)
         try:
-            fetched = file.at_once().read(self.RANGES, always, adapts=False)
+            file.must_not_wait()
+            fetched = file.read(self.RANGES, always, adapts=False)
         except OSError:
             pytest.skip("the file system of temporary files can't read at once")
         finally:
@@ -190,11 +201,14 @@ class TestAtOnce:
         file = open_local(path).part(OFFSET, RAW.size)
         try:
             expected = BlockingIOError if number == errno.EAGAIN else OSError
+            file.must_not_wait()
             with pytest.raises(expected):
-                file.at_once().read(self.RANGES, always, adapts=False)
-            fetched = file.read(self.RANGES, always, adapts=True)
+                file.read(self.RANGES, always, adapts=False)
         finally:
             file.close()
+        file = open_local(path).part(OFFSET, RAW.size)
+        fetched = file.read(self.RANGES, always, adapts=True)
+        file.close()
         np.testing.assert_array_equal(fetched, self.EXPECTED)
 
     def test_a_part_that_is_there_is_not_taken_for_all(self, path, monkeypatch):
@@ -202,7 +216,8 @@ class TestAtOnce:
         monkeypatch.setattr(os, "preadv", lambda d, b, p, _: preadv(d, [b[0][:1]], p))
         ranges = Coalescing(0).coalesce(np.array([5]), np.array([9000]))
         file = open_local(path).part(OFFSET, RAW.size)
-        fetched = file.at_once().read(ranges, always, adapts=False)
+        file.must_not_wait()
+        fetched = file.read(ranges, always, adapts=False)
         file.close()
         np.testing.assert_array_equal(fetched, RAW[5:9000])
 
@@ -231,14 +246,14 @@ class TestThreads:
             yield lambda: [array[3, k] for k in range(3)] == [1] * 3 and threads, places
 
     def test_on_the_loop_where_the_last_one_was_quick(self, opened, monkeypatch):
-        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
+        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
         read, _ = opened
         assert [name == "zarr_io" for name in read()] == [False, True, True]
 
     @pytest.mark.parametrize("what", ["QUICK_OPEN_SECONDS", "QUICK_READ_SECONDS", "is_on_disk"])
     def test_in_threads_elsewhere(self, opened, monkeypatch, what):
         """On a network to open a file may take long, and for ever where it is gone."""
-        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
+        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
         if what == "is_on_disk":
             monkeypatch.setattr(OpenFile, what, False)
         else:
@@ -248,12 +263,12 @@ class TestThreads:
 
     def test_in_a_thread_where_it_would_wait(self, opened, monkeypatch):
         """Until a read there is quick again."""
-        monkeypatch.setattr(OpenFile, "at_once", raising(BlockingIOError))
+        monkeypatch.setattr(OpenFile, "must_not_wait", raising(BlockingIOError))
         read, _ = opened
         assert [name == "zarr_io" for name in read()] == [False, True, False, True, False]
 
     def test_once_where_it_can_not_be_tried(self, opened, monkeypatch):
-        monkeypatch.setattr(OpenFile, "at_once", raising(NotImplementedError))
+        monkeypatch.setattr(OpenFile, "must_not_wait", raising(NotImplementedError))
         read, places = opened
         assert [name == "zarr_io" for name in read()] == [False, True, False, False]
         assert not places._places

@@ -28,7 +28,7 @@ from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 from numcodecs_bytes import zarr_pipeline
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._parts import batch, fetch, getters, open_file, refusals, shards, stores
+from numcodecs_bytes._parts import batch, fetch, getters, refusals, shards, stores
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._zarr_versions import DECODES_INDEX_AT_ONCE
 from numcodecs_bytes.check import check
@@ -132,13 +132,10 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
     # Nor read raw bytes or structures in shards: their fill values have no hash.
     dtypes = [*DTYPES, [("a", ">i4"), ("b", "<f8")]] if HAS_STRUCT else DTYPES[:-1]
     dtype = np.dtype(rng.choice(dtypes))
-    monkeypatch.setattr(batch, "BLOCK_BYTES", rng.choice([20, 200, MIB]))
-    monkeypatch.setattr(batch, "PIECES_BYTES", rng.choice([64, MIB]))
     monkeypatch.setattr(batch, "PARALLEL_BYTES", rng.choice([0, MIB]))
-    monkeypatch.setattr(zarr_pipeline, "FEW", rng.choice([0, 9]))
-    if rng.random() < 0.5:
-        cheap = stores.LOCAL_COSTS._replace(any_plan=0)
-        monkeypatch.setattr(stores.File, "__new__", _with_costs(stores.File.__new__, cheap))
+    costs = stores.LOCAL_COSTS._replace(block_bytes=rng.choice([20, 200, MIB]))
+    costs = costs._replace(whole_bytes=rng.choice([0, costs.whole_bytes]))
+    monkeypatch.setattr(stores, "LOCAL_COSTS", costs)
     codec = rng.choice([BytesCodec, zarr.codecs.BytesCodec])
     codecs = [codec(endian=rng.choice(["little", "big"]))]
     for _ in range(rng.randint(0, 2) if inner else 0):
@@ -170,10 +167,6 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
         np.testing.assert_array_equal(array[...], data)
     # Of objects, zarr reads those of which all inner chunks are selected.
     assert all(isinstance(g.store, zarr.storage.ObjectStore) for g in left)
-
-
-def _with_costs(new, costs):
-    return lambda kind, *args, **kwargs: new(kind, *args, **{"costs": costs, **kwargs})
 
 
 class TestBytes:
@@ -510,9 +503,7 @@ def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, is_shar
         return fill(*args)
 
     monkeypatch.setattr(OpenFile, "_fill", note)
-    monkeypatch.setattr(batch, "BLOCK_BYTES", 256)
-    monkeypatch.setattr(zarr_pipeline, "FEW", 0)
-    monkeypatch.setattr(zarr_pipeline, "FEW_SMALL", 0)
+    monkeypatch.setattr(stores, "LOCAL_COSTS", stores.LOCAL_COSTS._replace(block_bytes=256))
     monkeypatch.setattr(batch, "is_ending", lambda: len(calls) > 3)
     assert np.array_equal(array[1:, 1:], data[1:, 1:])
     assert len(calls) == 4
@@ -562,13 +553,14 @@ class TestThreads:
         monkeypatch.setattr(getters, "QUICK_READ_SECONDS", 1000.0)
         array = create_shards(tmp_path, (400, 400), (400, 400), (100, 100))
         array[...] = 1
-        threads, open_descriptor = [], open_file.open_descriptor
+        threads, opening = [], os.open
 
-        def record(*args):
-            threads.append(threading.current_thread().name)
-            return open_descriptor(*args)
+        def record(path, *args, **more):
+            if "/c/" in str(path):
+                threads.append(threading.current_thread().name)
+            return opening(path, *args, **more)
 
-        monkeypatch.setattr(open_file, "open_descriptor", record)
+        monkeypatch.setattr(os, "open", record)
         array = zarr.open_array(tmp_path, mode="r")
 
         def read():
@@ -579,18 +571,18 @@ class TestThreads:
         return read
 
     def test_on_the_loop_where_the_last_one_was_quick(self, read, monkeypatch):
-        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
+        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
         assert read() == [False, True, True]
 
     def test_in_a_thread_where_it_would_wait(self, read, monkeypatch):
         def at_once(_):
             raise BlockingIOError
 
-        monkeypatch.setattr(OpenFile, "at_once", at_once)
+        monkeypatch.setattr(OpenFile, "must_not_wait", at_once)
         assert read() == [False, True, False, True, False]
 
     def test_much_is_read_in_a_thread(self, read, monkeypatch):
-        monkeypatch.setattr(OpenFile, "at_once", lambda self: self)
+        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
         monkeypatch.setattr(batch, "AT_ONCE_BYTES", 200)
         assert read() == [False] + [True, False] * 2
 

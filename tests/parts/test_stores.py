@@ -36,7 +36,7 @@ from helpers import EVERYTHING, create, random_selections, ranges_from, run_pyth
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._parts import fetch, getters, refusals, stores
-from numcodecs_bytes._parts.open_file import OpenFile
+from numcodecs_bytes._parts.read_file import FileReader
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
@@ -508,8 +508,7 @@ def reads(monkeypatch):
         note(owner, "get_range", "ranges")
     note(stores, "_get_object_range", "ranges")
     note(stores, "_get_http_range", "ranges")
-    note(OpenFile, "read", "file")
-    note(OpenFile, "read_into", "file")
+    note(FileReader, "fetch", "file")
     return seen
 
 
