@@ -316,7 +316,7 @@ def _plan_one_range(
     nums = [n for (n, *_), s in zip(spans, selectors, strict=True) if isinstance(s, np.ndarray)]
     is_solid = num_runs == 1 and not nums
     costs = coalescing.costs
-    is_dense = nums and (
+    is_dense = bool(nums) and (
         num_runs * layout.item_size * DENSE_FRACTION >= num_bytes
         or max(nums) * coalescing.dense_bytes >= num_bytes
     )
@@ -324,7 +324,7 @@ def _plan_one_range(
     if not (is_solid or is_dense or is_cheap):
         return None
     if is_dense and num_bytes > NEARLY_WHOLE * layout.num_bytes:
-        return plan_whole(layout, is_solid=False, is_slab=True)
+        return plan_whole(layout, is_solid=False)
     start = np.array([first * layout.item_size])
     nothing = (None,) * len(layout.shape)
     window_shape = tuple(high - low + 1 for _, low, high in spans)
@@ -339,7 +339,7 @@ def _plan_one_range(
         shape=tuple(shape) if is_solid else window_shape,
         selection=tuple(_moved(selector, size, low) for selector, size, (_, low, _) in moved),
         is_solid=is_solid,
-        is_slab=not is_solid,
+        is_slab=not (is_solid or is_dense),
     )
 
 

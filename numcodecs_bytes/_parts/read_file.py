@@ -6,6 +6,7 @@ are read. What lies between pieces is read only if it is a small gap, or in the 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,17 @@ class FileReader:
                 item = items[some.start]
                 of_chunk = file.part(int(starts[some.start]), layout.num_bytes)
                 self.read(of_chunk, layout, item.selection, out, item.place)
-            else:
-                pieces = pieces_of(items[some], starts[some])
-                scatter(out, self.fetch_pieces(file, *pieces), items[some], layout)
+                continue
+            group, where = items[some], starts[some]
+            fetched = None
+            if any(item.plan.is_slab for item in group):
+                exact = partial(self._exact_items, layout, group)
+                pieces = pieces_of(group, where)
+                fetched = self._read_slabs(file, *pieces, _new, lambda: pieces_of(exact(), where))  # noqa: B023
+                group = exact() if fetched is None else group
+            if fetched is None:
+                fetched = self.fetch_pieces(file, *pieces_of(group, where))
+            scatter(out, fetched, group, layout)
 
     def fetch_pieces(self, file: OpenFile, starts: Indices, ends: Indices) -> UInt8Array:
         """Return pieces of a file, end to end."""
@@ -178,18 +187,57 @@ class FileReader:
             _check_length(file, layout)
             return file.read(ranges, self._is_wanted, adapts=self._adapts), plan
         _check_length(file, layout)
-        raw, start = memory(ranges.num_bytes), int(ranges.starts[0])
-        is_cached = file.read_cached(raw, start)
-        if is_cached:
-            return raw, plan
-        if not self._may_wait:
-            raise BlockingIOError
-        of_pieces = self._coalescing._replace(dense_bytes=0, costs=self._coalescing.costs.exact)
-        pieces = planner_of(layout, of_pieces).plan(selection)
-        if is_cached is None and file.is_quick(pieces.ranges, self._is_wanted):
-            file.read_into(raw, start, self._is_wanted)
-            return raw, plan
-        return file.read(pieces.ranges, self._is_wanted, adapts=self._adapts), pieces
+
+        def pieces() -> tuple[Indices, Indices]:
+            exact = self._exact(layout).plan(selection).ranges
+            return exact.piece_starts, exact.piece_ends
+
+        slab = self._read_slabs(file, ranges.starts, ranges.ends, memory, pieces)
+        if slab is not None:
+            return slab, plan
+        plan = self._exact(layout).plan(selection)
+        return file.read(plan.ranges, self._is_wanted, adapts=self._adapts), plan
+
+    def _read_slabs(
+        self,
+        file: OpenFile,
+        starts: Indices,
+        ends: Indices,
+        memory: Callable[[int], UInt8Array],
+        pieces: Callable[[], tuple[Indices, Indices]],
+    ) -> UInt8Array | None:
+        """Return slabs, end to end, if they are in memory, else None.
+
+        Where the system does not say so, that is so if some of their `pieces` are read quickly.
+        """
+        raw, place, is_quick = memory(int((ends - starts).sum())), 0, False
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            slab = raw[place : place + end - start]
+            is_there = None if is_quick else file.read_cached(slab, start)
+            if is_there is None and not is_quick and self._may_wait:
+                ranges = self._coalescing.coalesce(*pieces())
+                is_quick = file.is_quick(ranges, self._is_wanted)
+            if is_quick:
+                file.read_into(slab, start, self._is_wanted)
+            elif not is_there:
+                if not self._may_wait:
+                    raise BlockingIOError
+                return None
+            place += end - start
+        return raw
+
+    def _exact(self, layout: Layout) -> Planner:
+        """Return a planner of pieces and small gaps only."""
+        costs = self._coalescing.costs.exact
+        return planner_of(layout, self._coalescing._replace(dense_bytes=0, costs=costs))
+
+    def _exact_items(self, layout: Layout, items: Sequence[Item]) -> list[Item]:
+        planner = self._exact(layout)
+        plans = [planner.plan(item.selection) for item in items]
+        return [
+            item._replace(plan=plan, num_bytes=plan.ranges.num_kept_bytes)
+            for item, plan in zip(items, plans, strict=True)
+        ]
 
     def _fill(self, file: OpenFile, layout: Layout, plan: Plan, raw: UInt8Array) -> None:
         """Read a contiguous part of a chunk, or all of it."""
