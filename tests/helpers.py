@@ -256,3 +256,10 @@ def random_selections(rng, shape, num):
 
 def select(array, way, selection):
     return array[selection] if way == "basic" else getattr(array, way)[selection]
+
+
+def set_costs(monkeypatch, kind, **costs):
+    """Let the sources of a kind, `File` or `Remote`, have some other costs."""
+    defaults = kind._field_defaults
+    changed = defaults | {"costs": defaults["costs"]._replace(**costs)}
+    monkeypatch.setattr(kind.__new__, "__defaults__", tuple(changed.values()))

@@ -23,7 +23,7 @@ from zarr.core.array_spec import ArraySpec
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._parts.assemble import ready_to_copy
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, trying
+from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, timing
 from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
@@ -31,7 +31,7 @@ from numcodecs_bytes._parts.plan import is_whole
 from numcodecs_bytes._parts.read_file import FileReader, are_slices
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.shards import Left, Shard, ShardSelection
+from numcodecs_bytes._parts.shards import Shard, ShardSelection
 from numcodecs_bytes._parts.stores import File, find_source, local_coalescing, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
@@ -56,7 +56,7 @@ PARALLEL_BYTES = 1 << 19
 SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
 # What makes a batch leave a chunk: its file can't be read or has another length, its index is
 # damaged, or the output takes no such values. Read alone, it raises the error again, or is missing.
-GIVES_UP = (OSError, EOFError, MemoryError, ArithmeticError, ValueError, Warning, ReadWhole, Left)
+GIVES_UP = (OSError, EOFError, MemoryError, ArithmeticError, ValueError, Warning, ReadWhole)
 # How long a read that is cancelled waits for its threads, which may be filling the array.
 LAST_SECONDS = 1.0
 
@@ -311,7 +311,8 @@ class _Worker:
                 return False
             try:
                 if self.batch.at_once:
-                    self._read_timed(file, source, start, selection, place)
+                    with timing(file, source.place, start, at_once=self._at_once):
+                        self._read_file(file, selection, place)
                 else:
                     self._read_file(file, selection, place)
                 self.num_read = file.counted[1]
@@ -330,21 +331,6 @@ class _Worker:
             _log_once(error)
             return None
         return True
-
-    def _read_timed(
-        self, file: OpenFile, source: File, start: float, selection: Any, place: Any
-    ) -> None:
-        """Read a chunk, and note how long it took since `start`."""
-        opened = time.perf_counter()
-        if self._at_once:
-            with trying(source.place):
-                file.must_not_wait()
-                self._read_file(file, selection, place)
-        else:
-            self._read_file(file, selection, place)
-        if file.is_on_disk:
-            seconds = 0.0 if self._at_once else time.perf_counter() - opened
-            quick_places.note(source.place, opened - start, seconds)
 
     def _note(self, byte_getter: object, counted: list[int], place: Any) -> None:
         """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""

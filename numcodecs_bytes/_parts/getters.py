@@ -1,7 +1,4 @@
-"""How to get bytes from a byte getter: on the event loop, or without one.
-
-The two classes have the same methods, so that the code that uses the bytes exists only once.
-"""
+"""How to get bytes from a byte getter: on the event loop, or without one."""
 
 import asyncio
 import contextlib
@@ -9,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
@@ -80,15 +77,6 @@ class WouldWait(Exception):  # noqa: N818 # not an error
     """A file is not in the page cache."""
 
 
-class SyncByteGetter(Protocol):
-    """What reads the bytes of a chunk without an event loop, like zarr's `ByteGetter` with one."""
-
-    def get_sync(
-        self, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        """Return the chunk or the range of it, or None if the chunk does not exist."""
-
-
 class _Counter:
     """Counts what is going on, in all threads; a context manager."""
 
@@ -109,37 +97,27 @@ class _Counter:
             self.num -= 1
 
 
+_OfLoops = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Counter]
 chunks_in_flight = _Counter()  # of stores that take requests
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=chunks_in_flight.reset)
+# Coroutines and helper tasks that fetch several ranges. Counted, because asyncio's semaphores would
+# keep their event loop alive.
+_slots_of_loops: _OfLoops = weakref.WeakKeyDictionary()
+_in_flight = Stores()  # range requests of a store, by event loop
 
 
-class _InFlight:
-    """Counts the range requests of a store in one event loop; a context manager."""
-
-    num = 0
-
-    def __enter__(self) -> None:
-        self.num += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.num -= 1
-
-
-_in_flight = Stores()
-
-
-def in_flight_of(store: object) -> _InFlight:
-    """Return the counter of a store in this event loop: others may wait for this one."""
+def in_flight_of(store: object) -> _Counter:
+    """Return the counter of a store's range requests in this event loop: others may wait for it."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        return _InFlight()
-    of_loops: weakref.WeakKeyDictionary[Any, _InFlight] | None = _in_flight.get(store)
+        return _Counter()
+    of_loops: _OfLoops | None = _in_flight.get(store)
     if of_loops is None:
         of_loops = weakref.WeakKeyDictionary()
         _in_flight.add(store, of_loops)
-    return of_loops.setdefault(loop, _InFlight())
+    return of_loops.setdefault(loop, _Counter())
 
 
 def max_requests() -> int:
@@ -147,17 +125,30 @@ def max_requests() -> int:
     return int(zarr.config.get("async.concurrency") or UNLIMITED)
 
 
-def _request(start: int, end: int | None) -> ByteRequest:
-    return SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+def _is_task() -> bool:
+    """Whether this is not a coroutine driven by hand, which can neither wait nor start tasks."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # not even in an event loop
+        return False
 
 
-class _OfChunk:
-    """What both kinds of getters know of a chunk.
+class Getter:
+    """Gets the bytes of a chunk, and counts them: on the event loop, or without one.
+
+    Parameters
+    ----------
+    byte_getter : zarr.abc.store.ByteGetter
+        The byte getter of the chunk.
+    prototype : zarr.core.buffer.BufferPrototype
+        The prototype of the buffers to return.
 
     Attributes
     ----------
-    byte_getter : object
-        The byte getter of a chunk.
+    is_blocking : bool
+        Whether no coroutine ever suspends.
+    store, object : object
+        The store of the chunk; together with its path there.
     num_requests, num_bytes : int
         How much was requested so far.
     versions : Versions or None
@@ -166,6 +157,7 @@ class _OfChunk:
         Why the chunk is read whole, if it is.
     """
 
+    is_blocking = False
     num_requests = num_bytes = 0
     versions: Versions | None = None
     why = ""
@@ -173,46 +165,72 @@ class _OfChunk:
     def __init__(self, byte_getter: Any, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
+        self.store = getattr(byte_getter, "store", None)
+        self.object = self.store, getattr(byte_getter, "path", "")
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether the selection is to be returned as a NumPy array."""
         return issubclass(self._prototype.nd_buffer, cpu.NDBuffer)
 
-
-class OnLoop(_OfChunk):
-    """Gets bytes on the event loop, like zarr's default pipeline.
-
-    Parameters
-    ----------
-    byte_getter : zarr.abc.store.ByteGetter
-        The byte getter of a chunk.
-    prototype : zarr.core.buffer.BufferPrototype
-        The prototype of the buffers to return.
-    """
-
-    is_blocking = False
-
     @property
     def starts_tasks(self) -> bool:
         """Whether several requests may be in flight at once."""
-        return _is_task()
+        return not self.is_blocking and _is_task()
 
     async def let_others_start(self) -> None:
         """Let the tasks run that zarr has started with this one, until they do the same."""
-        if _is_task():
+        if self.starts_tasks:
             await asyncio.sleep(0)
 
     async def get_whole(self) -> Buffer | None:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
-        return await self.byte_getter.get(self._prototype)  # type: ignore[no-any-return]
+        return await self._get()
 
     async def get_range(self, start: int, end: int | None) -> Buffer | None:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk.
 
         If `end` is None, `start` is negative, and counts from the end of the chunk.
         """
-        return await self.byte_getter.get(self._prototype, _request(start, end))  # type: ignore[no-any-return]
+        return await self._get(
+            byte_range=SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+        )
+
+    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
+        raise NotImplementedError
+
+    async def get_all(
+        self, ranges: Ranges, get: Get, *, first_alone: bool = False, of_shard: bool = False
+    ) -> None:
+        """Get all ranges concurrently, after the first one if `first_alone`.
+
+        This coroutine always requests one range after the other, just as zarr's own codec would
+        request the whole chunk. Helper tasks join in while the event loop has fewer requests in
+        flight than zarr's `async.concurrency`. No task ever waits for a free slot, which could
+        deadlock: the store that occupies one may be reading another array inside `get`. zarr takes
+        that limit for each shard, so only other chunks share their slots.
+        """
+        requests, num_left = ranges.requests(), len(ranges.starts)
+        if not self.starts_tasks or not num_left:
+            for request in requests:
+                await get(request)
+            return
+        slots = _Counter()
+        if not of_shard:
+            slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), slots)
+        with slots:
+            if num_left == 1 or first_alone:
+                await get(next(requests))
+                num_left -= 1
+            if num_left:
+                await _get_concurrently(requests, num_left, get, slots)
+
+
+class OnLoop(Getter):
+    """Gets bytes on the event loop, like zarr's default pipeline."""
+
+    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
+        return await self.byte_getter.get(self._prototype, **byte_range)  # type: ignore[no-any-return]
 
     async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: FBT001
         """Return the result of `read`, called with a function that says if it is still wanted.
@@ -231,50 +249,27 @@ class OnLoop(_OfChunk):
         finally:
             cancelled.append(True)
 
-    async def get_all(
-        self, ranges: Ranges, get: Get, *, first_alone: bool = False, of_shard: bool = False
-    ) -> None:
-        """Get all ranges concurrently, after the first one if `first_alone`.
 
-        This coroutine always requests one range after the other, just as zarr's own codec would
-        request the whole chunk. Helper tasks join in while the event loop has fewer requests in
-        flight than zarr's `async.concurrency`. No task ever waits for a free slot, which could
-        deadlock: the store that occupies one may be reading another array inside `get`. zarr takes
-        that limit for each shard, so only other chunks share their slots.
-        """
-        requests = ranges.requests()
-        if not len(ranges.starts):
-            return
-        if not _is_task():
-            for request in requests:
-                await get(request)
-            return
-        slots = _Slots()
-        if not of_shard:
-            slots = _slots_of_loops.setdefault(asyncio.get_running_loop(), slots)
-        slots.num_taken += 1
-        try:
-            num_left = len(ranges.starts)
-            if num_left == 1 or first_alone:
-                await get(next(requests))
-                num_left -= 1
-            if num_left:
-                await _get_concurrently(requests, num_left, get, slots)
-        finally:
-            slots.give_back()
+class Blocking(Getter):
+    """Gets bytes without an event loop, like zarr's fused pipeline."""
+
+    is_blocking = True
+
+    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
+        return self.byte_getter.get_sync(prototype=self._prototype, **byte_range)  # type: ignore[no-any-return]
 
 
-async def _get_concurrently(requests: Any, num_left: int, get: Get, slots: "_Slots") -> None:
+async def _get_concurrently(requests: Any, num_left: int, get: Get, slots: _Counter) -> None:
     limit = max_requests()
     failure = None
     try:
         async with asyncio.TaskGroup() as group:
             for request in requests:
                 num_left -= 1
-                for _ in range(min(limit - slots.num_taken, num_left)):
-                    slots.num_taken += 1
+                for _ in range(min(limit - slots.num, num_left)):
+                    slots.__enter__()
                     task = group.create_task(_help(requests, get, slots, limit))
-                    task.add_done_callback(slots.give_back)
+                    task.add_done_callback(slots.__exit__)
                     num_left -= 1
                 await get(request)
     except BaseExceptionGroup as errors:
@@ -288,56 +283,6 @@ async def _get_concurrently(requests: Any, num_left: int, get: Get, slots: "_Slo
             del failure
 
 
-class _Slots:
-    """Counts the coroutines and helper tasks that fetch several ranges in an event loop."""
-
-    num_taken = 0
-
-    def give_back(self, _task: object = None) -> None:
-        self.num_taken -= 1
-
-
-# Plain counters, because asyncio's semaphores would keep their event loop alive.
-_slots_of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Slots] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _is_task() -> bool:
-    """Whether this is not a coroutine driven by hand, which can neither wait nor start tasks."""
-    try:
-        return asyncio.current_task() is not None
-    except RuntimeError:  # not even in an event loop
-        return False
-
-
-async def _help(requests: Any, get: Get, slots: _Slots, limit: int) -> None:
-    while slots.num_taken <= limit and (request := next(requests, None)) is not None:
+async def _help(requests: Any, get: Get, slots: _Counter, limit: int) -> None:
+    while slots.num <= limit and (request := next(requests, None)) is not None:
         await get(request)
-
-
-class Blocking(_OfChunk):
-    """Gets bytes without an event loop, like zarr's fused pipeline: no coroutine ever suspends."""
-
-    is_blocking = True
-    starts_tasks = False
-
-    async def let_others_start(self) -> None:
-        """See `OnLoop`."""
-
-    async def get_whole(self) -> Buffer | None:
-        """See `OnLoop`."""
-        return self.byte_getter.get_sync(prototype=self._prototype)  # type: ignore[no-any-return]
-
-    async def get_range(self, start: int, end: int | None) -> Buffer | None:
-        """See `OnLoop`."""
-        byte_range = _request(start, end)
-        return self.byte_getter.get_sync(prototype=self._prototype, byte_range=byte_range)  # type: ignore[no-any-return]
-
-    async def get_all(self, ranges: Ranges, get: Get, **_: bool) -> None:
-        """Get all ranges, one after another."""
-        for request in ranges.requests():
-            await get(request)
-
-
-Getter = OnLoop | Blocking

@@ -6,7 +6,7 @@ reason, is left to be read chunk by chunk, which finds another way or raises the
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -14,43 +14,24 @@ from zarr.core.common import concurrent_map
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._parts.batch import GIVES_UP, Batch
-from numcodecs_bytes._parts.fetch import (
-    MIN_PART_BYTES,
-    Parts,
-    add_name,
-    get_all_parts,
-)
+from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.getters import OnLoop
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.plan import plan_read
-from numcodecs_bytes._parts.ranges import Coalescing
+from numcodecs_bytes._parts.ranges import Ranges
+from numcodecs_bytes._parts.read_remote import Known, RemoteObject
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.stores import Object, Remote, coalescing_of, source_finder
 
-# A request for many chunks is at most twice as long. This is half of what a long range of one chunk
-# is split into, since other requests are in flight.
-REQUESTED_BYTES = MIN_PART_BYTES // 2
-# zarr alone fetches nothing that lies between chunks. So many bytes take less time than one more
-# request, of ten at once: 30 ms at 10 MB/s, or 3 ms at 100 MB/s, are worth 30 KB (computed).
-EXTRA_BYTES = 1 << 14
 
+class _Found(NamedTuple):
+    """A chunk in an object: its position in the batch, where it lies, how it is read."""
 
-class _Found:
-    """A chunk in an object.
-
-    Attributes
-    ----------
-    k : int
-        Its position in the batch.
-    lies_in : Object
-        Where it begins in which object.
-    item : Item
-        What is selected from it.
-    """
-
-    def __init__(self, k: int, lies_in: Object, item: Item) -> None:
-        self.k, self.lies_in, self.item = k, lies_in, item
+    k: int
+    lies_in: Object
+    source: Remote
+    item: Item
 
 
 async def read_objects(batch: Batch, layout: Layout) -> list[bool | None]:
@@ -73,46 +54,45 @@ async def read_objects(batch: Batch, layout: Layout) -> list[bool | None]:
     objects: dict[Any, list[_Found]] = {}
     for k, (byte_getter, spec, selection, place, *_) in enumerate(batch.items):
         source = find(byte_getter)
-        if (
-            isinstance(source, Remote)
-            and source.object is not None
-            and spec.shape == layout.shape
-            and source.num_bytes == layout.num_bytes
-        ):
-            plan = plan_read(selection, layout, coalescing_of(source, batch.gap))
-            if not plan.num_requests:
-                continue
+        if not isinstance(source, Remote) or source.object is None or spec.shape != layout.shape:
+            continue
+        plan = plan_read(selection, layout, coalescing_of(source, batch.gap))
+        if plan.num_requests and source.num_bytes == layout.num_bytes:
             item = Item(selection, place, plan, plan.ranges.num_kept_bytes)
-            objects.setdefault(source.object.key, []).append(_Found(k, source.object, item))
-    groups: list[Any] = []
-    for found in objects.values():
-        groups += [
-            (batch, layout, group, exist) for group in _in_one_request(found, layout, batch.gap)
-        ]
+            found = _Found(k, source.object, source, item)
+            objects.setdefault(source.object.key, []).append(found)
+    groups: list[Any] = [
+        (batch, layout, group, exist)
+        for of_object in objects.values()
+        for group in _in_one_request(of_object, layout, batch.gap)
+    ]
     await concurrent_map(groups, _read_group, zarr.config.get("async.concurrency"))
     return exist
 
 
-def _coalescing(gap: int | None) -> Coalescing:
-    return coalescing_of(Remote(), gap)._replace(block_bytes=REQUESTED_BYTES)
+def _ranges_of(found: Sequence[_Found], gap: int | None) -> Ranges:
+    # A request for many chunks is at most twice as long. This is half of what a long range of one
+    # chunk is split into, since other requests are in flight.
+    source = found[0].source
+    coalescing = coalescing_of(source, gap)._replace(block_bytes=source.costs.part // 2)
+    starts = np.array([one.lies_in.start for one in found])
+    return coalescing.coalesce(*pieces_of([one.item for one in found], starts))
 
 
 def _in_one_request(found: list[_Found], layout: Layout, gap: int | None) -> Iterator[list[_Found]]:
     """Yield the chunks of an object that are one request each time, unless it is for one alone.
 
-    Unless the user set a gap, what lies between chunks is at most EXTRA_BYTES for each of them.
+    Unless the user set a gap, only little lies between the chunks.
     """
-    most = layout.num_bytes + EXTRA_BYTES
     found.sort(key=lambda one: one.lies_in.start)
-    items, starts = [one.item for one in found], np.array([one.lies_in.start for one in found])
-    firsts, ends = pieces_of(items, starts)
-    if (firsts[1:] < ends[:-1]).any():
+    ranges = _ranges_of(found, gap)
+    if (ranges.piece_starts[1:] < ranges.piece_ends[:-1]).any():
         return  # they overlap
-    ranges = _coalescing(gap).coalesce(firsts, ends)
-    of_pieces = np.searchsorted(ranges.starts, firsts, side="right")
-    last = np.cumsum([len(item.plan.ranges.piece_starts) for item in items])
+    of_pieces = np.searchsorted(ranges.starts, ranges.piece_starts, side="right")
+    last = np.cumsum([len(one.item.plan.ranges.piece_starts) for one in found])
     first = of_pieces[np.append(0, last[:-1])]
     is_in_one = first == of_pieces[last - 1]
+    most = layout.num_bytes + found[0].source.costs.beside
     for _, group in itertools.groupby(np.flatnonzero(is_in_one).tolist(), first.__getitem__):
         chunks = [found[k] for k in group]
         num_bytes = chunks[-1].lies_in.start + layout.num_bytes - chunks[0].lies_in.start
@@ -124,29 +104,27 @@ async def _read_group(
     batch: Batch, layout: Layout, found: Sequence[_Found], exist: list[bool | None]
 ) -> None:
     byte_getter, spec, *_ = batch.items[found[0].k]
-    getter = OnLoop(byte_getter, spec.prototype)
-    source = Remote(get=found[0].lies_in.get)
-    items, starts = [one.item for one in found], [one.lies_in.start for one in found]
-    parts = Parts(_coalescing(batch.gap).coalesce(*pieces_of(items, np.array(starts))), None)
+    getter, lies_in = OnLoop(byte_getter, spec.prototype), found[0].lies_in
+    remote = RemoteObject(getter, Remote(get=lies_in.get))
     try:
-        await get_all_parts(getter, source, parts)
-        if not parts.are_complete:
-            return
+        fetched = await remote.read(_ranges_of(found, batch.gap), Known())
     except ReadWhole:
         return
     except Exception as error:  # the server was not reached: it is not asked again
         add_name(error, byte_getter)
         raise
+    if fetched is None:
+        return
     try:
-        scatter(batch.out, parts.fetched, items, layout, batch.drop_axes)
+        scatter(batch.out, fetched, [one.item for one in found], layout, batch.drop_axes)
     except GIVES_UP:  # chunk by chunk, it is raised again
         return
     why = "it lies beside others"
-    fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, why)
+    counted = _trace.Fetched(getter.num_requests, getter.num_bytes, why)
     for one in found:
         exist[one.k] = True
         if _trace.active:
             num = np.size(batch.out[one.item.place]) * layout.item_size
             at = batch.items[one.k][0]
-            _trace.note_read(at, len(layout.shape), layout.num_bytes, fetched, num)
-            fetched = _trace.Fetched(why=why)  # the rest is counted with the first
+            _trace.note_read(at, len(layout.shape), layout.num_bytes, counted, num)
+            counted = _trace.Fetched(why=why)  # the rest is counted with the first

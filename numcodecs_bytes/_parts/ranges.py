@@ -143,6 +143,12 @@ class Costs(NamedTuple):
     block_bytes : int
         What is not read straight to its place is read in parts of this size, through memory that
         stays in the CPU cache.
+    latency : int
+        To wait for an answer.
+    part : int
+        To request a part of a long range by itself, at the same time as the others.
+    beside : int
+        To make one request more for several chunks that lie in one object.
     """
 
     whole_bytes: int = 0
@@ -150,6 +156,9 @@ class Costs(NamedTuple):
     plan_bytes: int = 0
     piece_bytes: int = 0
     block_bytes: int = 1 << 20
+    latency: int = 0
+    part: int = 0
+    beside: int = 0
 
     @property
     def exact(self) -> "Costs":

@@ -22,7 +22,7 @@ REMEMBERED_SECONDS = 600.0
 
 
 class ReadWhole(Exception):  # noqa: N818 # not an error
-    """Ranges of this chunk are not reliable: it must be read whole.
+    """A chunk, or a shard, is left to zarr, which reads chunks, or inner chunks, whole.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         How the store showed that it does not support ranges; None if that may be specific to this
         chunk.
     raw : numpy.ndarray or None
-        The whole chunk, if it was received already.
+        All of it, if it was received already.
     why : str
-        What else is the reason, for `numcodecs_bytes.trace`.
+        What else is the reason, for `numcodecs_bytes.trace` and errors.
     is_sure : bool
         Whether no overwritten chunk can be the cause of a refusal.
     is_cut : bool
@@ -48,10 +48,9 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
         is_sure: bool = True,
         is_cut: bool = False,
     ) -> None:
-        super().__init__(refusal)
-        self.refusal, self.is_sure, self.is_cut = refusal, is_sure, is_cut
-        self.raw = raw
         self.why = f"the store {refusal}" if refusal else why
+        super().__init__(self.why)
+        self.refusal, self.is_sure, self.is_cut, self.raw = refusal, is_sure, is_cut, raw
 
     def refusal_of(self, store: object, path: str) -> str | None:
         """Return the refusal, if it is to be remembered of the store.
@@ -63,8 +62,15 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
             return self.refusal
         if len(odd.get(store) or ()) >= MAX_OBJECTS:
             return self.refusal
-        _note_of_object(odd, store, path, self.refusal)
+        odd.note(store, path, self.refusal)
         return None
+
+
+class Changed(ReadWhole):
+    """An object was overwritten, created or deleted between two requests."""
+
+    def __init__(self) -> None:
+        super().__init__(why="it keeps being overwritten, or its store does not tell versions")
 
 
 # How stores show that they do not support ranges, if no server answers with a status.
@@ -219,16 +225,33 @@ class Stores:
         self._references.pop(id(store), None)
 
 
+class Objects(Stores):
+    """What is known of objects for some minutes, by their store and path there."""
+
+    def __init__(self) -> None:
+        super().__init__(REMEMBERED_SECONDS)
+
+    def of(self, store: object, path: str) -> Any:
+        """Return what is known of an object, or None."""
+        return (self.get(store) or {}).get(path)
+
+    def note(self, store: object, path: str, known: object) -> None:
+        """Remember an object; of very many, only the last ones."""
+        objects: dict[str, Any] = self.get(store) or {}
+        if len(objects) >= MAX_OBJECTS:
+            objects.clear()
+        objects[path] = known
+        self.add(store, objects)
+
+
 answering = Stores()  # those that answered the last range requests correctly
 refusing = Stores(REMEMBERED_SECONDS)  # and why
 untagged = Stores()  # those whose answers do not tell the version of an object
 # For so long, those that limit how many requests they answer at once; and why.
 limiting = Stores(60.0)
-# Of some objects, by their path: what was odd in an answer to a range; the versions of those that
-# kept changing while they were read.
-odd = Stores(REMEMBERED_SECONDS)
-_cut = Stores(REMEMBERED_SECONDS)  # those whose answers were cut off once
-_changing = Stores(REMEMBERED_SECONDS)
+odd = Objects()  # what was odd in an answer to a range
+changing = Objects()  # the versions of those that kept changing while they were read
+_cut = Objects()  # those whose answers were cut off once
 MAX_OBJECTS, MAX_VERSIONS = 1000, 100
 CUT = "loses the connection while it answers a range"
 _warned_of: weakref.WeakSet[type] = weakref.WeakSet()
@@ -285,31 +308,16 @@ class Versions:
         return is_untold or self._replaced.get(version, sent) < sent
 
 
-def versions_of(store: Any, path: str) -> Versions:
+def versions_of(store: object, path: str) -> Versions:
     """Return the versions of an object that were found when it kept changing, else none."""
-    known: dict[str, Versions] = _changing.get(store) or {}
-    return known.get(path) or Versions()
+    return changing.of(store, path) or Versions()
 
 
-def remember_cut(store: Any, path: str) -> None:
-    """Remember that an answer was cut off: if it is the second one, not to ask for ranges."""
-    _note_of_object(odd if path in (_cut.get(store) or {}) else _cut, store, path, CUT)
-
-
-def keeps_changing(store: Any, path: str) -> bool:
-    """Whether an object kept changing, some minutes ago at most."""
-    return path in (_changing.get(store) or {})
-
-
-def remember_versions(store: Any, path: str, versions: Versions) -> None:
+def remember_versions(store: object, path: str, versions: Versions) -> None:
     """Remember the versions of an object that kept changing: one may come back."""
-    known = versions if len(versions) <= MAX_VERSIONS else Versions()
-    _note_of_object(_changing, store, path, known)
+    changing.note(store, path, versions if len(versions) <= MAX_VERSIONS else Versions())
 
 
-def _note_of_object(stores: Stores, store: Any, path: str, known: object) -> None:
-    objects: dict[str, Any] = stores.get(store) or {}
-    if len(objects) >= MAX_OBJECTS:
-        objects.clear()
-    objects[path] = known
-    stores.add(store, objects)
+def remember_cut(store: object, path: str) -> None:
+    """Remember that an answer was cut off: if it is the second one, not to ask for ranges."""
+    (odd if _cut.of(store, path) else _cut).note(store, path, CUT)

@@ -21,38 +21,18 @@ from zarr.storage import MemoryStore, StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._parts.fetch import (
-    MIN_PART_BYTES,
-    NUM_TRIES,
-    Parts,
-    add_name,
-    ask,
-    get_all_parts,
-    let_others_end,
-    note_changing,
-    object_of,
-    requesting,
-    run_blocking,
-    share_requests,
-    split_ranges,
-)
+from numcodecs_bytes._parts.fetch import add_name, run_blocking
 from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
-from numcodecs_bytes._parts.refusals import (
-    ReadWhole,
-    answering,
-    keeps_changing,
-    remember_refusal,
-    untagged,
-)
+from numcodecs_bytes._parts.read_remote import NUM_TRIES, Known, RemoteObject, let_others_end
+from numcodecs_bytes._parts.refusals import Changed, ReadWhole, answering, remember_refusal
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import (
-    REQUEST_BYTES,
     Answer,
     File,
     Remote,
@@ -70,22 +50,6 @@ MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk 
 MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
 # How often the parts of a shard are requested at most, before it is left to zarr's codec.
 MAX_TRIES = 16
-
-
-class Left(Exception):  # noqa: N818 # not an error
-    """The shard is left to zarr's own codec.
-
-    Parameters
-    ----------
-    why : str or None
-        What is amiss in it, if known.
-    refusal : str or None
-        How the store showed that it does not support ranges, if it did.
-    """
-
-    def __init__(self, why: str | None = None, refusal: str | None = None) -> None:
-        super().__init__(why)
-        self.refusal = refusal
 
 
 class ShardSelection(NamedTuple):
@@ -161,7 +125,7 @@ class Shard:
         zarrs = getattr(self.spec.config, "sharding_coalesce_max_gap_bytes", MAX_GAP_BYTES)
         # In several requests, because a connection has a limited rate.
         return coalescing._replace(
-            max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=MIN_PART_BYTES
+            max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=source.costs.part
         )
 
     def select(self, selection: Any, coalescing: Coalescing) -> ShardSelection:
@@ -217,7 +181,7 @@ class Shard:
 
         Raises
         ------
-        Left
+        ReadWhole
             If one has another length, reaches beyond the shard, or overlaps another one.
         """
         entries = index[(*coordinates, slice(None))].reshape(-1, 2)
@@ -229,15 +193,15 @@ class Shard:
         if is_odd.any():
             k = int(is_odd.argmax())
             name = tuple(int(along[found[k]]) for along in coordinates)
-            raise Left(
-                f"the index has inner chunk {name} at byte {starts[k]} with {lengths[k]} bytes, "
-                f"expected {length} bytes"
-                + (f" in a shard of {num_bytes}" if num_bytes is not None else "")
+            of_all = f" in a shard of {num_bytes}" if num_bytes is not None else ""
+            raise ReadWhole(
+                why=f"the index has inner chunk {name} at byte {starts[k]} with {lengths[k]} "
+                f"bytes, expected {length} bytes{of_all}"
             )
         order = np.argsort(starts, kind="stable")
         starts = starts[order].astype(np.int64)
         if (np.diff(starts) < length).any():
-            raise Left("inner chunks overlap")
+            raise ReadWhole(why="inner chunks overlap")
         return found[order], starts, np.flatnonzero(is_missing)
 
     def locate_selected(
@@ -251,7 +215,7 @@ class Shard:
     def read_index(self, file: OpenFile, is_wanted: IsWanted) -> UInt8Array:
         """Return the bytes of the index of a shard in a file."""
         if file.num_bytes < self.index_bytes:
-            raise Left("the shard is too short for its index")
+            raise ReadWhole(why="the shard is too short for its index")
         raw = np.empty(self.index_bytes, np.uint8)
         file.read_into(raw, self.index_range[0] % file.num_bytes, is_wanted)
         return raw
@@ -332,21 +296,20 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
         if isinstance(source, Remote) and not source.in_one_request:
             try:
                 with chunks_in_flight:
-                    source = await share_requests(getter, source)
-                    out = await _fetch_parts(getter, source, shard, selection)
+                    remote = await RemoteObject.of_many(getter, source)
+                    out = await _fetch_parts(remote, shard, selection)
                 if _trace.active:
                     num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
                     num = None if out is None else out.size * shard.layout.item_size
                     fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, getter.why)
-                    _trace.note_read(getter.byte_getter, num_axes, num_bytes, fetched, num)
+                    _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
-            except ReadWhole:
-                buffer = await getter.get_whole()
-                if buffer is None:
+            except Changed:  # then it is read in one request, to be of one version
+                if (buffer := await getter.get_whole()) is None:
                     return None
                 byte_getter = StorePath(MemoryStore({byte_getter.path: buffer}), byte_getter.path)
-            except Left as why:
-                refusal = why.refusal
+            except ReadWhole as why:
+                refusal = why.refusal_of(*getter.object)
                 await let_others_end(getter)
         codec, spec = shard.codec, shard.spec
         if getter.is_blocking:
@@ -360,7 +323,7 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 await _explain(error, getter, shard, selection)
         raise
     if refusal is not None:
-        remember_refusal(object_of(getter)[0], refusal, shard.num_bytes)
+        remember_refusal(getter.store, refusal, shard.num_bytes)
     return selected  # type: ignore[no-any-return]
 
 
@@ -376,101 +339,93 @@ async def _explain(error: Exception, getter: Getter, shard: Shard, selection: An
         finally:
             file.close()
     else:
-        answer: Any = await ask(getter, source, *shard.index_range)
+        answer: Any = await RemoteObject(getter, source).ask(*shard.index_range)
         raw, num_bytes = await answer.read(), answer.num_bytes
     index = await shard.decode_index_on_loop(raw)
     try:
-        shard.locate(
-            index, shard.select(selection, coalescing_of(source, None)).coordinates, num_bytes
-        )
-    except Left as why:
-        error.add_note(str(why))
+        selected = shard.select(selection, coalescing_of(source, None))
+        shard.locate(index, selected.coordinates, num_bytes)
+    except ReadWhole as why:
+        error.add_note(why.why)
 
 
-async def _fetch_parts(getter: Getter, source: Remote, shard: Shard, selection: Any) -> Any:
+async def _fetch_parts(remote: RemoteObject, shard: Shard, selection: Any) -> Any:
     """Return the selection of a shard, or None if the shard does not exist.
 
     Raises
     ------
+    Changed
+        If the shard must be read in one request, to be of one version.
     ReadWhole
-        If the shard must be read whole, to be of one version.
-    Left
         If the shard is left to zarr's codec.
     """
-    gap = configured_gap_bytes()
+    gap, source = configured_gap_bytes(), remote.source
     selected = shard.select(selection, coalescing_of(source, gap))
-    store, path = object_of(getter)
-    is_split = source.max_parts > 1 and store not in untagged and not keeps_changing(store, path)
-    if not (is_split and selected.num_bytes >= 2 * MIN_PART_BYTES):
-        _leave_nearly_whole(shard, selected, source, gap)
-    num_tries = _num_tries(shard, selected) if source.tells_version else 1
+    splits = remote.num_parts(selected.num_bytes) > 1
+    if not splits and _is_nearly_whole(shard, selected, source, gap):
+        raise ReadWhole
+    num_tries = _num_tries(shard, selected, source) if source.tells_version else 1
     odd_version = None
     for _ in range(num_tries):
-        found = await _get_index(getter, source, shard)
+        found = await _get_index(remote, shard)
         if found is None:
             return None
         index, answer = found
         present, starts, missing = shard.locate_selected(index, selected, answer.num_bytes)
         ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
-        if answer.version is None:
-            untagged.add(store)
-        elif is_split:
-            ranges = split_ranges(source, ranges)
-            is_split = False  # again
-        # Another length means another version.
-        parts = Parts(ranges, None, answer.version)
+        ranges, splits = remote.split(ranges) if splits else ranges, False  # not again
         try:
-            await get_all_parts(getter, source, parts, of_shard=True)
+            # Another length means another version.
+            fetched = await remote.read(ranges, Known(version=answer.version), of_shard=True)
+        except Changed:
+            continue
         except ReadWhole as why:
             # What is odd may come from another version of the shard, but not twice from the same.
             is_odd = why.refusal is not None and (why.is_sure or answer.version == odd_version)
             if answer.version is None or is_odd:
-                raise Left(refusal=why.refusal_of(*object_of(getter))) from why
+                raise
             odd_version = answer.version
-        if parts.are_complete:
+            continue
+        if fetched is not None:
             out = np.empty(selected.flat_shape, shard.layout.dtype)
             shard.fill(out, missing)
-            scatter(out, parts.fetched, present, shard.layout)
+            scatter(out, fetched, present, shard.layout)
             return out.reshape(selected.shape)
-    note_changing(getter)
-    if num_tries == MAX_TRIES:
-        raise Left  # none so large is overwritten so often
-    raise ReadWhole  # it keeps being overwritten
+    remote.note_changing()
+    # None so large is overwritten so often.
+    raise ReadWhole if num_tries == MAX_TRIES else Changed
 
 
-def _leave_nearly_whole(
+def _is_nearly_whole(
     shard: Shard, selected: ShardSelection, source: Remote, gap: int | None
-) -> None:
-    """Raise `Left` if zarr reads the shard in one request, as all inner chunks are selected."""
+) -> bool:
+    """Whether zarr reads all inner chunks in one request, and that is hardly more."""
     num_spared = shard.num_bytes - shard.index_bytes - selected.num_bytes
     nearly = shard.num_bytes * (1 - NEARLY_WHOLE) if gap is None else 0
     little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
-    if len(selected.inner) == shard.num_chunks and num_spared <= little:
-        raise Left
+    return len(selected.inner) == shard.num_chunks and num_spared <= little
 
 
-def _num_tries(shard: Shard, selected: ShardSelection) -> int:
+def _num_tries(shard: Shard, selected: ShardSelection, source: Remote) -> int:
     """Return how often to request parts of a shard: several times costs less than a large shard."""
     least = NUM_TRIES if NUM_TRIES * selected.num_bytes < shard.num_bytes else 1
-    return max(least, min(shard.num_bytes // (2 * REQUEST_BYTES + selected.num_bytes), MAX_TRIES))
+    of_a_try = 2 * source.costs.latency + selected.num_bytes
+    return max(least, min(shard.num_bytes // of_a_try, MAX_TRIES))
 
 
-async def _get_index(getter: Getter, source: Remote, shard: Shard) -> tuple[Any, Answer] | None:
+async def _get_index(remote: RemoteObject, shard: Shard) -> tuple[Any, Answer] | None:
     """Return the decoded index, and the answer with it; None if the shard does not exist."""
-    try:
-        with requesting(getter):
-            answer = await ask(getter, source, *shard.index_range)
-            if answer is None:
-                return None
-            raw = await answer.read()
-            getter.num_bytes += raw.nbytes
-    except ReadWhole as why:
-        raise Left(refusal=why.refusal_of(*object_of(getter))) from why
+    with remote.requesting():
+        answer = await remote.ask(*shard.index_range)
+        if answer is None:
+            return None
+        raw = await answer.read()
+    remote.getter.num_bytes += raw.nbytes
     if raw.nbytes > shard.index_bytes:
-        raise Left(refusal="returns more bytes than requested")
+        raise ReadWhole("returns more bytes than requested")
     if raw.nbytes == shard.index_bytes:
-        answering.add(object_of(getter)[0])
+        answering.add(remote.getter.store)
     try:
         return await shard.decode_index_on_loop(raw), answer
     except Exception as error:
-        raise Left from error
+        raise ReadWhole from error

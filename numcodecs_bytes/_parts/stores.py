@@ -111,7 +111,13 @@ LOCAL_COSTS = Costs(
 # of such a store with rows, boxes, columns, steps and points, 256 KiB took at most 1.15 times as
 # long as the best plan; 1 MiB, zarr's own gap, took 3.3 times as long. But where 10 chunks were
 # fetched at once, 256 KiB took 3.5 times as long as whole chunks.
-REMOTE_MAX_GAP_BYTES, REQUEST_BYTES = 1 << 18, 2_500_000
+REMOTE_MAX_GAP_BYTES = 1 << 18
+# `latency` is what was said above, less a little. `part`: parts of 8 MiB of 32 took 0.46 times as
+# long as one request at 30 ms and 100 MB/s, parts of 2 MiB 0.4; but at 1 ms and 1 GB/s, these took
+# 1.2 times as long as parts of 8 MiB, and parts of 1 MiB 1.5 times. `beside`: zarr alone fetches
+# nothing that lies between chunks; 30 ms at 10 MB/s, or 3 ms at 100 MB/s, are worth 30 KB for each
+# of ten requests (computed). Plans, and what assembles their pieces, cost nothing there.
+REMOTE_COSTS = Costs(latency=2_500_000, part=1 << 23, beside=1 << 14)
 
 _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
@@ -171,6 +177,15 @@ class Answer(NamedTuple):
     read: Callable[[], Awaitable[UInt8Array]]
     num_bytes: int | None = None
     version: object = None
+
+    @classmethod
+    def of(cls, raw: UInt8Array) -> "Answer":
+        """Return the answer whose bytes are there, and of which nothing else is known."""
+
+        async def read() -> UInt8Array:
+            return raw
+
+        return cls(read)
 
 
 class File(NamedTuple):
@@ -247,6 +262,8 @@ class Remote(NamedTuple):
         Whether the answers of `get` tell the version of the chunk.
     max_gap_bytes : int
         Largest gap over which ranges are coalesced.
+    costs : Costs
+        What else than bytes takes time.
     in_one_request : bool
         Whether only one range of a chunk may be requested, because two might be of different
         versions.
@@ -261,6 +278,7 @@ class Remote(NamedTuple):
     get: "GetRange | None" = None
     tells_version: bool = False
     max_gap_bytes: int = REMOTE_MAX_GAP_BYTES
+    costs: Costs = REMOTE_COSTS
     in_one_request: bool = False
     max_parts: int = 1
     object: Object | None = None
@@ -649,12 +667,7 @@ async def _get_http_range(
             is_right = first == start and last < end
         if not is_right:
             raise ReadWhole(f"answers with bytes {first} to {last} to other ranges")
-    raw = np.frombuffer(data, np.uint8)
-
-    async def read() -> UInt8Array:
-        return raw
-
-    return Answer(read)
+    return Answer.of(np.frombuffer(data, np.uint8))
 
 
 def _range_of(file_system: Any, url: str) -> "GetRange":
@@ -664,12 +677,7 @@ def _range_of(file_system: Any, url: str) -> "GetRange":
 
     async def get(start: int, end: int | None) -> Answer | None:
         data = await file_system._cat_file(url, start=start, end=end)  # noqa: SLF001
-        raw = np.frombuffer(data, np.uint8)
-
-        async def read() -> UInt8Array:
-            return raw
-
-        return Answer(read)
+        return Answer.of(np.frombuffer(data, np.uint8))
 
     return get
 

@@ -6,8 +6,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from numcodecs_bytes._parts.fetch import ask
 from numcodecs_bytes._parts.getters import OnLoop
+from numcodecs_bytes._parts.read_remote import RemoteObject
 from numcodecs_bytes._parts.refusals import ReadWhole, answering, explaining, refusing
 from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
 from numcodecs_bytes._tools.check_report import ArrayReport, PartialReads
@@ -60,7 +60,7 @@ async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
     start = num_bytes // 2
     try:
         with explaining():
-            answer = await ask(getter, source, start, start + 1)
+            answer = await RemoteObject(getter, source).ask(start, start + 1)
             num_received = 0 if answer is None else len(await answer.read())
     except ReadWhole as why:
         refusal = why.refusal_of(at.store, at.path)

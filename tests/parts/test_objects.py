@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import OUR_PIPELINES, ZARRS_PIPELINE
+from helpers import OUR_PIPELINES, ZARRS_PIPELINE, set_costs
 from servers import DeadServer, Server
 
 import numcodecs_bytes
-from numcodecs_bytes._parts import objects
+from numcodecs_bytes._parts import stores
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -130,7 +130,7 @@ class TestOfAServer:
     @pytest.mark.parametrize("num_in_flight", [1, 3])
     @pytest.mark.usefixtures("ours")
     def test_at_most_so_many_at_once_as_zarr_says(self, tmp_path, monkeypatch, num_in_flight):
-        monkeypatch.setattr(objects, "REQUESTED_BYTES", 1000)
+        set_costs(monkeypatch, stores.Remote, part=2000)
         data = content(">f8", np.random.default_rng(3))
         where = write(tmp_path / "file.nc", data)
         server, lock, counts = Server(tmp_path), threading.Lock(), {"now": 0, "most": 0}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, ZARRS_PIPELINE
+from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, ZARRS_PIPELINE, set_costs
 from servers import DeadServer, Server
 
-from numcodecs_bytes._parts import fetch, refusals, shards
+from numcodecs_bytes._parts import refusals, stores
 
 obstore = pytest.importorskip("obstore")
 pytest.importorskip("aiohttp")
@@ -79,7 +79,7 @@ def folder(tmp_path):
 @pytest.fixture(params=["ObjectStore", "FsspecStore"])
 def open_store(request, monkeypatch):
     """Return a function that opens the store of an address."""
-    monkeypatch.setattr(fetch, "MIN_PART_BYTES", 1 << 18)
+    set_costs(monkeypatch, stores.Remote, part=1 << 18)
 
     def of_obstore(address, max_retries=0):
         http = obstore.store.HTTPStore.from_url(
@@ -354,7 +354,7 @@ class TestReplicas:
 
     def test_a_large_shard(self, folder, open_store, monkeypatch):
         """Costs a few more requests, not all of its bytes; nor do later reads."""
-        monkeypatch.setattr(shards, "REQUEST_BYTES", 1 << 16)
+        set_costs(monkeypatch, stores.Remote, part=1 << 18, latency=1 << 16)
         of_replicas = itertools.cycle(TAGS)
         with Server(folder, tag=lambda *_: next(of_replicas)).running() as server:
             array = zarr.open_array(open_store(server.address), path="shard", mode="r")

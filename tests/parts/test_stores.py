@@ -32,10 +32,18 @@ import pytest
 import zarr
 import zarr.experimental.cache_store
 import zarr.storage
-from helpers import EVERYTHING, create, random_selections, ranges_from, run_python, select
+from helpers import (
+    EVERYTHING,
+    create,
+    random_selections,
+    ranges_from,
+    run_python,
+    select,
+    set_costs,
+)
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._parts import fetch, getters, refusals, stores
+from numcodecs_bytes._parts import getters, refusals, stores
 from numcodecs_bytes._parts.read_file import FileReader
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -696,7 +704,7 @@ class TestSplitRequests:
         upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
         create(tmp_path, (128, 48), (64, 48))[...] = self.DATA
         monkeypatch.setattr(stores, "_FAR_OBJECTS", {"obstore.store.LocalStore"})
-        monkeypatch.setattr(fetch, "MIN_PART_BYTES", 1 << 10)
+        set_costs(monkeypatch, stores.Remote, part=1 << 10)
         return zarr.storage.ObjectStore(upstream.LocalStore(str(tmp_path)), read_only=True)
 
     DATA = np.arange(128 * 48).reshape(128, 48) * 1.5
