@@ -56,7 +56,7 @@ def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor
 
 # Four pools, because a task waits for those before it in the queue. None is the event loop's own
 # executor, whose threads block on stores.
-# Computations, one per core: on two cores, 32 threads took 1.6 to 1.9 times as long.
+# Computations, one per core: on two cores, 32 threads took 1.7 to 2.7 times as long.
 compute_pool = _pool(os.cpu_count(), "numcodecs_bytes")
 # Reads of files, one thread for each batch.
 file_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_files")
