@@ -23,7 +23,7 @@ from helpers import (
     HAS_STRUCT,
     OUR_PIPELINES,
     bytes_codec,
-    run_python,
+    run_program,
     sharded,
     write_array,
     write_v2,
@@ -864,7 +864,7 @@ class WithRanges(http.server.SimpleHTTPRequestHandler):
 
 class TestCommand:
     def run(self, *arguments, status):
-        done = run_python("-m", "numcodecs_bytes", "check", *arguments, status=status)
+        done = run_program("-m", "numcodecs_bytes", "check", *arguments, status=status)
         return done.stdout + done.stderr
 
     def test_report(self, healthy):

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import zarr
-from helpers import OUR_PIPELINES, PIPELINES, create, run_python
+from helpers import OUR_PIPELINES, PIPELINES, create, run_program
 
 import numcodecs_bytes
 from numcodecs_bytes._options import PARSERS
@@ -55,7 +55,7 @@ def test_options_for_good():
         array = zarr.create_array({}, shape=4, dtype="i4")
         assert type(array.async_array.codec_pipeline).__name__ == "BytesPipeline"
     """
-    run_python("-W", "error", "-c", "\n".join(line[8:] for line in code.splitlines()))
+    run_program("-W", "error", "-c", "\n".join(line[8:] for line in code.splitlines()))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class TestFirstPipeline:
 
     def run(self, tmp_path, variables, config=None, status=0):
         code = ("-c", WRITER, tmp_path / "a", repr(config or {}))
-        done = run_python(*code, status=status, **variables)
+        done = run_program(*code, status=status, **variables)
         return done.stderr if status else done.stdout.split()
 
     @pytest.mark.parametrize("mode", ["True", "require"])

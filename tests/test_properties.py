@@ -28,7 +28,7 @@ from helpers import (
     bounded,
     ignore_unstable_data_types,
     metadata,
-    run_python,
+    run_program,
 )
 from hypothesis import given
 from hypothesis.stateful import (
@@ -469,7 +469,7 @@ try:
 except TypeError as error:
     assert 'dtype must be' in str(error)
 """
-        run_python("-c", program)
+        run_program("-c", program)
 
     @pytest.mark.parametrize(
         "dtype",

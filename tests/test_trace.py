@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import zarr
-from helpers import CountingStore, create, ranges_from, run_python
+from helpers import CountingStore, create, ranges_from, run_program
 
 import numcodecs_bytes
 from numcodecs_bytes import _trace
@@ -240,7 +240,7 @@ def test_a_forked_child_counts_nothing():
             _trace.note_not_seen("x")
         assert found.report()["not_seen"] == {"x": 1}
     """
-    run_python("-c", "\n".join(line[8:] for line in code.splitlines()))
+    run_program("-c", "\n".join(line[8:] for line in code.splitlines()))
 
 
 @pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system has no preadv")

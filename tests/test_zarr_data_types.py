@@ -18,7 +18,7 @@ from helpers import (
     HAS_STRUCT,
     bytes_codec,
     ignore_unstable_data_types,
-    run_python,
+    run_program,
     write_array,
     write_v2,
 )
@@ -37,7 +37,7 @@ IMPORT = "" if HAS_STRUCT else "import numcodecs_bytes.zarr_data_types\n"
 
 def run(program, *arguments):
     """Run a program in a fresh interpreter and return what it printed."""
-    return run_python("-W", "error", "-c", IMPORT + program, *arguments).stdout.strip()
+    return run_program("-W", "error", "-c", IMPORT + program, *arguments).stdout.strip()
 
 
 def data_type_of(data):
@@ -417,7 +417,7 @@ class TestInZarr:
             "print(ours.Struct.__module__)"
         )
         # Before any import of ours, and so without what run() does for zarr 3.1.6.
-        out = run_python("-c", program).stdout
+        out = run_program("-c", program).stdout
         assert out.startswith("zarr.core" if HAS_STRUCT else "numcodecs_bytes.zarr_")
 
     def test_a_zarr_that_is_not_known_gets_no_data_types_and_one_warning(self):
@@ -431,7 +431,7 @@ class TestInZarr:
             "assert RawBits is zarr.dtype.Bool\n"
             "print(*(w.message for w in caught))"
         )
-        out = run_python("-c", program).stdout
+        out = run_program("-c", program).stdout
         assert out.startswith("numcodecs_bytes adds no data types: it does not support this")
         assert out.count("numcodecs_bytes adds") == 1
 

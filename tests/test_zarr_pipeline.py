@@ -21,7 +21,7 @@ from helpers import (
     random_array,
     random_selections,
     ranges_from,
-    run_python,
+    run_program,
     select,
     write_v2,
 )
@@ -424,7 +424,7 @@ class TestPassedOnToZarr:
 
 
 def run(program, *arguments, **environment):
-    return run_python("-c", program, *arguments, **environment).stdout.strip()
+    return run_program("-c", program, *arguments, **environment).stdout.strip()
 
 
 class TestChoice:

@@ -34,7 +34,9 @@ from helpers import (
     ZARRS_PIPELINE,
     random_array,
     random_selections,
+    run_program,
     run_python,
+    start_program,
 )
 from zarr.codecs import TransposeCodec
 
@@ -187,7 +189,7 @@ def test_zarr_reads_it_in_a_process_without_this_package(tmp_path):
         for _ in range(6):
             shape = apply(rng, (array, array), shape, dtype)
         np.save(tmp_path / str(seed) / "expected.npy", array[...])
-    assert run_python("-c", WITHOUT_THE_PACKAGE, tmp_path).stdout == f"{num}\n"
+    assert run_program("-c", WITHOUT_THE_PACKAGE, tmp_path).stdout == f"{num}\n"
 
 
 def test_one_warning_without_the_pipeline(tmp_path):
@@ -1329,14 +1331,9 @@ NUM, ROUNDS = (8, 20) if EVERYTHING else (4, 4)
 @contextlib.contextmanager
 def writing(path, pipeline, code=None):
     """Start processes that write at once; end them if they have not ended."""
-    command = [sys.executable, "-c", code or WRITER + WRITES, str(path), pipeline]
+    command = ["-c", code or WRITER + WRITES, path, pipeline]
     writers = [
-        subprocess.Popen(
-            [*command, str(k), str(NUM), str(ROUNDS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        start_program(*command, k, NUM, ROUNDS, files=(None, None, sys.__stderr__))
         for k in range(NUM)
     ]
     try:
@@ -1348,8 +1345,7 @@ def writing(path, pipeline, code=None):
         yield writers
     finally:
         for writer in writers:
-            writer.kill()
-            writer.communicate()
+            writer.close()
 
 
 def expected_of(shape, ranks):
@@ -1580,6 +1576,6 @@ os.wait()
 def test_a_forked_writer_with_a_handle_from_before(tmp_path):
     """It is told to open the array again, and loses nothing of others."""
     array = create(tmp_path)
-    printed = run_python("-W", "ignore", "-c", FORKED, tmp_path).stdout
+    printed = run_program("-W", "ignore", "-c", FORKED, tmp_path).stdout
     assert "this array was opened with another one" in printed
     assert (array[...] == 0).all()

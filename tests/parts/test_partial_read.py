@@ -29,7 +29,7 @@ from helpers import (
     ignore_unstable_data_types,
     random_selections,
     ranges_from,
-    run_python,
+    run_program,
     select,
     spec_of,
     write_array,
@@ -298,7 +298,7 @@ class TestMaxGap:
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
                 assert self.requests_of_a_column(array, counting) == num_requests
         program = "import zarr; print(zarr.config.get('numcodecs_bytes.max_gap_bytes') + 1)"
-        done = run_python("-c", program, ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=41)
+        done = run_program("-c", program, ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=41)
         assert done.stdout.strip() == "42"
 
     @pytest.mark.parametrize("max_gap_bytes", [-1, 1.5, "1 MiB", True])

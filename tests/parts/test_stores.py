@@ -37,7 +37,7 @@ from helpers import (
     create,
     random_selections,
     ranges_from,
-    run_python,
+    run_program,
     select,
     set_costs,
 )
@@ -1226,7 +1226,9 @@ zarr.open_array(Store(sys.argv[1]), mode="r")[7]
             ("__main__.Store", 768),
             ("['__main__.Store']", 768),
         ):
-            done = run_python("-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value)
+            done = run_program(
+                "-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value
+            )
             assert done.stdout.split() == [str(expected)]
 
 
@@ -1330,7 +1332,7 @@ assert "numcodecs_bytes.zarr" in sys.modules
 array[7]
 print([key for key in keys if key.startswith("c")])
 """
-    assert run_python("-c", program, folder).stdout == "['c/0/0']\n"
+    assert run_program("-c", program, folder).stdout == "['c/0/0']\n"
 
 
 def test_a_zip_file_that_is_closed_meanwhile(folder, tmp_path):
