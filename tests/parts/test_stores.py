@@ -656,22 +656,23 @@ class TestObjectStore:
     @pytest.fixture
     def asked(self, upstream, monkeypatch, reads):
         """Return the array, and a function that reads a column while it is overwritten."""
-        get_range = stores._get_object_range
+        obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
+        get_async = obstore.get_async
         reads.clear()
 
         def read(num_times):
             num_left = num_times
 
-            async def get(store, path, start, end):
+            async def get(store, path, *, options=None):
                 nonlocal num_left
-                answer = await get_range(store, path, start, end)
-                if start == 8 * 5 and num_left:  # the first range
+                answer = await get_async(store, path, options=options)
+                if options and options["range"][0] == 8 * 5 and num_left:  # the first range
                     num_left -= 1
                     version = -DATA if num_left % 2 == 0 else DATA
                     await store.put_async("c/0/0", version.astype(">f8").tobytes())
                 return answer
 
-            monkeypatch.setattr(stores, "_get_object_range", get)
+            monkeypatch.setattr(obstore, "get_async", get)
             array = open_array(zarr.storage.ObjectStore(upstream), mode="r")
             reads.clear()
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 1}):
@@ -711,17 +712,21 @@ class TestSplitRequests:
 
     @pytest.fixture
     def asked(self, monkeypatch):
-        """Return the ranges that are asked for; `change` may change the answers."""
-        ranges, get_range = [], stores._get_object_range
+        """Return the ranges that are asked for; `change_tag` may change the versions."""
+        obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
+        ranges, get_async = [], obstore.get_async
 
-        async def get(store, path, start, end):
-            ranges.append((path, start, end))
-            answer = await get_range(store, path, start, end)
-            return answer if answer is None else get.change(answer)
+        async def get(store, path, *, options=None):
+            if options is None:  # a whole chunk
+                return await get_async(store, path)
+            ranges.append((path, *options["range"]))
+            answer = await get_async(store, path, options=options)
+            meta = {**answer.meta, "e_tag": get.change_tag(answer.meta["e_tag"])}
+            return types.SimpleNamespace(meta=meta, bytes_async=answer.bytes_async)
 
-        get.change = lambda answer: answer
+        get.change_tag = lambda tag: tag
         get.ranges = ranges
-        monkeypatch.setattr(stores, "_get_object_range", get)
+        monkeypatch.setattr(obstore, "get_async", get)
         return get
 
     @pytest.mark.parametrize("concurrency", [1, 3, 10, None])
@@ -752,7 +757,7 @@ class TestSplitRequests:
         assert len(asked.ranges) == 1
 
     def test_without_versions_nothing_is_split_again(self, store, asked, reads):
-        asked.change = lambda answer: answer._replace(version=None)
+        asked.change_tag = lambda _: None
         array = open_array(store, mode="r")
         for num in (1, 1, 1):
             reads.clear()
@@ -763,7 +768,7 @@ class TestSplitRequests:
         assert len(asked.ranges) == 2
 
     def test_a_part_tells_that_there_are_no_versions(self, store, asked):
-        asked.change = lambda answer: answer._replace(version=None)
+        asked.change_tag = lambda _: None
         array = open_array(store, mode="r")
         assert array[3, 5] == self.DATA[3, 5]
         asked.ranges.clear()
@@ -782,27 +787,19 @@ class TestSplitRequests:
 
     @pytest.mark.parametrize("error", [TimeoutError, ConnectionError, ConnectionResetError])
     def test_a_request_that_fails_is_not_repeated(self, store, monkeypatch, reads, error):
-        async def get(*_):
+        async def get(*_, **__):
             reads.append("failed")
             raise error
 
-        monkeypatch.setattr(stores, "_get_object_range", get)
         array = open_array(store, mode="r")
+        monkeypatch.setattr(pytest.importorskip("obstore"), "get_async", get)
         reads.clear()
         with pytest.raises(error):
             array[:64]
-        assert reads == ["failed"]
+        assert reads.count("failed") == 1
 
-    def test_a_weak_tag_is_no_version(self, store, asked, monkeypatch):
-        obstore = pytest.importorskip("obstore")
-        get_async = obstore.get_async
-
-        async def weakly(*arguments, **more):
-            response = await get_async(*arguments, **more)
-            meta = {**response.meta, "e_tag": "W/" + response.meta["e_tag"]}
-            return types.SimpleNamespace(meta=meta, bytes_async=response.bytes_async)
-
-        monkeypatch.setattr(obstore, "get_async", weakly)
+    def test_a_weak_tag_is_no_version(self, store, asked):
+        asked.change_tag = lambda tag: f"W/{tag}"
         array = open_array(store, mode="r")
         for _ in range(2):
             assert np.array_equal(array[:64], self.DATA[:64])
@@ -810,7 +807,7 @@ class TestSplitRequests:
 
     def test_versions_that_differ(self, store, asked, reads):
         versions = iter(range(100))
-        asked.change = lambda answer: answer._replace(version=next(versions))
+        asked.change_tag = lambda _: str(next(versions))
         array = open_array(store, mode="r")
         reads.clear()
         assert np.array_equal(array[:64], self.DATA[:64])
