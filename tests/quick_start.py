@@ -19,14 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 HAS_FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
-if HAS_FORKS:
-    FORKING = multiprocessing.get_context("forkserver")
-    FORKING.set_forkserver_preload(
-        [
-            *("asyncio", "concurrent.futures.thread", "donfig", "google_crc32c", "msgspec"),
-            *("numcodecs", "numpy.random", "numpy.typing", "packaging.version", "yaml", "zipfile"),
-        ]
-    )
+CONTEXT = multiprocessing.get_context("forkserver" if HAS_FORKS else "spawn")
+CONTEXT.set_forkserver_preload(
+    [
+        *("asyncio", "concurrent.futures.thread", "donfig", "google_crc32c", "msgspec"),
+        *("numcodecs", "numpy.random", "numpy.typing", "packaging.version", "yaml", "zipfile"),
+    ]
+)
 
 
 class Program:
@@ -54,7 +53,7 @@ class Program:
             pipe and open(pipe[number == 0], "rw"[number == 0], encoding="utf-8")  # noqa: PTH123, SIM115
             for number, pipe in enumerate(pipes)
         ]
-        self._process = FORKING.Process(
+        self._process = CONTEXT.Process(
             target=_run, args=(list(map(str, arguments)), ends, folder and str(folder), environment)
         )
         self._process.start()

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import multiprocessing
 import os
 import random
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 import numcodecs
 import numpy as np
 import pytest
+import quick_start
 import zarr
 import zarr.storage
 from zarr.registry import get_codec_class
@@ -217,8 +217,7 @@ class TestProcesses:
         array = create(tmp_path)
         array[...] = FILL_VALUE
         codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f8"})
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(2, spawn, max_tasks_per_child=1) as pool:
+        with ProcessPoolExecutor(2, quick_start.CONTEXT, max_tasks_per_child=1) as pool:
             writers = [
                 pool.submit(write_opened, str(tmp_path), 0, 32),
                 pool.submit(write_pickled, array, codec, 32, 64),
@@ -281,9 +280,8 @@ def test_no_selection_mixes_versions_that_another_process_writes(tmp_path, open_
         (slice(1, 8, 3), slice(4, 9)),
         ([7, 0, 3], slice(None, None, 5)),
     ]
-    spawn = multiprocessing.get_context("spawn")
-    is_over = spawn.Event()
-    writer = spawn.Process(target=change_until, args=(str(tmp_path), is_over))
+    is_over = quick_start.CONTEXT.Event()
+    writer = quick_start.CONTEXT.Process(target=change_until, args=(str(tmp_path), is_over))
     writer.start()
     least = 2000 if everything else 1000
     num_short, num_zeroed, seen = 0, 0, set()
