@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import run_program, run_python
+from helpers import run_python
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -55,7 +55,7 @@ def test_code_of_a_page(block, tmp_path, request):
     script, folder = tmp_path / "block.py", tmp_path / "empty"
     script.write_text(block, "utf-8")
     folder.mkdir()
-    run_program("-W", "error", script, folder=folder, **environment)
+    run_python("-W", "error", script, options={"cwd": folder}, **environment)
 
 
 def imported_by(block):
