@@ -14,6 +14,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -41,7 +42,8 @@ from helpers import (
 from zarr.codecs import TransposeCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._parts import chunk_files, in_place
+from numcodecs_bytes._parts import in_place, locks
+from numcodecs_bytes._parts.values import may_be_mapped
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.filterwarnings(
@@ -56,6 +58,11 @@ def required(request):
     """Write in place, or raise."""
     with zarr.config.set({"codec_pipeline.path": request.param, **IN_PLACE}):
         yield
+
+
+def use_costs(monkeypatch, **costs):
+    """Decide by other costs how it is written."""
+    monkeypatch.setattr(in_place, "COSTS", in_place.COSTS._replace(**costs))
 
 
 def create(path, shape=(8, 8), chunks=None, dtype="f8", **settings):
@@ -128,17 +135,19 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
     chunks = tuple(rng.randint(1, n) for n in shape)
     dtype = np.dtype(rng.choice(DTYPES + [[("a", ">i4"), ("b", "<f8"), ("c", "?")]] * HAS_STRUCT))
-    monkeypatch.setattr(in_place, "SHORT_PER_BLOCK", rng.choice([0, 2, 32]))
-    monkeypatch.setattr(in_place, "BLOCK_BYTES", rng.choice([16, 64, 1 << 18]))
-    monkeypatch.setattr(in_place, "FILL_BYTES", rng.choice([1, 50, 1 << 20]))
-    monkeypatch.setattr(in_place, "MAX_PIECES", rng.choice([1, 5, 1 << 16]))
-    monkeypatch.setattr(in_place, "DENSE_BYTES", rng.choice([0, 20, 256]))
-    monkeypatch.setattr(in_place, "MAX_BYTES", rng.choice([8, 64, 1 << 23]))
-    monkeypatch.setattr(in_place, "SLOW_PIECE_SECONDS", rng.choice([0, 1e-5]))
-    monkeypatch.setattr(in_place, "SLOW_SECONDS", rng.choice([-1, 1e-3]))
-    monkeypatch.setattr(in_place, "SMALL_BYTES", rng.choice([0, 100, 1 << 20]))
-    monkeypatch.setattr(in_place, "MOST", rng.choice([0, 4]))
-    monkeypatch.setattr(in_place, "NUM_PIECES_TIMED", rng.choice([1, 8]))
+    use_costs(
+        monkeypatch,
+        pieces_per_block=rng.choice([0, 2, 32]),
+        block_bytes=rng.choice([16, 64, 1 << 18]),
+        piece_memory=rng.choice([0, 5, 128]),
+        dense_bytes=rng.choice([0, 20, 256]),
+        memory_bytes=rng.choice([8, 64, 1 << 23]),
+        slow_piece_seconds=rng.choice([0, 1e-5]),
+        slow_seconds=rng.choice([-1, 1e-3]),
+        small_bytes=rng.choice([0, 100, 1 << 20]),
+        most=rng.choice([0, 4]),
+        num_pieces_timed=rng.choice([1, 8]),
+    )
     if rng.random() < 0.3:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
     settings = random_settings(rng, len(shape), dtype)
@@ -273,8 +282,7 @@ class TestBytes:
         assert array[7, 1] == 6  # the last one wins
 
     def test_blocks_are_read_and_written_under_the_exclusive_lock(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(in_place, "SHORT_PER_BLOCK", 2)
-        monkeypatch.setattr(in_place, "BLOCK_BYTES", 256)
+        use_costs(monkeypatch, pieces_per_block=2, block_bytes=256)
         array = create(tmp_path)
         array[...] = data = np.arange(64.0).reshape(8, 8)
         calls = Recorded(monkeypatch)
@@ -383,7 +391,7 @@ class TestValues:
     @pytest.mark.parametrize("kind", ["array", "of another kind"])
     def test_values_that_are_the_memory_of_chunks(self, tmp_path, monkeypatch, is_small, kind):
         """They are copied to memory or, if they are many, to a file without a name."""
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 1 << 20 if is_small else 0)
+        use_costs(monkeypatch, memory_bytes=1 << 20 if is_small else 0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         chunks = [np.asarray(np.memmap(tmp_path / f"c/{k}", "<f8")) for k in range(4)]
@@ -401,7 +409,7 @@ class TestValues:
         self, tmp_path, monkeypatch, kind, is_small
     ):
         """Whole chunks get what was there before parts are changed."""
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 1 << 20 if is_small else 0)
+        use_costs(monkeypatch, memory_bytes=1 << 20 if is_small else 0)
         array = create(tmp_path, (4, 8), (2, 8))
         array[...] = np.arange(32.0).reshape(4, 8)
         first = np.asarray(np.memmap(tmp_path / "c/0/0", "<f8"))
@@ -413,7 +421,7 @@ class TestValues:
     @pytest.mark.parametrize("way", ["oindex", "vindex"])
     def test_values_of_another_kind_that_are_indexed_by_arrays(self, tmp_path, monkeypatch, way):
         """Their copies are made before the first chunk is changed."""
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
+        use_costs(monkeypatch, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = Lazy(np.asarray(np.memmap(tmp_path / "c/0", "<f8")))
@@ -424,7 +432,7 @@ class TestValues:
 
     def test_values_of_a_chunk_that_is_left_to_zarr(self, tmp_path, monkeypatch):
         """They are those from before, too."""
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
+        use_costs(monkeypatch, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = np.asarray(np.memmap(tmp_path / "c/0", "<f8"))
@@ -439,8 +447,7 @@ class TestValues:
     def test_mapped_values_in_any_layout(self, tmp_path, monkeypatch, dtype):
         if isinstance(dtype, list) and not HAS_STRUCT:
             pytest.skip("this zarr writes no structures of Zarr v3 in place")
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
-        monkeypatch.setattr(in_place, "FILL_BYTES", 16)
+        use_costs(monkeypatch, memory_bytes=0)
         np.random.default_rng(0).integers(0, 100, 64 * 40, "u1").tofile(tmp_path / "values")
         mapped = np.memmap(tmp_path / "values", dtype, "r")[:64].reshape(8, 8)
         array = create(tmp_path / "a", dtype=dtype)
@@ -465,13 +472,14 @@ class TestValues:
         np.save(tmp_path / "values.npy", np.arange(64.0))
         values = np.load(tmp_path / "values.npy", mmap_mode="r")
         array = create(tmp_path / "a", (64,), (16,))
-        monkeypatch.setattr(in_place._Job, "_copied", fail)
+        use_costs(monkeypatch, memory_bytes=0)
+        monkeypatch.setattr(tempfile, "TemporaryFile", fail)
         array[1:63] = values[:62]
         assert np.array_equal(array[1:63], values[:62])
 
     def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
         """And once: their file may have one position, and to compute them may take long."""
-        monkeypatch.setattr(in_place, "SLOW_SECONDS", -1)
+        use_costs(monkeypatch, slow_seconds=-1)
         reading, most, num = [], [0], [0]
 
         class Slow(Lazy):
@@ -492,12 +500,12 @@ class TestValues:
 
     def test_values_that_can_not_be_copied(self, tmp_path, monkeypatch):
         """Nothing is changed if that is required; otherwise, zarr writes them."""
-        monkeypatch.setattr(in_place, "COPIED_BYTES", 0)
+        use_costs(monkeypatch, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = np.asarray(np.memmap(tmp_path / "c/0", "<f8"))
         full = functools.partial(fail, OSError(errno.ENOSPC, "No space left on device"))
-        monkeypatch.setattr(in_place, "_write_to", full)
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
         with pytest.raises(RuntimeError, match="can't be copied.*No space left"):
             array[8:24] = values
         assert np.array_equal(array[...], data)
@@ -545,7 +553,7 @@ class TestValues:
         ids=["own", "broadcast", "unpickled", "bytes", "bytearray", "mapped", "a view of it"],
     )
     def test_whose_memory_it_is(self, values, expected):
-        assert in_place._may_be_mapped(values) == expected
+        assert may_be_mapped(values) == expected
 
     def test_bools_are_what_the_codec_makes_of_them(self, tmp_path):
         dtype = np.dtype([("a", "u1"), ("c", "?")])
@@ -615,7 +623,7 @@ class TestValues:
         """If pieces of a file are slow; and only if that helps."""
         array = create(tmp_path, (1 << 18,))
         array[::2] = 1
-        clock, pages, seconds = [0.0], set(), 1e-3
+        clock, pages, num_read, seconds = [0.0], set(), [], 1e-3
         pwrite, preadv = os.pwrite, os.preadv
 
         def write(descriptor, view, position):
@@ -624,6 +632,7 @@ class TestValues:
 
         def read(descriptor, views, position):
             num = preadv(descriptor, views, position)
+            num_read.append(num)
             clock[0] += seconds * (1 if is_faster else 1000)
             pages.update(range(position // 4096, (position + num) // 4096 + 1))
             return num
@@ -631,14 +640,6 @@ class TestValues:
         monkeypatch.setattr(os, "pwrite", write)
         monkeypatch.setattr(os, "preadv", read)
         monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-        num_read = []
-        monkeypatch.setattr(
-            in_place,
-            "read_at",
-            lambda file, out, start: (
-                num_read.append(len(out)) or chunk_files.read_at(file, out, start)
-            ),
-        )
         array[::1024] = 2
         monkeypatch.undo()
         assert (array[::1024] == 2).all()
@@ -652,8 +653,7 @@ class TestMissing:
     @pytest.fixture(params=[True, False], ids=["whole", "sparse"], autouse=True)
     def _put_together_in_memory(self, request, monkeypatch):
         if not request.param:
-            monkeypatch.setattr(in_place, "SMALL_BYTES", 0)
-            monkeypatch.setattr(in_place, "MOST", 0)
+            use_costs(monkeypatch, small_bytes=0, most=0)
 
     @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
     def _tmpfile(self, request, monkeypatch):
@@ -694,15 +694,15 @@ class TestMissing:
     def test_the_first_of_many_wins(self, tmp_path, monkeypatch):
         """Threads that all find it missing, and that all fill a file for it."""
         barrier = threading.Barrier(4)
-        fill = in_place._fill
+        truncate = os.ftruncate
 
         def wait(*args):
             with contextlib.suppress(threading.BrokenBarrierError):  # one after the other
                 barrier.wait(1)
-            fill(*args)
+            truncate(*args)
 
         if hasattr(os, "O_TMPFILE"):
-            monkeypatch.setattr(in_place, "_fill", wait)
+            monkeypatch.setattr(os, "ftruncate", wait)
         array = create(tmp_path, fill_value=1.0)
         threads = [
             threading.Thread(target=array.__setitem__, args=((2 * k, slice(1, 8)), k + 2.0))
@@ -843,12 +843,12 @@ def symbolic_link(chunk):
     chunk.symlink_to(chunk.parent.parent / "elsewhere")
 
 
-def fail(error, *_):
+def fail(error, *_, **__):
     raise error
 
 
 def without_fcntl(monkeypatch):
-    monkeypatch.setattr(chunk_files, "fcntl", None)
+    monkeypatch.setattr(locks, "fcntl", None)
 
 
 def without_locks(monkeypatch):

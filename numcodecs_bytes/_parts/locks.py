@@ -1,4 +1,4 @@
-"""Files of chunks that are written in place: how they are opened, locked, made and replaced.
+"""Files that are written in place: how they are opened, locked, judged, made and replaced.
 
 Whoever changes a chunk has a lock (``flock``) on its file:
 
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,11 @@ except ImportError:  # Windows
 _NEEDED = ("O_NOFOLLOW", "preadv", "pwrite")  # of the os module
 # How long to wait before trying to lock a file again, at first and at last: 1.5 ms in all.
 FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS = 5e-5, 8e-4
-# In how many bytes at a time a file is copied, read or written. macOS refuses 2 GiB at once.
-COPY_BYTES, MAX_BYTES = 1 << 20, 1 << 30
+# How often a file that is replaced or deleted meanwhile is opened again.
+MAX_TRIES = 1000
+# In how many bytes at a time a file is filled, read ahead or copied; and in how many at most one
+# system call copies, reads or writes: macOS refuses 2 GiB, and nothing else stops a copy.
+STEP_BYTES, CALL_BYTES = 1 << 20, 1 << 26
 # What says that there are no locks, that a file can't be opened for writing, that one can't be made
 # or get a second name, and that the system can't copy between two files.
 _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
@@ -48,52 +52,87 @@ _WITHOUT_NAMES = (*_NOT_WRITABLE, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, er
 _WITHOUT_COPIES = (*_NOT_SUPPORTED, errno.EXDEV, errno.EPERM, errno.ETXTBSY, errno.EBADF)
 
 Fill = Callable[[int], None]  # writes what is in a new file
+IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
 
 class NotInPlace(Exception):  # noqa: N818 # not an error
     """A chunk can't be written in place, but as zarr does it."""
 
 
-class MissingError(Exception):
-    """There is no such file."""
-
-
-class ReplacedError(Exception):
-    """The name stands for another file than before."""
-
-
 class LockedError(Exception):
     """Somebody else has a lock on the file."""
 
 
-@contextlib.contextmanager
-def locked(
-    path: str, mode: int = os.O_RDWR, *, is_exclusive: bool
-) -> Iterator[tuple[int, os.stat_result]]:
-    """Open a file, and lock it.
+class _MissingError(Exception):
+    """There is no such file."""
 
-    Parameters
+
+class _ReplacedError(Exception):
+    """The name stands for another file than before."""
+
+
+class Change(NamedTuple):
+    """What is done to a file.
+
+    Attributes
     ----------
-    path : str
-        The path of the file.
-    mode : int
-        Whether to open it for reading, or for writing, too.
+    check, write : callable
+        Take the length of the locked file, and raise if it is wrong; and its descriptor.
+    make : callable
+        Makes a file that is missing, most likely by `create`; returns whether that was all.
+    is_wanted : callable
+        Whether to go on.
     is_exclusive : bool
-        Whether nobody else may have a lock.
+        Whether `write` writes bytes that it has read before.
+    """
 
-    Yields
-    ------
-    descriptor : int
-        The open file.
-    found : os.stat_result
-        Its state under the lock. The path stands for this file, a regular one.
+    check: Callable[[int], None]
+    write: Callable[[int], None]
+    make: Callable[[], bool]
+    is_wanted: IsWanted
+    is_exclusive: bool
+
+
+def change(path: str, how: Change) -> None:
+    """Write to a file that has no other name, or make it.
 
     Raises
     ------
-    MissingError, ReplacedError, LockedError
-        Try again, with a new file if it is missing.
+    LockedError
+        If somebody else has locked it. Nothing is written: try again.
     NotInPlace
-        If it is no regular file, or can't be opened or locked.
+        If it is no regular file, or can't be opened, locked, made or copied.
+    """
+    is_missing = is_linked = False
+    for _ in range(MAX_TRIES):
+        try:
+            if is_missing:
+                is_missing = False
+                if how.make():
+                    return
+            may_copy = how.is_exclusive or is_linked
+            with _locked(path, is_exclusive=may_copy) as (descriptor, found):
+                how.check(found.st_size)
+                is_linked = _has_other_name(descriptor, path, found)
+                if not is_linked:
+                    how.write(descriptor)
+                    return
+                if may_copy:
+                    _replace(descriptor, path, found.st_size, how.is_wanted)
+        except _MissingError:
+            is_missing = True
+        except _ReplacedError:
+            is_linked = False
+    raise NotInPlace("it keeps being replaced")
+
+
+@contextlib.contextmanager
+def _locked(
+    path: str, mode: int = os.O_RDWR, *, is_exclusive: bool
+) -> Iterator[tuple[int, os.stat_result]]:
+    """Open a file, and lock it; yield its descriptor, and its state under the lock.
+
+    The path stands for this file, a regular one.
     """
     descriptor = _open(path, mode)
     try:
@@ -103,13 +142,8 @@ def locked(
         _release(descriptor)
 
 
-def is_supported() -> bool:
-    """Whether this system has what it takes to write files in place."""
-    return fcntl is not None and all(hasattr(os, name) for name in _NEEDED)
-
-
 def _open(path: str, mode: int) -> int:
-    if not is_supported():
+    if fcntl is None or not all(hasattr(os, name) for name in _NEEDED):
         raise NotInPlace("this system has no flock, or no preadv and pwrite")
     try:
         # Opening a pipe would affect those who write to it.
@@ -117,7 +151,7 @@ def _open(path: str, mode: int) -> int:
             raise NotInPlace("it is not a regular file, or a symbolic link")
         return os.open(path, mode | os.O_NOFOLLOW)
     except FileNotFoundError:
-        raise MissingError from None
+        raise _MissingError from None
     except OSError as error:
         if error.errno not in _NOT_WRITABLE:
             raise
@@ -161,9 +195,9 @@ def _state_of(descriptor: int, path: str) -> os.stat_result:
     try:
         named = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise MissingError from None
+        raise _MissingError from None
     if not os.path.samestat(found, named):
-        raise ReplacedError
+        raise _ReplacedError
     return found
 
 
@@ -184,23 +218,18 @@ def change_whole(path: str, change: Callable[[], None]) -> None:
         return
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(path, os.O_RDONLY, is_exclusive=False))
-        except (MissingError, NotInPlace, OSError):
+            stack.enter_context(_locked(path, os.O_RDONLY, is_exclusive=False))
+        except (_MissingError, NotInPlace, OSError):
             pass  # nobody can copy it either, or `change` finds out why
-        except ReplacedError:
+        except _ReplacedError:
             raise LockedError from None
         change()
 
 
-def has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
+def _has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
     """Whether a locked file has another name than its path.
 
     The name that its maker gave it before is removed, in case that one was killed.
-
-    Raises
-    ------
-    MissingError, ReplacedError
-        If the path does not stand for it any more.
     """
     if found.st_nlink == 1:
         return False
@@ -218,14 +247,7 @@ def has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
 def create(path: str, fill: Fill) -> bool:
     """Make a file, unless somebody else has made it meanwhile; return whether it was made.
 
-    It gets its name when it is complete.
-
-    Raises
-    ------
-    LockedError, ReplacedError
-        Somebody else makes it: try again.
-    NotInPlace
-        If it can't be made so.
+    It gets its name when it is complete. Errors are those that `change` expects of its `make`.
     """
     with _explained("made"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -241,18 +263,8 @@ def create(path: str, fill: Fill) -> bool:
     return False
 
 
-def replace(descriptor: int, path: str, num_bytes: int, is_wanted: Callable[[], bool]) -> None:
-    """Put a copy in the place of a file, which must be locked exclusively.
-
-    Raises
-    ------
-    LockedError, ReplacedError
-        Somebody else makes a file of this name: try again.
-    NotInPlace
-        If it can't be copied.
-    InterruptedError
-        If it is not wanted any more.
-    """
+def _replace(descriptor: int, path: str, num_bytes: int, is_wanted: IsWanted) -> None:
+    """Put a copy in the place of a file, which must be locked exclusively."""
 
     def fill(copy: int) -> None:
         os.ftruncate(copy, num_bytes)
@@ -269,7 +281,7 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:  # somebody removed the folder
-        raise ReplacedError from None
+        raise _ReplacedError from None
     except OSError as error:
         if error.errno not in _WITHOUT_NAMES:
             raise
@@ -314,18 +326,18 @@ def _unfinished(path: str, fill: Fill) -> Iterator[str]:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     except FileExistsError:
         _remove_unfinished(name)
-        raise ReplacedError from None
+        raise _ReplacedError from None
     try:
         _take(descriptor, is_exclusive=True)
         try:
             _state_of(descriptor, name)
-        except MissingError:  # another took it for one that was left
-            raise ReplacedError from None
+        except _MissingError:  # another took it for one that was left
+            raise _ReplacedError from None
         try:
             fill(descriptor)
             yield name
         except BaseException:
-            with contextlib.suppress(OSError, MissingError, ReplacedError):
+            with contextlib.suppress(OSError, _MissingError, _ReplacedError):
                 _state_of(descriptor, name)
                 Path(name).unlink()
             raise
@@ -336,9 +348,9 @@ def _unfinished(path: str, fill: Fill) -> Iterator[str]:
 def _remove_unfinished(name: str) -> None:
     """Remove what was left by a writer that was killed, unless it is locked, and so not left."""
     try:
-        with locked(name, is_exclusive=True):
+        with _locked(name, is_exclusive=True):
             Path(name).unlink()
-    except MissingError:
+    except _MissingError:
         pass
     except NotInPlace as why:
         raise NotInPlace(
@@ -361,13 +373,13 @@ def _data_of(descriptor: int, num_bytes: int) -> Iterator[tuple[int, int]]:
         yield start, min(end, num_bytes)
 
 
-def _copy(source: int, target: int, start: int, end: int, is_wanted: Callable[[], bool]) -> None:
+def _copy(source: int, target: int, start: int, end: int, is_wanted: IsWanted) -> None:
     has_copy = hasattr(os, "copy_file_range")
     while start < end:
         if not is_wanted():
             raise InterruptedError("the write was cancelled while it copied the chunk")
         if has_copy:
-            size = min(end - start, 64 * COPY_BYTES)
+            size = min(end - start, CALL_BYTES)
             try:
                 num = os.copy_file_range(source, target, size, start, start)
             except OSError as error:
@@ -379,7 +391,7 @@ def _copy(source: int, target: int, start: int, end: int, is_wanted: Callable[[]
                 raise EOFError("the file was truncated meanwhile")
             start += num
         else:
-            block = np.empty(min(end - start, COPY_BYTES), np.uint8)
+            block = np.empty(min(end - start, STEP_BYTES), np.uint8)
             read_at(source, block, start)
             write_at(target, block.data, start)
             start += len(block)
@@ -388,7 +400,7 @@ def _copy(source: int, target: int, start: int, end: int, is_wanted: Callable[[]
 def write_at(descriptor: int, view: memoryview, position: int) -> None:
     """Write all bytes of a view at a position."""
     while len(view):
-        num = os.pwrite(descriptor, view[:MAX_BYTES], position)
+        num = os.pwrite(descriptor, view[:CALL_BYTES], position)
         view, position = view[num:], position + num
 
 
@@ -396,7 +408,7 @@ def read_at(descriptor: int, out: UInt8Array, position: int) -> None:
     """Fill an array with the bytes at a position, or raise EOFError."""
     view = out.data
     while len(view):
-        num = os.preadv(descriptor, [view[:MAX_BYTES]], position)
+        num = os.preadv(descriptor, [view[:CALL_BYTES]], position)
         if not num:
             raise EOFError("the file was truncated meanwhile")
         view, position = view[num:], position + num
