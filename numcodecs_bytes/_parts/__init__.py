@@ -1,5 +1,5 @@
 """Parts of uncompressed chunks: plan their byte ranges, fetch them, apply the selection.
 
-Imports `_core`. `ranges`, `selection`, `plan`, `assemble`, `open_file` and `chunk_files` do not
-import zarr.
+Imports `_core`. `ranges`, `selection`, `product`, `plan`, `assemble`, `open_file`, `locks` and
+`write_file` do not import zarr.
 """

@@ -171,8 +171,10 @@ def parse_product(selection: Any, layout: Layout, start: int = 0) -> Selected | 
 
 def sums(offsets: "Sequence[Any]", start: int) -> Indices:
     """Return `start` plus the sums of the offsets along all axes, in C order."""
-    found: Indices = np.array([start], np.intp)
-    for along in offsets:
+    if not offsets:
+        return np.array([start], np.intp)
+    found: Indices = as_array(offsets[0]) + start
+    for along in offsets[1:]:
         found = np.add.outer(found, as_array(along)).ravel()
     return found
 

@@ -217,17 +217,17 @@ class Part:
         start, end = product.span
         block = np.empty(end - start, np.uint8)
         read_at(descriptor, block, start)
-        steady = [k for k, along in enumerate(product.offsets) if isinstance(along, range)]
-        others = [k for k in range(len(cut)) if k not in steady]
+        steady, others = list[int](), list[int]()
+        for k, along in enumerate(product.offsets):
+            (steady if isinstance(along, range) else others).append(k)
         ranges = [product.offsets[k] for k in steady]
-        first = product.start - start + sum(along[0] for along in ranges)
+        first = product.start - start + sum([along[0] for along in ranges])
         starts = sums([product.offsets[k] for k in others], first)
         # The elements along ranges that begin at each byte.
-        num = len(block) - sum(along[-1] - along[0] for along in ranges) - self.item_size + 1
+        num = len(block) - sum([along[-1] - along[0] for along in ranges]) - self.item_size + 1
         shape, steps = [len(along) for along in ranges], [along.step for along in ranges]
-        dtype = np.dtype(f"V{self.item_size}")
-        at: Array = np.ndarray((num, *shape), dtype, block, strides=(1, *steps))
-        raw = self.raw(cut, [*others, *steady]).view(dtype)
+        raw = self.raw(cut, [*others, *steady]).view(f"V{self.item_size}")
+        at: Array = np.ndarray((num, *shape), raw.dtype, block, strides=(1, *steps))
         if len(starts) == 1:
             at[starts[0]] = raw.reshape(shape)
         else:
@@ -240,7 +240,10 @@ class Part:
         own = [slice(None) if k in sources else part for k, part in enumerate(cut)]
         some = self._as_stored[(*own, ...)]
         for k, source in sources.items():
-            some = some[(slice(None),) * k + (source[cut[k]],)]
+            if some.flags.c_contiguous:  # or take() copies all of it first
+                some = some.take(source[cut[k]], k)
+            else:
+                some = some[(slice(None),) * k + (source[cut[k]],)]
         some = some if order is None else some.transpose(order)
         return as_bytes(self._encode(some, self._stored))
 
