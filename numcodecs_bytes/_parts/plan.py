@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._parts.boxes import box_of
 from numcodecs_bytes._parts.layout import Layout
+from numcodecs_bytes._parts.product import parse_product
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
 from numcodecs_bytes._parts.selection import (
     Axis,
@@ -189,15 +189,15 @@ class Planner:
             return None
         if (key, max_bytes) in self._parts:
             return self._parts[key, max_bytes]
-        box = box_of(selectors, self.layout)
-        if box is None or box.shape != shape:
+        selected = parse_product(selectors, self.layout)
+        if selected is None or selected.shape != shape:
             return None
-        boxes = box.split(max_bytes, in_pieces=in_pieces)
+        boxes = selected.boxes(max_bytes, in_pieces=in_pieces)
         first = list(itertools.islice(boxes, 2))
         num_pieces, found = 0, []
         made = (
-            Part(place, part.selection, _plan(part.selection, self.layout, self.coalescing))
-            for place, part in itertools.chain(first if len(first) > 1 else (), boxes)
+            Part(place, of_part, _plan(of_part, self.layout, self.coalescing))
+            for place, of_part in itertools.chain(first if len(first) > 1 else (), boxes)
         )
         for part in made:
             found.append(part)

@@ -141,6 +141,24 @@ class Selected(NamedTuple):
             return values.reshape(-1)
         return values[(*self.expand, ...)].transpose(self.order)
 
+    def boxes(self, max_bytes: int, *, in_pieces: bool) -> "Iterator[tuple[Cut, tuple[Any, ...]]]":
+        """Yield parts of a selection of slices and integers, in the order in which they are stored.
+
+        Each is where it belongs in the selection, and what it selects from the chunk; see
+        `Product.cuts`.
+        """
+        in_order = [self.order.index(k) for k in range(len(self.order))]
+        for cut in itertools.product(*self.product.cuts(max_bytes, in_pieces=in_pieces)):
+            parts: list[Any] = [self.axes[k].indices[cut[k]] for k in in_order]
+            are_kept = [not self.axes[k].is_dropped for k in in_order]
+            yield (
+                tuple(cut[k] for k, is_kept in zip(in_order, are_kept, strict=True) if is_kept),
+                tuple(
+                    slice(along[0], along[-1] + 1, along.step) if is_kept else along[0]
+                    for along, is_kept in zip(parts, are_kept, strict=True)
+                ),
+            )
+
 
 def parse_product(selection: Any, layout: Layout, start: int = 0) -> Selected | None:
     """Return where the elements that are selected from a chunk are stored.
