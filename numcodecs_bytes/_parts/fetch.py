@@ -98,8 +98,11 @@ async def _fetch(getter: Getter, layout: Layout, selection: Any) -> Any:
             source = find_source(getter.byte_getter)
         else:
             source = Whole("" if getter.is_on_cpu else "it is wanted on a GPU")
-        with chunks_in_flight if isinstance(source, Remote) else contextlib.nullcontext():
+        if not isinstance(source, Remote):
             fetched, plan, refusal = await _fetch_from(getter, layout, selection, source)
+        else:
+            with chunks_in_flight:
+                fetched, plan, refusal = await _fetch_from(getter, layout, selection, source)
     except Exception as error:
         add_name(error, getter.byte_getter)
         raise

@@ -20,6 +20,7 @@ T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 Read = Callable[[IsWanted | None], T]
 Get = Callable[[Request], Awaitable[None]]
+Got = Awaitable[Buffer | None]
 
 # Nothing says beforehand whether to open a file has to wait. The event loop may do so only in
 # places on a disk of this machine where the last open took no longer than this, and the last short
@@ -147,8 +148,6 @@ class Getter:
     ----------
     is_blocking : bool
         Whether no coroutine ever suspends.
-    store, object : object
-        The store of the chunk; together with its path there.
     num_requests, num_bytes : int
         How much was requested so far.
     versions : Versions or None
@@ -165,8 +164,16 @@ class Getter:
     def __init__(self, byte_getter: Any, prototype: BufferPrototype) -> None:
         self.byte_getter = byte_getter
         self._prototype = prototype
-        self.store = getattr(byte_getter, "store", None)
-        self.object = self.store, getattr(byte_getter, "path", "")
+
+    @property
+    def store(self) -> Any:
+        """The store of the chunk."""
+        return getattr(self.byte_getter, "store", None)
+
+    @property
+    def object(self) -> tuple[Any, str]:
+        """The store of the chunk, and its path there."""
+        return self.store, getattr(self.byte_getter, "path", "")
 
     @property
     def is_on_cpu(self) -> bool:
@@ -183,16 +190,16 @@ class Getter:
         if self.starts_tasks:
             await asyncio.sleep(0)
 
-    async def get_whole(self) -> Buffer | None:
+    def get_whole(self) -> Got:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
-        return await self._get()
+        return self._get()
 
-    async def get_range(self, start: int, end: int | None) -> Buffer | None:
+    def get_range(self, start: int, end: int | None) -> Got:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk.
 
         If `end` is None, `start` is negative, and counts from the end of the chunk.
         """
-        return await self._get(
+        return self._get(
             byte_range=SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
         )
 
