@@ -210,14 +210,15 @@ class Planner:
         return found or None
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def planner_of(layout: Layout, coalescing: Coalescing) -> Planner:
     """Return the planner for the chunks of an array."""
     return Planner(layout, coalescing)
 
 
-# How many plans of an array are kept, and of up to how many pieces: at most 2 MB.
-MAX_CACHED, MAX_CACHED_PIECES = 128, 256
+# How many plans of an array are kept, and of up to how many pieces: at most 0.5 MB, and as much for
+# their parts.
+MAX_CACHED, MAX_CACHED_PIECES = 64, 256
 
 
 def plan_read(selection: Any, layout: Layout, coalescing: Coalescing) -> Plan:
