@@ -44,9 +44,10 @@ class Product(NamedTuple):
     @property
     def span(self) -> tuple[int, int]:
         """First byte and end of all between the first and the last element."""
-        ends = list(map(_ends_of, self.offsets))
-        start = self.start + sum([low for low, _ in ends])
-        return start, start + _span(ends, self.item_size)
+        start, num = self.start, self.item_size
+        for low, high in map(_ends_of, self.offsets):
+            start, num = start + low, num + high - low
+        return start, start + num
 
     def count_runs(self) -> tuple[int, int]:
         """Return the number of contiguous runs, and their length in bytes."""

@@ -164,6 +164,7 @@ class Part:
     def __init__(self, item: Item, costs: Costs) -> None:
         self._encode, self._stored, self._costs = item.encode, item.layout.stored, costs
         self.item_size = item.layout.item_size
+        self._void = np.dtype(f"V{self.item_size}")
         selected = parse_product(item.selection, item.layout, item.start)
         if selected is None:
             raise NotInPlace(f"its selection, {item.selection!r}, is not known")
@@ -215,8 +216,6 @@ class Part:
     def rewrite(self, descriptor: int, cut: Cut, product: Product) -> None:
         """Read a block, change it and write it; the last of the elements at one place wins."""
         start, end = product.span
-        block = np.empty(end - start, np.uint8)
-        read_at(descriptor, block, start)
         steady, others = list[int](), list[int]()
         for k, along in enumerate(product.offsets):
             (steady if isinstance(along, range) else others).append(k)
@@ -224,10 +223,12 @@ class Part:
         first = product.start - start + sum([along[0] for along in ranges])
         starts = sums([product.offsets[k] for k in others], first)
         # The elements along ranges that begin at each byte.
-        num = len(block) - sum([along[-1] - along[0] for along in ranges]) - self.item_size + 1
+        num = end - start - sum([along[-1] - along[0] for along in ranges]) - self.item_size + 1
         shape, steps = [len(along) for along in ranges], [along.step for along in ranges]
-        raw = self.raw(cut, [*others, *steady]).view(f"V{self.item_size}")
-        at: Array = np.ndarray((num, *shape), raw.dtype, block, strides=(1, *steps))
+        raw = self.raw(cut, [*others, *steady]).view(self._void)
+        block = np.empty(end - start, np.uint8)
+        read_at(descriptor, block, start)
+        at: Array = np.ndarray((num, *shape), self._void, block, strides=(1, *steps))
         if len(starts) == 1:
             at[starts[0]] = raw.reshape(shape)
         else:
