@@ -12,6 +12,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+IsWanted = Callable[[], bool]  # whether the caller still wants the result
+
+# How long a caller that is cancelled waits for its thread, which may be filling an array or writing
+# a file.
+LAST_SECONDS = 1.0
 
 
 async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
@@ -35,6 +40,23 @@ async def run_in_thread(executor: Executor | None, function: Callable[[], T]) ->
     except RuntimeError:  # the interpreter is shutting down and starts no new threads
         return function()
     return await future
+
+
+async def run_while_wanted(executor: Executor, function: Callable[[IsWanted], T]) -> T:
+    """Do the same as `run_in_thread`, with a function that is told whether to go on."""
+    is_cancelled = False
+    running = asyncio.ensure_future(
+        run_in_thread(executor, lambda: function(lambda: not is_cancelled))
+    )
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        is_cancelled = True
+        done, _ = await asyncio.wait([running], timeout=LAST_SECONDS)
+        for one in done:
+            one.exception()  # or asyncio logs it
+        running.cancel()
+        raise
 
 
 def is_ending() -> bool:

@@ -8,7 +8,6 @@ read chunk by chunk, which finds another way or raises the error.
 
 import asyncio
 import contextvars
-import functools
 import logging
 import os
 import threading
@@ -35,10 +34,11 @@ from numcodecs_bytes._parts.shards import Shard, ShardSelection
 from numcodecs_bytes._parts.stores import File, find_source, local_coalescing, source_finder
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
+    IsWanted,
     file_pool,
     helper_pool,
     is_ending,
-    run_in_thread,
+    run_while_wanted,
 )
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -57,8 +57,6 @@ SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
 # What makes a batch leave a chunk: its file can't be read or has another length, its index is
 # damaged, or the output takes no such values. Read alone, it raises the error again, or is missing.
 GIVES_UP = (OSError, EOFError, MemoryError, ArithmeticError, ValueError, Warning, ReadWhole)
-# How long a read that is cancelled waits for its threads, which may be filling the array.
-LAST_SECONDS = 1.0
 
 
 class Batch(NamedTuple):
@@ -104,15 +102,8 @@ async def read_files(batch: Batch) -> list[bool | None]:
     job = _Job(batch)
     if batch.at_once and job.has_read_at_once():
         return job.exist
-    run = functools.partial(contextvars.copy_context().run, job.run)
-    reading = asyncio.ensure_future(run_in_thread(file_pool(), run))
-    try:
-        await asyncio.shield(reading)
-    except asyncio.CancelledError:
-        job.is_wanted = False
-        await asyncio.wait([reading], timeout=LAST_SECONDS)
-        reading.cancel()
-        raise
+    context = contextvars.copy_context()
+    await run_while_wanted(file_pool(), lambda is_wanted: context.run(job.run, is_wanted))
     if is_ending():
         job.finish()
     return job.exist
@@ -128,7 +119,7 @@ class _Job:
         self.batch = batch
         num = len(batch.items)
         self.exist: list[bool | None] = [None] * num
-        self.is_wanted = True
+        self.is_wanted: IsWanted = _always
         self._adapts = batch.num_workers is None
         is_parallel = batch.out.nbytes >= PARALLEL_BYTES * num
         self._num_workers = batch.num_workers or (_num_cores() if is_parallel else 1)
@@ -138,8 +129,9 @@ class _Job:
         self._opening = threading.Lock()
         self._num_working, self._is_over = 0, False
 
-    def run(self) -> None:
+    def run(self, is_wanted: IsWanted) -> None:
         """Read all chunks, with the help of other threads; none of them works afterwards."""
+        self.is_wanted = is_wanted
         if self._is_over:  # queued, but run elsewhere because no thread could be started
             return
         source = find_source(self.batch.items[0][0])
@@ -230,7 +222,7 @@ class _Job:
             self._num_working += 1
         worker, is_slow = _Worker(self, is_waited_for=is_waited_for), False
         try:
-            while self.is_wanted and (k := self._next(is_waited_for)) is not None:
+            while self.is_wanted() and (k := self._next(is_waited_for)) is not None:
                 start = time.perf_counter()
                 byte_getter, spec, selection, place, *_ = self.batch.items[k]
                 self.exist[k] = worker.read(byte_getter, spec, selection, place)
@@ -251,6 +243,10 @@ class _Job:
                 self._num_working -= 1
                 self._state.notify_all()
         return is_slow
+
+
+def _always() -> bool:
+    return True
 
 
 def _log_once(error: Exception) -> None:
@@ -417,4 +413,4 @@ class _Worker:
         self._runner.close()
 
     def _is_wanted(self) -> bool:
-        return self.job.is_wanted and not (self._is_waited_for and is_ending())
+        return self.job.is_wanted() and not (self._is_waited_for and is_ending())

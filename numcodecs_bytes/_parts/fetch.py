@@ -23,7 +23,6 @@ from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.getters import (
     Blocking,
     Getter,
-    IsWanted,
     OnLoop,
     T,
     WouldWait,
@@ -39,6 +38,7 @@ from numcodecs_bytes._parts.read_remote import RemoteObject, let_others_end
 from numcodecs_bytes._parts.refusals import ReadWhole, remember_refusal
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import Remote, Source, Whole, coalescing_of, find_source
+from numcodecs_bytes._threads import IsWanted
 
 # Up to this many bytes are read on the event loop if they are in the page cache, which takes 0.1
 # ms; another thread would take as long to begin.

@@ -14,10 +14,9 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu
 
 from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._parts.refusals import Stores, Versions
-from numcodecs_bytes._threads import run_in_thread
+from numcodecs_bytes._threads import IsWanted, run_in_thread
 
 T = TypeVar("T")
-IsWanted = Callable[[], bool]  # whether the caller still wants the result
 Read = Callable[[IsWanted | None], T]
 Get = Callable[[Request], Awaitable[None]]
 Got = Awaitable[Buffer | None]

@@ -27,13 +27,19 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._parts import locks
 from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.locks import STEP_BYTES, IsWanted, LockedError, NotInPlace
+from numcodecs_bytes._parts.locks import STEP_BYTES, LockedError, NotInPlace
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.settings import configured_write_in_place
 from numcodecs_bytes._parts.stores import Whole, writable_file_finder
 from numcodecs_bytes._parts.values import Values
 from numcodecs_bytes._parts.write_file import Changes, Costs, Encode, Item, Pace
-from numcodecs_bytes._threads import is_ending, run_in_thread, write_pool
+from numcodecs_bytes._threads import (
+    IsWanted,
+    is_ending,
+    run_in_thread,
+    run_while_wanted,
+    write_pool,
+)
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -46,9 +52,8 @@ COSTS = Costs()
 MAX_WAIT_SECONDS = 0.1
 # After which time a log message says what a write is waiting for.
 LONG_SECONDS = 5.0
-# How long a write that is cancelled waits for its thread, and how long one waits for a lock while
-# the interpreter ends.
-LAST_SECONDS = 1.0
+# How long a write waits for a lock while the interpreter ends.
+EXIT_SECONDS = 1.0
 
 
 class Writes(NamedTuple):
@@ -200,29 +205,11 @@ async def _until_locked(
             )
         if is_ending():
             ending_since = ending_since or now
-            if now - ending_since > LAST_SECONDS:
+            if now - ending_since > EXIT_SECONDS:
                 name = name_of_chunk(next(iter(waiting.values())))
                 raise InterruptedError(f"the program ended while a write waited to lock {name}")
         seconds = min(2 * seconds, MAX_WAIT_SECONDS)
         await asyncio.sleep(seconds)
-
-
-async def _in_thread(run: Callable[[IsWanted], T]) -> T:
-    """Return the result of a function, which is told when it is cancelled."""
-    is_cancelled = False
-    # Not the pool of reads, which need not wait for writes.
-    running = asyncio.ensure_future(
-        run_in_thread(write_pool(), lambda: run(lambda: not is_cancelled))
-    )
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        is_cancelled = True
-        done, _ = await asyncio.wait([running], timeout=LAST_SECONDS)
-        for one in done:
-            one.exception()  # or asyncio logs it
-        running.cancel()
-        raise
 
 
 class _Job:
@@ -237,9 +224,11 @@ class _Job:
     async def write(self, waiting: Mapping[int, Any]) -> dict[int, Any]:
         """Write chunks; return those that somebody else has locked."""
         todo, locked = deque(waiting), list[int]()
-        num = await _in_thread(functools.partial(self._run, todo, locked, may_stop=True))
+        # Not the pool of reads, which need not wait for writes.
+        in_thread = functools.partial(run_while_wanted, write_pool())
+        num = await in_thread(functools.partial(self._run, todo, locked, may_stop=True))
         runs = [functools.partial(self._run, todo, locked) for _ in range(min(num, len(todo)))]
-        for found in await asyncio.gather(*map(_in_thread, runs), return_exceptions=True):
+        for found in await asyncio.gather(*map(in_thread, runs), return_exceptions=True):
             if isinstance(found, BaseException):
                 raise found
         return {k: waiting[k] for k in locked}

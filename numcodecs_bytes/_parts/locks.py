@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._threads import IsWanted
 
 fcntl: ModuleType | None
 try:
@@ -52,7 +53,6 @@ _WITHOUT_NAMES = (*_NOT_WRITABLE, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, er
 _WITHOUT_COPIES = (*_NOT_SUPPORTED, errno.EXDEV, errno.EPERM, errno.ETXTBSY, errno.EBADF)
 
 Fill = Callable[[int], None]  # writes what is in a new file
-IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
 
 class NotInPlace(Exception):  # noqa: N818 # not an error

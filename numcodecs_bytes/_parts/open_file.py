@@ -9,15 +9,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
 
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.assemble import copy_pieces
 from numcodecs_bytes._parts.ranges import Coalescing, Ranges
-
-IsWanted = Callable[[], bool]  # whether the caller still wants the result
+from numcodecs_bytes._threads import IsWanted
 
 # Ranges shorter than this are read as Python bytes, which takes 0.25 us, and copied. Longer ones
 # are read directly to their place, which takes 0.5 us more.

@@ -17,10 +17,11 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.items import Item, groups_of, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.open_file import IsWanted, OpenFile
+from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, Planner, planner_of
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, join_adjacent
 from numcodecs_bytes._parts.selection import selectors_of
+from numcodecs_bytes._threads import IsWanted
 
 
 class FileReader:

@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore, StorePath
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._parts.fetch import add_name, run_blocking
-from numcodecs_bytes._parts.getters import Blocking, Getter, IsWanted, OnLoop, chunks_in_flight
+from numcodecs_bytes._parts.getters import Blocking, Getter, OnLoop, chunks_in_flight
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
@@ -40,6 +40,7 @@ from numcodecs_bytes._parts.stores import (
     coalescing_of,
     find_source,
 )
+from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import (
     DECODES_INDEX_AT_ONCE,
     chunk_grid_of,

@@ -18,10 +18,11 @@ import numpy as np
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.locks import STEP_BYTES, IsWanted, NotInPlace, read_at, write_at
+from numcodecs_bytes._parts.locks import STEP_BYTES, NotInPlace, read_at, write_at
 from numcodecs_bytes._parts.product import Cut, Product, blocks_of, parse_product, sums
 from numcodecs_bytes._parts.ranges import Indices
 from numcodecs_bytes._parts.selection import Axis
+from numcodecs_bytes._threads import IsWanted
 
 Encode = Callable[[Array, AnyDType], Array]
 

@@ -432,7 +432,9 @@ class TestWorkers:
     def test_one_that_comes_too_late_reads_nothing(self, array, monkeypatch):
         """As threads do that the system could not start before."""
         jobs, run = [], batch._Job.run
-        monkeypatch.setattr(batch._Job, "run", lambda job: jobs.append(job) or run(job))
+        monkeypatch.setattr(
+            batch._Job, "run", lambda job, token: jobs.append(job) or run(job, token)
+        )
         array[...]
         (job,) = jobs
         job._left = iter(range(9))
