@@ -77,7 +77,8 @@ class RemoteObject:
     """
 
     def __init__(self, getter: Getter, source: Remote) -> None:
-        self.getter, self.source = getter, source
+        self.getter, self.source, self.store = getter, source, getter.store
+        self._in_flight = in_flight_of(self.store)
 
     @classmethod
     async def of_many(cls, getter: Getter, source: Remote) -> Self:
@@ -92,14 +93,10 @@ class RemoteObject:
 
     def num_parts(self, num_bytes: int) -> int:
         """Return in how many requests to fetch so many bytes, which must be of one version."""
-        getter, source = self.getter, self.source
-        if (
-            source.max_parts == 1
-            or getter.store in untagged
-            or (changing.of(*getter.object) is not None)
-        ):
-            return 1
-        return max(1, min(source.max_parts, num_bytes // source.costs.part))
+        num = self.source.max_parts
+        if num > 1 and self.store not in untagged and changing.of(*self.getter.object) is None:
+            return max(1, min(num, num_bytes // self.source.costs.part))
+        return 1
 
     def split(self, ranges: Ranges) -> Ranges:
         """Return the same ranges, long ones cut into several."""
@@ -156,9 +153,9 @@ class RemoteObject:
         Exception
             Whatever the store raises if its server is not reached, for none of the ranges.
         """
-        store, reading = self.getter.store, _Reading(self, ranges, known)
+        reading = _Reading(self, ranges, known)
         # A store that ignores ranges would return many whole chunks at once.
-        first_alone = known.version is ANY_VERSION and store not in answering
+        first_alone = known.version is ANY_VERSION and self.store not in answering
         with contextlib.suppress(Changed):
             await self.getter.get_all(
                 ranges, reading.get, first_alone=first_alone, of_shard=of_shard
@@ -169,7 +166,7 @@ class RemoteObject:
                 raise ReadWhole(why="a connection was lost") from reading.failed
             raise reading.failed
         if reading.num_present:
-            answering.add(store)
+            answering.add(self.store)
         if reading.num_present == len(ranges.starts):
             return reading.fetched
         if reading.is_missing and not reading.num_present and self.source.tells_missing:
@@ -198,21 +195,20 @@ class RemoteObject:
         if answer is not None and getter.versions.are_of_replicas(answer.version, sent):
             raise ReadWhole("has replicas with different tags for the same chunk")
         if answer is not None and source.tells_version and answer.version is None:
-            untagged.add(getter.store)
+            untagged.add(self.store)
         return answer
 
     @contextlib.contextmanager
     def requesting(self) -> Iterator[None]:
         """Raise `ReadWhole` if a range request fails, or the store has just refused so many."""
-        store = self.getter.store
-        if (refusal := limiting.get(store)) is not None:
+        if (refusal := limiting.get(self.store)) is not None:
             raise ReadWhole(refusal)
         try:
-            with in_flight_of(store), explaining():
+            with self._in_flight, explaining():
                 yield
         except ReadWhole as why:
             if status_of(why) in LIMITS:
-                limiting.add(store, why.refusal)
+                limiting.add(self.store, why.refusal)
             if why.is_cut:
                 remember_cut(*self.getter.object)
             raise
@@ -236,8 +232,8 @@ class _Reading:
 
     async def get(self, request: Request) -> None:
         """Get a range, unless the object is missing, or another range has failed."""
-        getter, answer = self._object.getter, None
-        if (refusal := limiting.get(getter.store)) is not None:
+        answer = None
+        if (refusal := limiting.get(self._object.store)) is not None:
             self.failed = self.failed or ReadWhole(refusal)  # those in flight are waited for
         if self.is_missing or self.failed is not None:
             return
@@ -258,7 +254,7 @@ class _Reading:
         if answer is None or raw is None:
             self.is_missing = True
             return
-        getter.num_bytes += raw.nbytes
+        self._object.getter.num_bytes += raw.nbytes
         self._take(request, answer, raw.view(np.uint8))
 
     def _take(self, request: Request, answer: Answer, raw: UInt8Array) -> None:
