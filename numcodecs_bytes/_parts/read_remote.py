@@ -82,7 +82,7 @@ class RemoteObject:
 
     @classmethod
     async def of_many(cls, getter: Getter, source: Remote) -> Self:
-        """Return one of the `chunks_in_flight`, which share the requests that zarr allows."""
+        """Return the object of one of `chunks_in_flight`, which share zarr's limit of requests."""
         await getter.let_others_start()
         num_requests = max(1, max_requests() // chunks_in_flight.num)
         gap_bytes = max(source.max_gap_bytes, source.costs.latency // num_requests)
@@ -104,9 +104,9 @@ class RemoteObject:
         return ranges.cut(-(-ranges.num_bytes // num)) if num > 1 else ranges
 
     async def read_chunk(self, ranges: Ranges, num_bytes: int) -> UInt8Array | None:
-        """Return ranges of a chunk of a known length, as `read` does, all of one version.
+        """Do the same as `read` for a chunk, and try again if it is overwritten meanwhile.
 
-        Only if they are the whole chunk, one request for it is left to the caller: `Changed`.
+        A whole chunk is tried only once, in parts: one request for it is of one version anyway.
         """
         if self.source.num_bytes not in (None, num_bytes):
             raise ReadWhole

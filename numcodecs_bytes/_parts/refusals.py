@@ -70,7 +70,9 @@ class Changed(ReadWhole):
     """An object was overwritten, created or deleted between two requests."""
 
     def __init__(self) -> None:
-        super().__init__(why="it keeps being overwritten, or its store does not tell versions")
+        super().__init__(
+            why="it keeps being overwritten, or is deleted; or its store tells no versions"
+        )
 
 
 # How stores show that they do not support ranges, if no server answers with a status.
