@@ -5,8 +5,8 @@ that stays in the CPU cache, from where it is copied, and byte-swapped, to its p
 are read. What lies between pieces is read only if it is a small gap, or in the page cache.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numcodecs_bytes._parts.items import Item, groups_of, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
 from numcodecs_bytes._parts.plan import Plan, Planner, planner_of
-from numcodecs_bytes._parts.ranges import Coalescing, Indices, join_adjacent
+from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges, join_adjacent
 from numcodecs_bytes._parts.selection import selectors_of
 from numcodecs_bytes._threads import IsWanted
 
@@ -113,17 +113,23 @@ class FileReader:
                 item = items[some.start]
                 of_chunk = file.part(int(starts[some.start]), layout.num_bytes)
                 self.read(of_chunk, layout, item.selection, out, item.place)
-                continue
-            group, where = items[some], starts[some]
-            fetched = None
-            if any(item.plan.is_slab for item in group):
-                exact = partial(self._exact_items, layout, group)
-                pieces = pieces_of(group, where)
-                fetched = self._read_slabs(file, *pieces, _new, lambda: pieces_of(exact(), where))  # noqa: B023
-                group = exact() if fetched is None else group
-            if fetched is None:
-                fetched = self.fetch_pieces(file, *pieces_of(group, where))
-            scatter(out, fetched, group, layout)
+            else:
+                self._read_group(file, layout, items[some], starts[some], out)
+
+    def _read_group(
+        self, file: OpenFile, layout: Layout, items: Sequence[Item], starts: Indices, out: Array
+    ) -> None:
+        fetched = None
+        if any(item.plan.is_slab for item in items):
+            exact = functools.cache(lambda: self._exact_items(layout, items))
+            slabs, coalesce = pieces_of(items, starts), self._coalescing.coalesce
+            fetched = self._read_slabs(
+                file, *slabs, _new, lambda: coalesce(*pieces_of(exact(), starts))
+            )
+            items = items if fetched is not None else exact()
+        if fetched is None:
+            fetched = self.fetch_pieces(file, *pieces_of(items, starts))
+        scatter(out, fetched, items, layout)
 
     def fetch_pieces(self, file: OpenFile, starts: Indices, ends: Indices) -> UInt8Array:
         """Return pieces of a file, end to end."""
@@ -188,15 +194,13 @@ class FileReader:
             _check_length(file, layout)
             return file.read(ranges, self._is_wanted, adapts=self._adapts), plan
         _check_length(file, layout)
-
-        def pieces() -> tuple[Indices, Indices]:
-            exact = self._exact(layout).plan(selection).ranges
-            return exact.piece_starts, exact.piece_ends
-
-        slab = self._read_slabs(file, ranges.starts, ranges.ends, memory, pieces)
+        exact = self._exact(layout)
+        slab = self._read_slabs(
+            file, ranges.starts, ranges.ends, memory, lambda: exact.plan(selection).ranges
+        )
         if slab is not None:
             return slab, plan
-        plan = self._exact(layout).plan(selection)
+        plan = exact.plan(selection)
         return file.read(plan.ranges, self._is_wanted, adapts=self._adapts), plan
 
     def _read_slabs(
@@ -205,19 +209,18 @@ class FileReader:
         starts: Indices,
         ends: Indices,
         memory: Callable[[int], UInt8Array],
-        pieces: Callable[[], tuple[Indices, Indices]],
+        exact: Callable[[], Ranges],
     ) -> UInt8Array | None:
         """Return slabs, end to end, if they are in memory, else None.
 
-        Where the system does not say so, that is so if some of their `pieces` are read quickly.
+        Where the system does not say so, that is so if some `exact` ranges are read quickly.
         """
         raw, place, is_quick = memory(int((ends - starts).sum())), 0, False
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             slab = raw[place : place + end - start]
             is_there = None if is_quick else file.read_cached(slab, start)
             if is_there is None and not is_quick and self._may_wait:
-                ranges = self._coalescing.coalesce(*pieces())
-                is_quick = file.is_quick(ranges, self._is_wanted)
+                is_quick = file.is_quick(exact(), self._is_wanted)
             if is_quick:
                 file.read_into(slab, start, self._is_wanted)
             elif not is_there:
