@@ -47,7 +47,6 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._parts.batch import Batch, read_files
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES
 from numcodecs_bytes._parts.in_place import (
     Writes,
     encode_unchecked,
@@ -58,6 +57,8 @@ from numcodecs_bytes._parts.in_place import (
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
+from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
+from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
@@ -396,7 +397,10 @@ class ReadsBatches:
                 return None
             return await read_objects(together, stored)
         is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(stored, Shard)
-        at_once = is_short and len(batch) <= FEW and (not is_shard or DECODES_INDEX_AT_ONCE)
+        # To plan what arrays select takes long, and there are many pieces.
+        is_quick = array.size <= SHORT or key_of(batch[0][2]) is not None
+        at_once = is_short and is_quick and len(batch) <= FEW
+        at_once = at_once and (not is_shard or DECODES_INDEX_AT_ONCE)
         return await read_files(together._replace(at_once=at_once))
 
     def _num_workers(self) -> int | None:

@@ -22,10 +22,10 @@ from zarr.core.array_spec import ArraySpec
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._parts.assemble import ready_to_copy
-from numcodecs_bytes._parts.fetch import AT_ONCE_BYTES, timing
-from numcodecs_bytes._parts.getters import Places, WouldWait, quick_places
+from numcodecs_bytes._parts.fetch import timing
+from numcodecs_bytes._parts.getters import Places, quick_places
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.open_file import OpenFile
+from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, OpenFile, WouldWait
 from numcodecs_bytes._parts.plan import is_whole
 from numcodecs_bytes._parts.read_file import FileReader, are_slices
 from numcodecs_bytes._parts.refusals import ReadWhole

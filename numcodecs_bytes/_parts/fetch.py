@@ -25,24 +25,19 @@ from numcodecs_bytes._parts.getters import (
     Getter,
     OnLoop,
     T,
-    WouldWait,
     chunks_in_flight,
     quick_places,
 )
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.open_file import SHORT, OpenFile
+from numcodecs_bytes._parts.open_file import OpenFile, WouldWait
 from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
-from numcodecs_bytes._parts.read_file import FileReader
+from numcodecs_bytes._parts.read_file import FileReader, is_short
 from numcodecs_bytes._parts.read_remote import RemoteObject, let_others_end
 from numcodecs_bytes._parts.refusals import ReadWhole, remember_refusal
 from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import Remote, Source, Whole, coalescing_of, find_source
 from numcodecs_bytes._threads import IsWanted
-
-# Up to this many bytes are read on the event loop if they are in the page cache, which takes 0.1
-# ms; another thread would take as long to begin.
-AT_ONCE_BYTES = 1 << 19
 
 
 async def fetch(
@@ -170,8 +165,7 @@ async def _fetch_parts(
         return await remote.read_chunk(plan.ranges, layout.num_bytes), plan
     coalescing = coalescing_of(source, gap)
     plan = plan_read(selection, layout, coalescing)
-    is_short = plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
-    place = source.place if is_short and not getter.is_blocking else ""
+    place = source.place if is_short(plan) and not getter.is_blocking else ""
 
     def read(is_wanted: IsWanted | None) -> tuple[UInt8Array | None, Plan]:
         at_once, start = is_wanted is None, time.perf_counter()

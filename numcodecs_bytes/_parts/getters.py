@@ -12,6 +12,7 @@ import zarr
 from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
 
+from numcodecs_bytes._parts.open_file import WouldWait
 from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._parts.refusals import Stores, Versions
 from numcodecs_bytes._threads import IsWanted, run_in_thread
@@ -71,10 +72,6 @@ class _QuickPlaces(Places):
 quick_places = _QuickPlaces()
 # What counts as zarr's limit where that is None.
 UNLIMITED = 1000
-
-
-class WouldWait(Exception):  # noqa: N818 # not an error
-    """A file is not in the page cache."""
 
 
 class _Counter:

@@ -26,6 +26,9 @@ BLOCK_BYTES = 1 << 18
 # read in batches that grow from FIRST_BATCH to at most MAX_BATCH ranges while a batch takes less
 # than BATCH_SECONDS.
 SHORT, FIRST_BATCH, MAX_BATCH, BATCH_SECONDS = 64, 8, 1024, 1e-3
+# Up to this many bytes, in up to SHORT ranges, are read on the event loop if they are in the page
+# cache, which takes 0.1 ms; another thread would take as long to begin.
+AT_ONCE_BYTES = 1 << 19
 # Of a longer contiguous range, cancellation is checked after so many bytes.
 UNCANCELLED_BYTES = 1 << 23
 # A piece takes 0.3 to 1 us if it is in the page cache. If it takes at least SLOW_SECONDS in each of
@@ -38,6 +41,10 @@ SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
 PAGE_BYTES = 1 << 12
 
 _ONE_MORE = bytearray(1)  # where a byte that should not be there is read to
+
+
+class WouldWait(Exception):  # noqa: N818 # not an error
+    """A file is not in the page cache, or reading it takes long."""
 
 
 class OpenFile:

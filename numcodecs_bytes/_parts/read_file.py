@@ -17,7 +17,7 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._parts.assemble import ready_to_copy, select_fetched
 from numcodecs_bytes._parts.items import Item, groups_of, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.open_file import OpenFile
+from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT, OpenFile, WouldWait
 from numcodecs_bytes._parts.plan import Plan, Planner, planner_of
 from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges, join_adjacent
 from numcodecs_bytes._parts.selection import selectors_of
@@ -80,9 +80,13 @@ class FileReader:
         ------
         EOFError
             If the file has another length than the chunk, or the read was cancelled.
+        WouldWait
+            If more is to be read than may be without waiting.
         """
         planner = self._planner if layout is self._layout else self._use(layout)
         plan = planner.plan(selection)
+        if not (self._may_wait or is_short(plan)):
+            raise WouldWait
         if not drop_axes and are_slices(place):
             self._read(file, planner, selection, plan, out[(*place, ...)])
             return
@@ -262,6 +266,11 @@ class FileReader:
     def _stop_if_unwanted(self) -> None:
         if not self._is_wanted():
             raise EOFError
+
+
+def is_short(plan: Plan) -> bool:
+    """Whether so little is read that the event loop may do it, if it is in the page cache."""
+    return plan.ranges.num_bytes <= AT_ONCE_BYTES and plan.num_requests <= SHORT
 
 
 def are_slices(place: Any) -> bool:
