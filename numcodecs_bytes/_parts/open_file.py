@@ -40,6 +40,11 @@ SLOW_SECONDS, NUM_TIMED, LONGER_AT_FIRST = 4e-6, 3, 2
 # not there, may be read ahead.
 PAGE_BYTES = 1 << 12
 
+# Where the system does not say whether a file is in the page cache: pieces that take no longer than
+# QUICK_SECONDS are, and what arrives at this rate. A disk takes 50 us or more for each piece.
+QUICK_SECONDS, MEMORY_BYTES_PER_SECOND = 2e-5, 5e8
+_quick_devices: set[int] = set()
+
 _ONE_MORE = bytearray(1)  # where a byte that should not be there is read to
 
 
@@ -197,19 +202,21 @@ class OpenFile:
                 position = self._offset + start + done
                 num = os.preadv(self._descriptor, [part], position, os.RWF_NOWAIT)
             except BlockingIOError:
-                return False
+                num = 0
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
                     raise
                 return None
             done += num
             if num < len(part):
-                return False
+                break
             step = max(PAGE_BYTES, done)
         self._count(1, done)
-        return True
+        return done == len(view)
 
-    def read(self, ranges: Ranges, is_wanted: IsWanted, *, adapts: bool) -> UInt8Array:
+    def read(
+        self, ranges: Ranges, is_wanted: IsWanted, *, adapts: bool, is_cold: bool = False
+    ) -> UInt8Array:
         """Return the pieces of some ranges, end to end.
 
         Parameters
@@ -220,6 +227,8 @@ class OpenFile:
             Called from time to time; the read is cancelled if it returns False.
         adapts : bool
             Whether to coalesce over larger gaps if the file is slow.
+        is_cold : bool
+            Whether it is not in the page cache, so that a few ranges may be slow as well.
 
         Returns
         -------
@@ -237,7 +246,7 @@ class OpenFile:
         if len(ranges.starts) == len(ranges.piece_starts) == 1:
             self.read_into(fetched, int(ranges.starts[0]), is_wanted)
             return fetched
-        if adapts and not is_short:
+        if adapts and (is_cold or not is_short):
             ranges, out = self._choose(ranges, out, is_wanted)
         while len(ranges.starts):
             batch, ranges = ranges.split(num_ranges, BLOCK_BYTES)
@@ -247,10 +256,24 @@ class OpenFile:
                 num_ranges = min(2 * num_ranges, MAX_BATCH)
         return fetched
 
-    def is_quick(self, ranges: Ranges, is_wanted: IsWanted) -> bool:
-        """Read the first ones of some ranges, and return whether that was quick."""
-        out = np.empty(ranges.num_kept_bytes, np.uint8)
-        return self._time(ranges, out, is_wanted)[2] < SLOW_SECONDS
+    def read_if_quick(
+        self, out: UInt8Array, start: int, ranges: Ranges, is_wanted: IsWanted
+    ) -> bool:
+        """Do the same as `read_into` if the file seems to be in memory, else return False.
+
+        Where the system does not say what is: if some of the `ranges` in that are read quickly, or
+        what was read last from the same device was.
+        """
+        device = (self._found or os.fstat(self._descriptor)).st_dev
+        if device not in _quick_devices:
+            scratch = np.empty(ranges.num_kept_bytes, np.uint8)
+            if self._time(ranges, scratch, is_wanted)[2] > QUICK_SECONDS:
+                return False
+        begin = time.perf_counter()
+        self.read_into(out, start, is_wanted)
+        seconds = time.perf_counter() - begin - len(out) / MEMORY_BYTES_PER_SECOND
+        (_quick_devices.add if seconds < 0 else _quick_devices.discard)(device)
+        return True
 
     def _choose(
         self, ranges: Ranges, out: UInt8Array, is_wanted: IsWanted
@@ -280,10 +303,11 @@ class OpenFile:
     ) -> tuple[Ranges, UInt8Array, float]:
         """Read some ranges; return the rest, and the seconds per piece of the fastest batch."""
         fastest = float("inf")
+        num_ranges = min(max(len(ranges.starts) // (4 * NUM_TIMED), 1), FIRST_BATCH)
         for _ in range(NUM_TIMED):
             if not len(ranges.starts):
                 break
-            batch, ranges = ranges.split(FIRST_BATCH, BLOCK_BYTES)
+            batch, ranges = ranges.split(num_ranges, BLOCK_BYTES)
             start = time.perf_counter()
             out = self._read_batch(batch, out, is_wanted)
             fastest = min(fastest, (time.perf_counter() - start) / len(batch.piece_starts))
@@ -336,7 +360,9 @@ class OpenFile:
     def _read_at(self, size: int, position: int) -> bytes:
         if self._flags:
             raw = bytearray(size)
-            return bytes(raw[: os.preadv(self._descriptor, [raw], position, self._flags)])
+            if os.preadv(self._descriptor, [raw], position, self._flags) < size:
+                raise BlockingIOError
+            return bytes(raw)
         if hasattr(os, "pread"):
             return os.pread(self._descriptor, size, position)
         os.lseek(self._descriptor, position, os.SEEK_SET)

@@ -160,9 +160,16 @@ class Planner:
         return plan
 
     def _made(self, selectors: tuple[Any, ...]) -> Plan:
-        if self._is_small and not is_whole(selectors, self.layout.shape):
-            return plan_whole(self.layout, is_solid=False)
-        return _plan(selectors, self.layout, self.coalescing)
+        layout, costs = self.layout, self.coalescing.costs
+        if self._is_small and not is_whole(selectors, layout.shape):
+            return plan_whole(layout, is_solid=False)
+        sizes: list[int] = [s.size for s in selectors if isinstance(s, np.ndarray)]
+        if sizes and layout.num_bytes <= costs.slab_of(max(sizes)):
+            # What lies before and after so many indices, if they are anywhere.
+            around = 2 * layout.num_bytes // (min(sizes) + 1)
+            if around < LOOK_BYTES:
+                return plan_whole(layout, is_solid=False, is_slab=True)
+        return _plan(selectors, layout, self.coalescing)
 
     def parts(
         self, selection: Any, plan: Plan, shape: tuple[int, ...], max_bytes: int
@@ -187,8 +194,9 @@ class Planner:
         selectors = selectors_of(selection, len(self.layout.shape))
         if (key := key_of(selectors)) is None:
             return None
-        if (key, max_bytes) in self._parts:
-            return self._parts[key, max_bytes]
+        known: Any = self._parts.get((key, max_bytes), ())  # another thread may clear it
+        if known != ():
+            return known  # type: ignore[no-any-return]
         selected = parse_product(selectors, self.layout)
         if selected is None or selected.shape != shape:
             return None
@@ -216,6 +224,8 @@ def planner_of(layout: Layout, coalescing: Coalescing) -> Planner:
     return Planner(layout, coalescing)
 
 
+# To look where indices are takes as long as to read so many bytes.
+LOOK_BYTES = 1 << 19
 # How many plans of an array are kept, and of up to how many pieces: at most 0.5 MB, and as much for
 # their parts.
 MAX_CACHED, MAX_CACHED_PIECES = 64, 256
@@ -321,7 +331,7 @@ def _plan_one_range(
         num_runs * layout.item_size * DENSE_FRACTION >= num_bytes
         or max(nums) * coalescing.dense_bytes >= num_bytes
     )
-    is_cheap = num_bytes <= min(costs.slab_bytes, costs.plan_bytes + num_runs * costs.piece_bytes)
+    is_cheap = num_bytes <= costs.slab_of(num_runs)
     if not (is_solid or is_dense or is_cheap):
         return None
     if is_dense and num_bytes > NEARLY_WHOLE * layout.num_bytes:

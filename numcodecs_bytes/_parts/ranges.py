@@ -134,8 +134,7 @@ class Costs(NamedTuple):
     whole_bytes : int
         A chunk up to this size is read whole, which takes as long as to plan anything.
     slab_bytes : int
-        All from the first to the last element of a selection, a slab, is read if that is no more
-        than this, nor than `plan_bytes`, and `piece_bytes` for each contiguous piece.
+        The longest slab that is read: all from the first to the last element of a selection.
     plan_bytes : int
         To plan, and to assemble, several pieces.
     piece_bytes : int
@@ -159,6 +158,10 @@ class Costs(NamedTuple):
     latency: int = 0
     part: int = 0
     beside: int = 0
+
+    def slab_of(self, num_pieces: int) -> int:
+        """Return the length of the longest slab that takes no longer than so many pieces."""
+        return min(self.slab_bytes, self.plan_bytes + num_pieces * self.piece_bytes)
 
     @property
     def exact(self) -> "Costs":

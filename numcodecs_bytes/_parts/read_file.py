@@ -123,8 +123,8 @@ class FileReader:
     def _read_group(
         self, file: OpenFile, layout: Layout, items: Sequence[Item], starts: Indices, out: Array
     ) -> None:
-        fetched = None
-        if any(item.plan.is_slab for item in items):
+        fetched, are_slabs = None, any(item.plan.is_slab for item in items)
+        if are_slabs:
             exact = functools.cache(lambda: self._exact_items(layout, items))
             slabs, coalesce = pieces_of(items, starts), self._coalescing.coalesce
             fetched = self._read_slabs(
@@ -132,14 +132,16 @@ class FileReader:
             )
             items = items if fetched is not None else exact()
         if fetched is None:
-            fetched = self.fetch_pieces(file, *pieces_of(items, starts))
+            fetched = self.fetch_pieces(file, *pieces_of(items, starts), is_cold=are_slabs)
         scatter(out, fetched, items, layout)
 
-    def fetch_pieces(self, file: OpenFile, starts: Indices, ends: Indices) -> UInt8Array:
-        """Return pieces of a file, end to end."""
+    def fetch_pieces(
+        self, file: OpenFile, starts: Indices, ends: Indices, *, is_cold: bool = False
+    ) -> UInt8Array:
+        """Return pieces of a file, end to end; see `OpenFile.read`."""
         self._stop_if_unwanted()
         ranges = self._coalescing.coalesce(*join_adjacent(starts, ends))
-        return file.read(ranges, self._is_wanted, adapts=self._adapts)
+        return file.read(ranges, self._is_wanted, adapts=self._adapts, is_cold=is_cold)
 
     def fetch(
         self, file: OpenFile, layout: Layout, selection: Any, plan: Plan
@@ -205,7 +207,7 @@ class FileReader:
         if slab is not None:
             return slab, plan
         plan = exact.plan(selection)
-        return file.read(plan.ranges, self._is_wanted, adapts=self._adapts), plan
+        return file.read(plan.ranges, self._is_wanted, adapts=self._adapts, is_cold=True), plan
 
     def _read_slabs(
         self,
@@ -217,19 +219,17 @@ class FileReader:
     ) -> UInt8Array | None:
         """Return slabs, end to end, if they are in memory, else None.
 
-        Where the system does not say so, that is so if some `exact` ranges are read quickly.
+        Where the system does not say so, some `exact` ranges are timed.
         """
-        raw, place, is_quick = memory(int((ends - starts).sum())), 0, False
+        raw, place = memory(int((ends - starts).sum())), 0
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             slab = raw[place : place + end - start]
-            is_there = None if is_quick else file.read_cached(slab, start)
-            if is_there is None and not is_quick and self._may_wait:
-                is_quick = file.is_quick(exact(), self._is_wanted)
-            if is_quick:
-                file.read_into(slab, start, self._is_wanted)
-            elif not is_there:
+            is_there = file.read_cached(slab, start)
+            if is_there is None and self._may_wait:
+                is_there = file.read_if_quick(slab, start, exact(), self._is_wanted)
+            if not is_there:
                 if not self._may_wait:
-                    raise BlockingIOError
+                    raise NotImplementedError if is_there is None else BlockingIOError
                 return None
             place += end - start
         return raw
