@@ -9,6 +9,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -257,7 +258,7 @@ class OpenFile:
         return fetched
 
     def read_if_quick(
-        self, out: UInt8Array, start: int, ranges: Ranges, is_wanted: IsWanted
+        self, out: UInt8Array, start: int, ranges: Callable[[], Ranges], is_wanted: IsWanted
     ) -> bool:
         """Do the same as `read_into` if the file seems to be in memory, else return False.
 
@@ -266,8 +267,9 @@ class OpenFile:
         """
         device = (self._found or os.fstat(self._descriptor)).st_dev
         if device not in _quick_devices:
-            scratch = np.empty(ranges.num_kept_bytes, np.uint8)
-            if self._time(ranges, scratch, is_wanted)[2] > QUICK_SECONDS:
+            some = ranges()
+            scratch = np.empty(some.num_kept_bytes, np.uint8)
+            if self._time(some, scratch, is_wanted)[2] > QUICK_SECONDS:
                 return False
         begin = time.perf_counter()
         self.read_into(out, start, is_wanted)

@@ -139,6 +139,8 @@ class Costs(NamedTuple):
         To plan, and to assemble, several pieces.
     piece_bytes : int
         To read one of several pieces.
+    cold_piece_bytes : int
+        To read one of several pieces from a disk or over a network.
     block_bytes : int
         What is not read straight to its place is read in parts of this size, through memory that
         stays in the CPU cache.
@@ -154,6 +156,7 @@ class Costs(NamedTuple):
     slab_bytes: int = 0
     plan_bytes: int = 0
     piece_bytes: int = 0
+    cold_piece_bytes: int = 0
     block_bytes: int = 1 << 20
     latency: int = 0
     part: int = 0

@@ -126,9 +126,10 @@ class FileReader:
         fetched, are_slabs = None, any(item.plan.is_slab for item in items)
         if are_slabs:
             exact = functools.cache(lambda: self._exact_items(layout, items))
-            slabs, coalesce = pieces_of(items, starts), self._coalescing.coalesce
+            slabs, num_bytes = pieces_of(items, starts), len(items) * layout.num_bytes
+            coalesce = self._coalescing.coalesce
             fetched = self._read_slabs(
-                file, *slabs, _new, lambda: coalesce(*pieces_of(exact(), starts))
+                file, slabs, _new, num_bytes, lambda: coalesce(*pieces_of(exact(), starts))
             )
             items = items if fetched is not None else exact()
         if fetched is None:
@@ -200,37 +201,40 @@ class FileReader:
             _check_length(file, layout)
             return file.read(ranges, self._is_wanted, adapts=self._adapts), plan
         _check_length(file, layout)
-        exact = self._exact(layout)
-        slab = self._read_slabs(
-            file, ranges.starts, ranges.ends, memory, lambda: exact.plan(selection).ranges
-        )
+        exact = functools.cache(lambda: self._exact(layout).plan(selection))
+        where = ranges.starts, ranges.ends
+        slab = self._read_slabs(file, where, memory, layout.num_bytes, lambda: exact().ranges)
         if slab is not None:
             return slab, plan
-        plan = exact.plan(selection)
-        return file.read(plan.ranges, self._is_wanted, adapts=self._adapts, is_cold=True), plan
+        fetched = file.read(exact().ranges, self._is_wanted, adapts=self._adapts, is_cold=True)
+        return fetched, exact()
 
     def _read_slabs(
         self,
         file: OpenFile,
-        starts: Indices,
-        ends: Indices,
+        where: tuple[Indices, Indices],
         memory: Callable[[int], UInt8Array],
+        num_bytes: int,
         exact: Callable[[], Ranges],
     ) -> UInt8Array | None:
-        """Return slabs, end to end, if they are in memory, else None.
+        """Return slabs, end to end, or None if to read the exact ranges in them takes less time.
 
-        Where the system does not say so, some `exact` ranges are timed.
+        That is so if the slabs are not in memory, unless it takes less time to read all of the
+        chunks, which have `num_bytes`: zarr alone would.
         """
+        starts, ends = where
         raw, place = memory(int((ends - starts).sum())), 0
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             slab = raw[place : place + end - start]
             is_there = file.read_cached(slab, start)
-            if is_there is None and self._may_wait:
-                is_there = file.read_if_quick(slab, start, exact(), self._is_wanted)
+            if not (is_there or self._may_wait):
+                raise NotImplementedError if is_there is None else BlockingIOError
+            if is_there is None:
+                is_there = file.read_if_quick(slab, start, exact, self._is_wanted)
             if not is_there:
-                if not self._may_wait:
-                    raise NotImplementedError if is_there is None else BlockingIOError
-                return None
+                if num_bytes > len(exact().starts) * self._coalescing.costs.cold_piece_bytes:
+                    return None
+                file.read_into(slab, start, self._is_wanted)
             place += end - start
         return raw
 
