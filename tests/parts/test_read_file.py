@@ -85,7 +85,8 @@ def test_of_a_cold_file_only_pieces_are_read(chunk, read, selection):
     if num_resident_bytes(chunk):
         pytest.skip("the file system of temporary files is in memory")
     num_fetched, num_selected = read(selection)
-    assert num_fetched <= num_selected + 4096  # and the index of a shard
+    # And the index of a shard, and what the system had read ahead when it was asked for more.
+    assert num_fetched <= num_selected + (1 << 16)
     assert num_resident_bytes(chunk) <= 1 << 18  # the system reads ahead
 
 
