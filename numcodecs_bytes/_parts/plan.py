@@ -12,10 +12,9 @@ of its permuted axes. Three terms:
 
 A selection is either a list of points (``vindex``, masks) or a product of one set of indices per
 axis (basic selections, ``oindex``). The pieces of a product are found axis by axis, from the axis
-with the smallest stride. As long as the indices of an axis form a single piece, the next axis
-starts from a single piece. The first axis where they do not is the *split axis*. Its pieces repeat
-for every combination of indices of the axes after it. If the gap between the last piece of one
-combination and the first of the next is small, one range fetches both.
+with the smallest stride. As long as the indices of an axis are close together, they are one piece.
+That piece repeats for every combination of indices of the other axes. If the gap between two of
+these is small, one range fetches both.
 """
 
 import functools
@@ -30,7 +29,7 @@ import numpy as np
 
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.product import parse_product
-from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges
+from numcodecs_bytes._parts.ranges import Coalescing, Indices, Ranges, join_adjacent
 from numcodecs_bytes._parts.selection import (
     Axis,
     are_points,
@@ -394,8 +393,8 @@ def _moved(selector: Any, size: int, low: int) -> Any:
     return selector - low if low else selector
 
 
-# A piece may contain gaps, which then stay in memory: up to a total of KEPT_BYTES, every gap over
-# which ranges are coalesced. Beyond that, only gaps of at most KEPT_GAP_BYTES, because every
+# A piece may contain gaps, which then stay in memory: in pieces of up to KEPT_BYTES, every gap over
+# which ranges are coalesced. In longer ones, only gaps of at most KEPT_GAP_BYTES, because every
 # additional piece takes 32 bytes itself, or of at most the bytes that one index needs.
 KEPT_GAP_BYTES = 1 << 8
 KEPT_BYTES = 1 << 16
@@ -423,29 +422,33 @@ def _plan_product(axes: list[Axis], layout: Layout, coalescing: Coalescing) -> P
     kept = [k for k, axis in enumerate(axes) if not axis.is_dropped]
     if any(len(axis.indices) == 0 for axis in axes):
         return _plan_nothing(tuple(axes[k].num_selected for k in kept))
-    window: dict[int, _WindowAxis] = {}
-    run, pieces = _Run(0, 1), None
     strides, item_size = layout.strides, layout.item_size
-    remaining = iter(layout.as_stored[::-1])
-    for k in remaining:  # as long as all indices of an axis are within one piece
-        indices, stride = axes[k].indices, strides[k]
-        longer = run.along(indices, stride)
+    window: dict[int, _WindowAxis] = {}
+    # One piece, in items, for index 0 of each axis that is left.
+    start, length, left = 0, 1, list(layout.as_stored)
+    while left:
+        indices, stride = axes[left[-1]].indices, strides[left[-1]]
+        low, high = int(indices[0]), int(indices[-1])
+        longer = length + (high - low) * stride
         max_gap_bytes = coalescing.max_gap_bytes
-        if longer.length * item_size > KEPT_BYTES:
-            max_gap_bytes = min(max_gap_bytes, max(run.length * item_size, KEPT_GAP_BYTES))
-        splits = _split(indices, stride, run.length, item_size, max_gap_bytes)
-        if splits is not None:
-            pieces, window[k] = _split_run(run, indices, stride, splits)
+        if longer * item_size > KEPT_BYTES:
+            max_gap_bytes = min(max_gap_bytes, max(length * item_size, KEPT_GAP_BYTES))
+        if (_largest_step(indices) * stride - length) * item_size > max_gap_bytes:
             break
-        run, window[k] = longer, _window_of_run(indices, stride)
-    if pieces is None:
-        pieces = _Pieces(np.array([run.start]), np.array([run.length]), run.length)
-    for k in remaining:
-        window[k] = _WindowAxis(len(axes[k].indices), pieces.num_items, None)
-        pieces = pieces.along(axes[k].indices, strides[k])
-    starts = pieces.starts * item_size
+        if isinstance(indices, range):
+            window[left.pop()] = _WindowAxis(len(indices), indices.step * stride, None)
+        else:
+            window[left.pop()] = _WindowAxis(high - low + 1, stride, indices - low)
+        start, length = start + low * stride, longer
+    starts, num_items = np.array([start]), length
+    for k in reversed(left):  # the same pieces for each index
+        indices = as_array(axes[k].indices)
+        window[k] = _WindowAxis(len(indices), num_items, None)
+        starts = np.add.outer(indices * strides[k], starts).ravel()
+        num_items *= len(indices)
+    pieces = join_adjacent(starts * item_size, (starts + length) * item_size)
     return Plan(
-        ranges=coalescing.coalesce(starts, starts + pieces.lengths * item_size),
+        ranges=coalescing.coalesce(*pieces),
         window_shape=tuple(window[k].length for k in kept),
         window_strides=tuple(window[k].stride for k in kept),
         index=tuple(window[k].indices for k in kept),
@@ -462,92 +465,11 @@ class _WindowAxis(NamedTuple):
     indices: Indices | None
 
 
-class _Run(NamedTuple):
-    """The single piece, in items, that the axes so far need for index 0 of each other axis."""
-
-    start: int
-    length: int
-
-    def along(self, indices: range | Indices, stride: int) -> "_Run":
-        """Return the piece for all indices of a further axis, with the gaps between them."""
-        low, high = int(indices[0]), int(indices[-1])
-        return _Run(self.start + low * stride, self.length + (high - low) * stride)
-
-
-class _Pieces(NamedTuple):
-    """Pieces, in items, that the axes so far need for index 0 of each other axis."""
-
-    starts: Indices
-    lengths: Indices
-    num_items: int
-
-    def along(self, indices: range | Indices, stride: int) -> "_Pieces":
-        """Return the pieces for all indices of a further axis: the same ones for each."""
-        num = len(indices)
-        starts = np.add.outer(as_array(indices) * stride, self.starts).ravel()
-        return _Pieces(starts, np.tile(self.lengths, num), self.num_items * num)
-
-
-def _window_of_run(indices: range | Indices, stride: int) -> _WindowAxis:
-    """Return the axis of the window for indices that lie within one piece."""
-    if isinstance(indices, range):
-        return _WindowAxis(len(indices), indices.step * stride, None)
-    low, high = int(indices[0]), int(indices[-1])
-    return _WindowAxis(high - low + 1, stride, indices - low)
-
-
-def _split_run(
-    run: _Run, indices: range | Indices, stride: int, splits: Indices
-) -> tuple[_Pieces, _WindowAxis]:
-    """Return a piece for the indices from each split to the next, and the axis of the window."""
-    selected, num = as_array(indices), len(indices)
-    if isinstance(indices, range):  # every index begins a piece
-        starts, lengths = selected * stride + run.start, np.full(num, run.length)
-        return _Pieces(starts, lengths, num * run.length), _WindowAxis(num, run.length, None)
-    starts = selected[splits] * stride + run.start
-    last = np.append(splits[1:], num) - 1
-    lengths = (selected[last] - selected[splits]) * stride + run.length
-    num_items = int(lengths.sum())
-    # Position of each index in the kept items: start of its piece plus offset in it.
-    piece = np.repeat(np.arange(len(splits)), last - splits + 1)
-    places = (np.cumsum(lengths) - lengths)[piece]
-    places += (selected - selected[splits][piece]) * stride
-    window = _WindowAxis(num_items - run.length + 1, 1, places)
-    return _Pieces(starts, lengths, num_items), window
-
-
-def _split(
-    indices: range | Indices, stride: int, length: int, item_size: int, max_gap_bytes: int
-) -> Indices | None:
-    """Split the indices of an axis into pieces.
-
-    Each index needs `length` consecutive items. Consecutive indices are `stride` items apart.
-
-    Parameters
-    ----------
-    indices : range or numpy.ndarray
-        The distinct indices in ascending order, shape ``(num_indices,)``, at least one.
-    stride : int
-        Stride of the axis in items.
-    length : int
-        Number of items that each index needs.
-    item_size : int
-        Stored size of an element in bytes.
-    max_gap_bytes : int
-        Largest gap that may remain in a piece.
-
-    Returns
-    -------
-    numpy.ndarray or None
-        Positions in `indices` at which a piece begins, shape ``(num_pieces,)``, the first one 0;
-        None for a single piece.
-    """
-    if isinstance(indices, range):
-        gap = (indices.step * stride - length) * item_size
-        return np.arange(len(indices)) if len(indices) > 1 and gap > max_gap_bytes else None
-    gaps = (np.diff(indices) * stride - length) * item_size
-    splits = np.flatnonzero(gaps > max_gap_bytes) + 1
-    return np.concatenate([[0], splits]) if len(splits) else None
+def _largest_step(indices: range | Indices) -> int:
+    """Return the largest distance between consecutive indices of an axis."""
+    if len(indices) == 1:
+        return 0
+    return indices.step if isinstance(indices, range) else int(np.diff(indices).max())
 
 
 def _plan_points(arrays: tuple[Any, ...], layout: Layout, coalescing: Coalescing) -> Plan | None:
