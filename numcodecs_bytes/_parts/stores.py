@@ -4,28 +4,9 @@ Range requests are an optimization, used only if they are known to be reliable. 
 read whole, as zarr's own codec does: by the byte getter's `get`, or `get_sync` in zarr's fused
 pipeline.
 
-| store                        | parts of a chunk | its length     | one version      | in place |
-|------------------------------|------------------|----------------|------------------|----------|
-| LocalStore                   | of an open file  | of the file    | yes              | yes      |
-| MemoryStore, a shard in memory| whole: a view    | yes            | yes              | no       |
-| ZipStore: stored members     | of an open file  | in the archive | yes; CRC ignored | no       |
-| ZipStore: compressed members | whole            | yes            | yes              | no       |
-| ObjectStore                  | ranges           | in responses   | by their `e_tag` | no       |
-| FsspecStore on local files,  | of an open file  | of the file    | no: rewrites the | no       |
-| also by reference            |                  |                | file             |          |
-| FsspecStore on HTTP, S3, GCS,| ranges           | of a reference | unknown          | no       |
-| Azure, obstore, also through |                  |                |                  |          |
-| `reference` and `dir`        |                  |                |                  |          |
-| Icechunk; VirtualiZarr (2.8) | ranges           | unknown        | unknown          | no       |
-| WrapperStore                 | like the store that it wraps                       | no       |
-| named by the user            | ranges           | unknown        | unknown          | no       |
-| named by the user, a subclass| like the store that it wraps, but where that gives | no       |
-| of WrapperStore              | one version, with one request                      |          |
-| any other                    | whole            | yes            | yes              | no       |
-
-"Its length" is how the length of the chunk is checked, "one version" whether all parts of a chunk
-are known to come from the same version of it, if chunks are replaced. "In place" is whether parts
-of a chunk can be written so, which the user must ask for: that makes no version.
+``docs/partial-reads.md`` has a table of the stores: how parts of a chunk are read, whether its
+length is checked, whether all parts are known to come from one version of a chunk that is replaced,
+and whether parts are written in place.
 
 A store is known only if it is exactly the class of a line, with the methods of that class, and is
 accessed through an exact `StorePath`: an overridden method must be called, and what it does with a
@@ -48,7 +29,7 @@ To add a store:
    fsspec file system only to `_FILE_SYSTEMS`.
 3. If it has its own way to refuse range requests, or to lose connections, add that to
    ``refusals.py``.
-4. Add a line to the table above, to that in ``docs/partial-reads.md`` and to `TABLE` in
+4. Add a line to the table in ``docs/partial-reads.md`` and to `TABLE` in
    ``tests/parts/test_stores.py``.
 """
 
