@@ -118,14 +118,11 @@ def everything():
     params=[*PIPELINES, *(OUR_PIPELINES[:1] if EVERYTHING and len(PIPELINES) > 1 else [])],
     ids=lambda path: path.rsplit(".", 1)[-1],
 )
-def pipeline(request, monkeypatch):
+def pipeline(request):
     """Run a test in zarr's default and in its fused pipeline; of everything, in ours as well.
 
     But not on zarr 3.1.6, which would take two minutes more.
     """
-    if request.param in OUR_PIPELINES:
-        monkeypatch.setattr("numcodecs_bytes.zarr_pipeline.FEW", 0)
-        monkeypatch.setattr("numcodecs_bytes.zarr_pipeline.FEW_SMALL", 0)
     with zarr.config.set({"codec_pipeline.path": request.param}):
         yield request.param
 

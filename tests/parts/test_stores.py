@@ -517,6 +517,7 @@ def reads(monkeypatch):
     note(stores, "_get_object_range", "ranges")
     note(stores, "_get_http_range", "ranges")
     note(FileReader, "fetch", "file")
+    note(FileReader, "read", "file")
     return seen
 
 
