@@ -200,7 +200,8 @@ def sums(offsets: "Sequence[Any]", start: int) -> Indices:
 
 def blocks_of(offsets: Indices, num_bytes: int) -> Indices:
     """Return in which block of so many bytes each of the offsets lies, counted from the lowest."""
-    return (offsets - offsets.min()) // num_bytes  # type: ignore[no-any-return]
+    blocks: Indices = (offsets - offsets.min()) // num_bytes
+    return blocks
 
 
 def _times(indices: range | Indices, stride: int) -> range | Indices:
