@@ -1,7 +1,8 @@
-"""Eight processes write rows of one chunk, and a logger appends rows: rewritten, and in place.
+"""Eight processes write rows of one chunk, or shard, and loggers append: rewritten, and in place.
 
 zarr alone reads a chunk, changes it and writes it again, so writers that share a chunk lose each
-other's rows. Written in place, each writes its own bytes and no other, and none is lost.
+other's rows. Written in place, each writes its own bytes and no other, and none is lost. The same
+holds for shards: a file that many write into.
 
 The array is uncompressed, and in local files: see docs/write-in-place.md.
 """
@@ -23,10 +24,11 @@ ALONE: dict[str, Any] = {}
 IN_PLACE = {"write_in_place": "require"}
 
 
-def create(path: Path) -> "zarr.Array[Any]":
-    """Create an array of one uncompressed chunk, of 32 MiB."""
+def create(path: Path, *, is_shard: bool) -> "zarr.Array[Any]":
+    """Create an array of one uncompressed chunk of 32 MiB, or of one shard of 16 inner chunks."""
     shape = (NUM_PROCESSES * NUM_STEPS, ROW)
-    return zarr.create_array(path, shape=shape, chunks=shape, dtype="f8", compressors=None)
+    chunks = {"chunks": (16, ROW // 4), "shards": shape} if is_shard else {"chunks": shape}
+    return zarr.create_array(path, shape=shape, dtype="f8", compressors=None, **chunks)
 
 
 def simulate(path: Path, settings: dict[str, Any], rank: int, start: Any) -> None:
@@ -38,9 +40,9 @@ def simulate(path: Path, settings: dict[str, Any], rank: int, start: Any) -> Non
             array[step * NUM_PROCESSES + rank] = np.arange(1, ROW + 1)
 
 
-def num_lost(path: Path, settings: dict[str, Any]) -> int:
+def num_lost(path: Path, settings: dict[str, Any], *, is_shard: bool) -> int:
     """Let all processes write, and return how many rows are lost."""
-    array = create(path)
+    array = create(path, is_shard=is_shard)
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(NUM_PROCESSES)
     processes = [
@@ -71,18 +73,38 @@ def log(path: Path, settings: dict[str, Any]) -> float:
     return seconds
 
 
+def record(path: Path, settings: dict[str, Any]) -> float:
+    """Write the frames of a movie whose size is set in advance; return the seconds it took."""
+    shape, chunks = (64, 256, 256), (8, 256, 256)
+    zarr.create_array(
+        path, shape=shape, shards=shape, chunks=chunks, dtype="u2", compressors=None, fill_value=0
+    )
+    with numcodecs_bytes.set_options(**settings):
+        array = zarr.open_array(path, mode="r+")
+        start = time.perf_counter()
+        for k in range(64):
+            array[k] = k + 1
+        seconds = time.perf_counter() - start
+        assert array[:, 7, 7].tolist() == list(range(1, 65))
+    return seconds
+
+
 def main() -> None:
     """Write with zarr alone and in place, and print what was lost and how long it took."""
     with tempfile.TemporaryDirectory() as folder:
         with numcodecs_bytes.set_options(**IN_PLACE):
             print(f"in place: {zarr.config.get('codec_pipeline.path')}")
         num_rows = NUM_PROCESSES * NUM_STEPS
-        lost = num_lost(Path(folder, "alone"), ALONE)
-        print(f"eight processes, zarr alone: {lost} of {num_rows} rows are lost")
-        assert num_lost(Path(folder, "in_place"), IN_PLACE) == 0
-        print("eight processes, in place:   none")
+        for is_shard in (False, True):
+            what, path = "shard" if is_shard else "chunk", Path(folder, str(is_shard))
+            lost = num_lost(path / "alone", ALONE, is_shard=is_shard)
+            print(f"eight processes, one {what}, zarr alone: {lost} of {num_rows} rows are lost")
+            assert num_lost(path / "in_place", IN_PLACE, is_shard=is_shard) == 0
+            print(f"eight processes, one {what}, in place:   none")
         ratio = log(Path(folder, "log_alone"), ALONE) / log(Path(folder, "log"), IN_PLACE)
         print(f"a logger that appends rows to a chunk of 32 MiB: {ratio:.0f} times as fast")
+        ratio = record(Path(folder, "m_alone"), ALONE) / record(Path(folder, "m"), IN_PLACE)
+        print(f"a movie of 64 frames in a shard of 8 MiB: {ratio:.0f} times as fast")
 
 
 if __name__ == "__main__":

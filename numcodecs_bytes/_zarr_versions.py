@@ -8,8 +8,11 @@ from typing import Any
 import zarr
 import zarr.abc.codec
 import zarr.codecs
+import zarr.codecs.sharding
+import zarr.core.buffer.cpu
 import zarr.core.chunk_grids
 import zarr.core.codec_pipeline
+import zarr.core.indexing
 import zarr.dtype
 import zarr.errors
 
@@ -31,9 +34,6 @@ STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 # New in 3.3.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
 
-# New in 3.3: the index of a shard is decoded without an event loop.
-DECODES_INDEX_AT_ONCE = hasattr(zarr.codecs.ShardingCodec, "_decode_shard_index_sync")
-
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 
@@ -53,6 +53,45 @@ def chunk_grid_of(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
 
 
 _grids: Any = zarr.core.chunk_grids
+
+# The order in which zarr stores the inner chunks of a shard, shape ``(num_chunks, num_axes)``.
+_indexing: Any = zarr.core.indexing
+morton_order: Any = _indexing._morton_order  # noqa: SLF001
+
+
+def has_sync_index(codec: Any) -> bool:
+    """Whether the index of shards can be decoded and encoded without an event loop."""
+    if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
+        return codec._index_codecs_sync_capable()  # type: ignore[no-any-return] # noqa: SLF001
+    return all(
+        isinstance(c, zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec)
+        or type(c).__module__ == "numcodecs_bytes.zarr"
+        for c in codec.index_codecs
+    )
+
+
+def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> Any:
+    """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
+    buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
+    if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
+        return codec._decode_shard_index_sync(buffer, grid_shape).offsets_and_lengths  # noqa: SLF001
+    spec = codec._get_index_chunk_spec(grid_shape)  # noqa: SLF001
+    for each in reversed(codec.index_codecs):
+        buffer = each._decode_sync(buffer, spec)  # noqa: SLF001
+    return buffer.as_numpy_array()
+
+
+def encode_index(codec: Any, entries: Any) -> Any:
+    """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
+    index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])  # noqa: SLF001
+    index.offsets_and_lengths[...] = entries
+    if hasattr(codec, "_encode_shard_index_sync"):
+        return codec._encode_shard_index_sync(index).as_numpy_array()  # noqa: SLF001
+    spec = codec._get_index_chunk_spec(entries.shape[:-1])  # noqa: SLF001
+    buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
+    for each in codec.index_codecs:
+        buffer = each._encode_sync(buffer, spec)  # noqa: SLF001
+    return buffer.as_numpy_array()
 
 
 def has_default_pipeline() -> bool:

@@ -63,10 +63,10 @@ from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_wri
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
-    DECODES_INDEX_AT_ONCE,
     HAS_RESULTS,
     HAS_STRUCT,
     FusedCodecPipeline,
+    has_sync_index,
 )
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec, ReadsParts
@@ -136,14 +136,13 @@ def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpe
 
 def _find_layout_of_shards(codec: zarr.codecs.ShardingCodec) -> LayoutOf | None:
     """Do the same as `_find_layout_of` for shards, whose inner chunks must be no shards."""
+    codec = _in_our_pipeline(codec)
     pipeline = BatchedCodecPipeline.from_codecs(codec.codecs)
     inner = _find_layout_of(pipeline)
     if inner is None or type(pipeline.array_bytes_codec) is zarr.codecs.ShardingCodec:
         return None
-    # New in 3.3; where a codec for the index needs an event loop, threads can't decode it.
-    is_sync: Any = getattr(codec, "_index_codecs_sync_capable", bool)
-    can_decode_index = not hasattr(codec, "_decode_shard_index_sync") or is_sync()
-    return partial(_layout_of_shard, codec, inner) if can_decode_index else None
+    # Where a codec of the index needs an event loop, threads can't decode it.
+    return partial(_layout_of_shard, codec, inner) if has_sync_index(codec) else None
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf | None:
@@ -162,6 +161,17 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | None:
     if any(type(c) is not TransposeCodec for c in before):
         return None
     return partial(_layout_of_v3, before, codec)
+
+
+def _why_no_shard(codec: zarr.codecs.ShardingCodec) -> str:
+    """Return what in the inner codecs of shards prevents writes in place, or ""."""
+    inner = BatchedCodecPipeline.from_codecs(codec.codecs)
+    if type(inner.array_bytes_codec) is zarr.codecs.ShardingCodec:
+        return "its inner chunks are shards"
+    if inner.bytes_bytes_codecs:
+        names = ", ".join(str(c.to_dict()["name"]) for c in inner.bytes_bytes_codecs)
+        return f"its inner chunks are compressed or checked ({names})"
+    return ""
 
 
 def _certain_layout(layout_of: Any, chunk_spec: ArraySpec) -> Layout | Shard:
@@ -194,13 +204,13 @@ class _OneByOne(ReadsParts, ArrayBytesCodec):
     _encode_sync = _decode_sync
 
 
-def can_read_parts(array: "zarr.Array[Any]") -> bool:
-    """Whether these pipelines read parts of an array's chunks."""
+def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | None:
+    """Return how an array's chunks are stored; None if these pipelines don't read parts of them."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
     layout_of = _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))
-    return layout_of is not None and None is not layout_of(
+    return layout_of and layout_of(
         ArraySpec(
             shape=array.shards or array.chunks,
             dtype=metadata.dtype,
@@ -222,6 +232,15 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
     if _trace.active:
         counts = {"why_not_in_place": {"the whole chunk is written" if is_complete else why: 1}}
         _trace.note(byte_setter, len(spec.shape), counts)
+
+
+def _makes_valid(pipeline: Any) -> bool:
+    """Whether an array's codec writes no bools other than 0 and 1: it is one of ours."""
+    codec = pipeline.array_bytes_codec
+    if type(codec) is zarr.codecs.ShardingCodec:
+        return _makes_valid(BatchedCodecPipeline.from_codecs(codec.codecs))
+    has_codec = type(codec) is V2Codec and (codec.filters or codec.compressor)
+    return isinstance(codec, BytesCodec) or bool(has_codec)
 
 
 def _in_our_pipeline(codec: Any) -> Any:
@@ -316,12 +335,12 @@ class ReadsBatches:
             await zarrs.write(batch, value, drop_axes)
             return
         stored = self._stored(batch[0][1])
-        if isinstance(stored, Layout):
+        if stored is not None:
             await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
             return
         why = "its codecs, or its data type, do not allow it; if it was just created, open it again"
-        if isinstance(stored, Shard):
-            why = "it is a shard"
+        if self._has_shards():
+            why = _why_no_shard(self.array_bytes_codec) or why  # type: ignore[attr-defined]
         for item in batch:
             _note_left(item, why, is_required=mode == "require")
         await self._writing(batch[0][1]).write(batch, value, drop_axes)
@@ -338,21 +357,22 @@ class ReadsBatches:
         # Others first: the values may be the memory of a part, which changes.
         zarrs = self._writing(batch[0][1])
         write = partial(zarrs.write, value=value, drop_axes=drop_axes)
-        await hand_on(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
+        to_zarr = partial(hand_on, are_shards=self._has_shards())
+        await to_zarr(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
         if not parts:
             return
-        layout_of: Any = self._certain_layout_of  # of no shard
-        encode = encode_array if self._makes_valid() else encode_unchecked
+        encode = encode_array if _makes_valid(self) else encode_unchecked
+        layout_of = self._certain_layout_of
         writes = Writes(batch, value.as_ndarray_like(), drop_axes, layout_of, encode)
         left = await write_in_place(writes, parts)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
-        await hand_on(batch, {k: files[k] for k in left if left[k].values is None}, write)
+        await to_zarr(batch, {k: files[k] for k in left if left[k].values is None}, write)
         for k, (_, copied) in left.items():
             if copied is not None:
                 item = (*batch[k][:3], ..., False)
                 values = type(value).from_ndarray_like(copied)
-                await hand_on([item], {0: files[k]}, partial(zarrs.write, value=values))
+                await to_zarr([item], {0: files[k]}, partial(zarrs.write, value=values))
 
     def _writing(self, chunk_spec: ArraySpec) -> Any:
         """Return a pipeline of zarr's with codecs that know that ours has handed on to them.
@@ -364,11 +384,8 @@ class ReadsBatches:
             self.__dict__["_marked"] = self._zarrs(codecs, chunk_spec)
         return self.__dict__["_marked"]
 
-    def _makes_valid(self) -> bool:
-        """Whether the array's codec writes no bools other than 0 and 1: it is one of ours."""
-        codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
-        has_codec = type(codec) is V2Codec and (codec.filters or codec.compressor)
-        return isinstance(codec, BytesCodec) or bool(has_codec)
+    def _has_shards(self) -> bool:
+        return isinstance(self.array_bytes_codec, zarr.codecs.ShardingCodec)  # type: ignore[attr-defined]
 
     def _stored(self, chunk_spec: ArraySpec) -> Layout | Shard | None:
         """Return how an array's chunks are stored; None if zarr's own pipeline must read them."""
@@ -396,11 +413,10 @@ class ReadsBatches:
             if isinstance(stored, Shard) or not lie_in_objects:
                 return None
             return await read_objects(together, stored)
-        is_short, is_shard = array.nbytes <= AT_ONCE_BYTES, isinstance(stored, Shard)
+        is_short = array.nbytes <= AT_ONCE_BYTES
         # To plan what arrays select takes long, and there are many pieces.
         is_quick = array.size <= SHORT or key_of(batch[0][2]) is not None
         at_once = is_short and is_quick and len(batch) <= FEW
-        at_once = at_once and (not is_shard or DECODES_INDEX_AT_ONCE)
         return await read_files(together._replace(at_once=at_once))
 
     def _num_workers(self) -> int | None:

@@ -3,10 +3,13 @@
 Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
+import concurrent.futures.thread
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -277,8 +280,64 @@ def select(array, way, selection):
     return array[selection] if way == "basic" else getattr(array, way)[selection]
 
 
-def set_costs(monkeypatch, kind, **costs):
-    """Let the sources of a kind, `File` or `Remote`, have some other costs."""
-    defaults = kind._field_defaults
-    changed = defaults | {"costs": defaults["costs"]._replace(**costs)}
-    monkeypatch.setattr(kind.__new__, "__defaults__", tuple(changed.values()))
+def set_costs(monkeypatch, function, **costs):
+    """Let a function, or a kind of source, have some other costs than by default."""
+    function = function.__new__ if isinstance(function, type) else function
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = list(function.__defaults__)
+    k = names.index("costs") - len(names)
+    defaults[k] = defaults[k]._replace(**costs)
+    monkeypatch.setattr(function, "__defaults__", tuple(defaults))
+
+
+def end_interpreter(monkeypatch):
+    """Let the pools of threads believe that the interpreter ends, and waits for them."""
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
+
+
+def use_threads(num):
+    """Set the number of threads that read a batch; a context manager."""
+    return zarr.config.set({"threading.max_workers": num, "codec_pipeline.max_workers": num})
+
+
+class Disk:
+    """A local disk, as short reads find it: which are tried on the event loop.
+
+    Attributes
+    ----------
+    open_seconds, read_seconds : float
+        How long it takes to open a file of a chunk, and to read from it.
+    error : OSError or None
+        What a read raises that must not wait.
+    is_local : bool
+        Whether it is a disk of this machine.
+    are_on_loop : list of bool
+        Whether each file was opened on the event loop so far.
+    """
+
+    def __init__(self, monkeypatch):
+        self.open_seconds = self.read_seconds = 0.0
+        self.error, self.is_local, self.are_on_loop = None, True, []
+        self._now = 0.0
+        self._open, self._preadv, self._pread = os.open, os.preadv, os.pread
+        monkeypatch.setattr(os, "open", self.open)
+        monkeypatch.setattr(os, "preadv", self.preadv)
+        monkeypatch.setattr(os, "pread", self.pread)
+        monkeypatch.setattr(os, "major", lambda _: int(self.is_local))
+        monkeypatch.setattr(time, "perf_counter", lambda: self._now)
+
+    def open(self, path, *args, **more):
+        if "/c/" in str(path):
+            self.are_on_loop.append(threading.current_thread().name == "zarr_io")
+            self._now += self.open_seconds
+        return self._open(path, *args, **more)
+
+    def preadv(self, descriptor, buffers, position, flags=0):
+        if flags and self.error is not None:
+            raise self.error
+        self._now += self.read_seconds
+        return self._preadv(descriptor, buffers, position)
+
+    def pread(self, *args):
+        self._now += self.read_seconds
+        return self._pread(*args)

@@ -119,6 +119,7 @@ class TestHealthyStores:
         found = check(healthy)
         assert {path: report.partial_reads for path, report in found.items()} == PARTIAL_READS
         assert not any(report.problems for report in found.values())
+        assert found["deep/in/shards"].notes[-1] == "1 of 1 shards have their full length"
         assert found["plain"].data_type == "float32"
         assert {p: r.num_chunks for p, r in found.items()} == {
             **dict.fromkeys(PARTIAL_READS, 1),

@@ -13,7 +13,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-LONG = ("docs/cookbook.md", "write_in_place.py")  # 20 s, mostly of processes that start
+# 50 s, mostly of processes that start.
+LONG = ("docs/cookbook.md", "write_in_place.py", "xarray_regions.py")
 
 
 def parameter(value, file, name):
@@ -35,6 +36,7 @@ NEEDS = {
     "object_store.py": ("obstore",),
     "partial_read.py": ("virtualizarr", "kerchunk", "obstore"),
     "xarray_lazy.py": ("xarray",),
+    "xarray_regions.py": ("dask", "distributed", "xarray"),
 }
 EXAMPLES = [
     parameter(path, path.name, path.name) for path in sorted((ROOT / "examples").glob("*.py"))

@@ -6,7 +6,6 @@ copied, and byte-swapped, to their place. What can't be read so, for whatever re
 read chunk by chunk, which finds another way or raises the error.
 """
 
-import asyncio
 import contextvars
 import logging
 import os
@@ -220,6 +219,20 @@ class _Job:
             if self._is_over:  # this thread comes too late
                 return False
             self._num_working += 1
+        try:
+            return self._read_chunks(
+                starts_helpers=starts_helpers,
+                only_if_slow=only_if_slow,
+                is_waited_for=is_waited_for,
+            )
+        finally:
+            with self._state:
+                self._num_working -= 1
+                self._state.notify_all()
+
+    def _read_chunks(
+        self, *, starts_helpers: bool, only_if_slow: bool, is_waited_for: bool
+    ) -> bool:
         worker, is_slow = _Worker(self, is_waited_for=is_waited_for), False
         try:
             while self.is_wanted() and (k := self._next(is_waited_for)) is not None:
@@ -238,10 +251,6 @@ class _Job:
                     break
         finally:
             worker.close()
-            del worker
-            with self._state:
-                self._num_working -= 1
-                self._state.notify_all()
         return is_slow
 
 
@@ -277,7 +286,6 @@ class _Worker:
         self.job, self.batch, self._out = job, job.batch, job.batch.out
         self._at_once = at_once  # on the event loop, which must not wait
         self._is_waited_for = is_waited_for
-        self._runner = asyncio.Runner()
         self._find = source_finder()
         gap = job.batch.gap
         self._coalescing = local_coalescing(gap)
@@ -362,9 +370,7 @@ class _Worker:
                 self._read_small_chunks(file, shard, region)
                 return
         selected = self._select(shard, selection)
-        if self._at_once and shard.index_bytes + selected.num_bytes > AT_ONCE_BYTES:
-            raise WouldWait
-        index = self._index_of(file, shard)
+        index = self._index_of(file, shard, selected.num_bytes)
         present, starts, missing = shard.locate_selected(index, selected, file.num_bytes)
         drop_axes = self.batch.drop_axes
         region = self._out[(*place, ...)] if are_slices(place) and not drop_axes else None
@@ -382,7 +388,7 @@ class _Worker:
         """Read all inner chunks of a shard, many at a time."""
         layout = self._layout
         grid, coordinates = shard.grid_of(region)
-        index = self._index_of(file, shard)
+        index = self._index_of(file, shard, region.nbytes)
         present, starts, missing = shard.locate(index, coordinates, file.num_bytes)
         if len(missing):
             grid[tuple(along[missing] for along in coordinates)] = fill_value_or_default(shard.spec)
@@ -394,8 +400,11 @@ class _Worker:
             place = tuple(along[present[some]] for along in coordinates)
             grid[place] = ready_to_copy(inner, layout.dtype)
 
-    def _index_of(self, file: OpenFile, shard: Shard) -> Any:
-        return shard.decode_index(shard.read_index(file, self._is_wanted), self._runner.run)
+    def _index_of(self, file: OpenFile, shard: Shard, num_bytes: int) -> Any:
+        """Return the index of a shard of which `num_bytes` are selected."""
+        if self._at_once and shard.index_bytes + num_bytes > AT_ONCE_BYTES:
+            raise WouldWait
+        return shard.decode_index(shard.read_index(file, self._is_wanted))
 
     def _select(self, shard: Shard, selection: Any) -> ShardSelection:
         key = key_of(selection)
@@ -410,7 +419,6 @@ class _Worker:
     def close(self) -> None:
         """Forget what refers to this worker, and would keep its block alive."""
         del self._reader
-        self._runner.close()
 
     def _is_wanted(self) -> bool:
         return self.job.is_wanted() and not (self._is_waited_for and is_ending())

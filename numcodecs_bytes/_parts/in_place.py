@@ -1,8 +1,9 @@
 """Write parts of uncompressed chunks in local files at their places, and no other byte.
 
-So disjoint writers need not wait for each other, and lose nothing. `write_file` says how, `locks`
-what they wait for, and `values` which memory must be copied before. Threads only try to get a lock.
-Whoever does not get it waits on the event loop, and tries again.
+So disjoint writers need not wait for each other, and lose nothing. `write_object` says what belongs
+where in a file, `write_file` how it is written, `locks` what writers wait for, and `values` which
+memory must be copied before. Threads only try to get a lock. Whoever does not get it waits on the
+event loop, and tries again.
 """
 
 import asyncio
@@ -20,19 +21,19 @@ import zarr.registry
 from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
-from numcodecs_bytes import _trace
-from numcodecs_bytes._core.copy import as_bytes, encode_array
-from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, leaf_dtypes
-from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._core.copy import encode_array
+from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes
 from numcodecs_bytes._parts import locks
 from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.locks import STEP_BYTES, LockedError, NotInPlace
+from numcodecs_bytes._parts.locks import LockedError, NotInPlace
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.settings import configured_write_in_place
+from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import Whole, writable_file_finder
 from numcodecs_bytes._parts.values import Values
-from numcodecs_bytes._parts.write_file import Changes, Costs, Encode, Item, Pace
+from numcodecs_bytes._parts.write_file import Encode, Pace, WriteCosts
+from numcodecs_bytes._parts.write_object import ChunkWrite, ShardWrite
 from numcodecs_bytes._threads import (
     IsWanted,
     is_ending,
@@ -40,15 +41,14 @@ from numcodecs_bytes._threads import (
     run_while_wanted,
     write_pool,
 )
-from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 logger = logging.getLogger("numcodecs_bytes")
 T = TypeVar("T")
 K = TypeVar("K")
 
-COSTS = Costs()
-# How long the event loop waits at most before a lock is tried again. Locks of blocks are held for
-# less than a millisecond.
+COSTS = WriteCosts()
+# How long the event loop waits at most before a lock is tried again. Most are held for less than a
+# millisecond, that of a copy as long as it takes.
 MAX_WAIT_SECONDS = 0.1
 # After which time a log message says what a write is waiting for.
 LONG_SECONDS = 5.0
@@ -77,7 +77,7 @@ class Writes(NamedTuple):
     items: Sequence[Any]
     value: Any
     drop_axes: tuple[int, ...]
-    layout_of: Callable[[ArraySpec], Layout]
+    layout_of: Callable[[ArraySpec], Layout | Shard]
     encode: Encode
 
 
@@ -109,7 +109,9 @@ def files_of(items: Sequence[Any]) -> list[str | Whole]:
     return [find(byte_setter) for byte_setter, *_ in items]
 
 
-async def write_in_place(writes: Writes, files: Mapping[int, str]) -> dict[int, Left]:
+async def write_in_place(
+    writes: Writes, files: Mapping[int, str], costs: WriteCosts = COSTS
+) -> dict[int, Left]:
     """Write parts of chunks in local files.
 
     Parameters
@@ -118,6 +120,8 @@ async def write_in_place(writes: Writes, files: Mapping[int, str]) -> dict[int, 
         All that is written.
     files : mapping
         Which of it are parts to write in place, and the files of their chunks.
+    costs : WriteCosts
+        What takes time.
 
     Returns
     -------
@@ -131,7 +135,7 @@ async def write_in_place(writes: Writes, files: Mapping[int, str]) -> dict[int, 
     OSError
         If a chunk can't be written. Some of the selected bytes may be.
     """
-    job = _Job(writes, files)
+    job = _Job(writes, files, costs)
     await _until_locked({k: writes.items[k][0] for k in files}, job.write)
     return job.left
 
@@ -140,6 +144,8 @@ async def hand_on(
     items: Sequence[Any],
     files: Mapping[int, str | Whole],
     write: Callable[[list[Any]], Awaitable[None]],
+    *,
+    are_shards: bool,
 ) -> None:
     """Let zarr's `write` write the chunks of some files; those that somebody copies, again."""
 
@@ -149,7 +155,9 @@ async def hand_on(
 
     await _until_locked(
         {
-            k: _UncopiedPath(items[k][0], file) if isinstance(file, str) else items[k][0]
+            k: _UncopiedPath(items[k][0], file, are_shards)
+            if isinstance(file, str)
+            else items[k][0]
             for k, file in files.items()
         },
         run,
@@ -159,9 +167,9 @@ async def hand_on(
 class _UncopiedPath(StorePath):
     """Replaces or deletes a chunk unless somebody copies it, who would undo that: `is_copied`."""
 
-    def __init__(self, path: StorePath, file: str) -> None:
+    def __init__(self, path: StorePath, file: str, is_shard: bool) -> None:  # noqa: FBT001
         super().__init__(path.store, path.path)
-        self._file = file
+        self._file, self._is_shard = file, is_shard
         self.is_copied = False
 
     async def set(self, value: Any) -> None:
@@ -181,7 +189,7 @@ class _UncopiedPath(StorePath):
     def _change(self, change: Callable[[], None]) -> None:
         self.is_copied = False
         try:
-            locks.change_whole(self._file, change)
+            locks.change_whole(self._file, change, may_be_copied=self._is_shard)
         except LockedError:
             self.is_copied = True
 
@@ -215,11 +223,12 @@ async def _until_locked(
 class _Job:
     """What the writes of several chunks have in common; `left` is what is left to zarr."""
 
-    def __init__(self, writes: Writes, files: Mapping[int, str]) -> None:
-        self._writes, self._files, self._costs = writes, files, COSTS
+    def __init__(self, writes: Writes, files: Mapping[int, str], costs: WriteCosts) -> None:
+        self._writes, self._files, self._costs = writes, files, costs
         self.left: dict[int, Left] = {}
+        self._stored: dict[Any, Layout | Shard] = {}
         self._values: Values | None = None
-        self._chunks: dict[int, _Chunk] = {}  # that were locked
+        self._chunks: dict[int, ChunkWrite] = {}  # that were locked
 
     async def write(self, waiting: Mapping[int, Any]) -> dict[int, Any]:
         """Write chunks; return those that somebody else has locked."""
@@ -283,96 +292,16 @@ class _Job:
             return chunk.changes.num_bytes
         return 0
 
-    def _chunk(self, k: int, values: Any) -> "_Chunk":
+    def _chunk(self, k: int, values: Any) -> ChunkWrite:
         item = self._writes.items[k]
-        layout = self._writes.layout_of(item[1])
-        if not layout.item_size:
-            raise NotInPlace("its elements have no bytes")
-        what = Item(layout, item[2], values, self._writes.encode)
-        return _Chunk(item, self._files[k], what, self._costs)
-
-
-class _Chunk:
-    """A part of a chunk that is written: `changes` of its file."""
-
-    def __init__(self, item: Any, path: str, what: Item, costs: Costs) -> None:
-        self._byte_setter, self._spec, *_ = item
-        self._path, self._what, self._costs = path, what, costs
-        self.changes = Changes([what], costs)
-        self._in_blocks = self.changes.in_blocks
-        self._since = 0.0  # when the lock was refused first
-
-    def change(self, pace: Pace, is_wanted: IsWanted) -> None:
-        """Write all of it, or raise LockedError or NotInPlace."""
-        if not self.changes.num_pieces:
-            return
-        write = functools.partial(self._write, pace, is_wanted)
-        try:
-            how = locks.Change(self._check, write, self._make, is_wanted, self._in_blocks)
-            locks.change(self._path, how)
-        except LockedError:
-            # Who writes piece by piece never waits for others who do, and does without an exclusive
-            # lock if that takes less time than to wait for it any longer.
-            now = time.monotonic()
-            self._since = self._since or now
-            if now - self._since > self.changes.num_pieces * self._costs.piece_seconds:
-                self._in_blocks = False
-            raise
-
-    def _check(self, num_bytes: int) -> None:
-        """Raise unless this is the length of the chunk."""
-        layout = self._what.layout
-        if num_bytes != layout.num_bytes:
-            name = name_of_chunk(self._byte_setter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
-
-    def _write(self, pace: Pace, is_wanted: IsWanted, descriptor: int) -> None:
-        self.changes.write(descriptor, pace, is_wanted, in_blocks=self._in_blocks)
-        self._note()
-
-    def _make(self) -> bool:
-        """Make a chunk of fill values, unless somebody else makes it.
-
-        Returns whether it is written: one that is small, or mostly selected, in one go; or one that
-        zarr would not store.
-        """
-        fill_value = fill_value_or_default(self._spec)
-        nd_buffer: Any = self._spec.prototype.nd_buffer
-        elements = self.changes.parts[0].elements
-        if not self._spec.config.write_empty_chunks:
-            some = elements[(slice(0, 1),) * elements.ndim]  # most often, this one is different
-            if all(nd_buffer.from_numpy_array(e).all_equal(fill_value) for e in (some, elements)):
-                return True
-        layout = self._what.layout
-        num_bytes = self.changes.block_bytes if self._in_blocks else self.changes.num_bytes
-        is_whole = layout.num_bytes <= max(self._costs.small_bytes, self._costs.most * num_bytes)
-        shape = layout.shape if is_whole else (1,) * len(layout.shape)
-        filled: Any = nd_buffer.create(
-            shape=shape, dtype=layout.dtype, order="C", fill_value=fill_value
-        ).as_numpy_array()
-        if is_whole:
-            filled[self._what.selection] = elements
-            filled = filled.transpose(layout.as_stored)
-        raw = as_bytes(self._what.encode(filled, layout.stored))
-        is_made = locks.create(self._path, functools.partial(_fill, layout.num_bytes, raw))
-        if is_made and is_whole:
-            self._note()
-        return is_made and is_whole
-
-    def _note(self) -> None:
-        if _trace.active:
-            counts = {"chunks_in_place": 1, "bytes_in_place": self.changes.num_bytes}
-            _trace.note(self._byte_setter, len(self._spec.shape), counts)
-
-
-def _fill(num_bytes: int, repeated: UInt8Array, descriptor: int) -> None:
-    os.ftruncate(descriptor, num_bytes)
-    if len(repeated) < num_bytes and not repeated.any():
-        return  # the system fills it with zeros
-    num = min(STEP_BYTES, num_bytes) // len(repeated)
-    block = np.tile(repeated, num).data if num > 1 else repeated.data
-    for start in range(0, num_bytes, len(block)):
-        locks.write_at(descriptor, block[: num_bytes - start], start)
+        shape = item[1].shape  # of the chunks of an array, nothing else differs
+        if shape not in self._stored:
+            self._stored[shape] = self._writes.layout_of(item[1])
+        stored = self._stored[shape]
+        more = values, self._writes.encode, self._costs
+        if isinstance(stored, Shard):
+            return ShardWrite(item, self._files[k], stored, *more)
+        return ChunkWrite(item, self._files[k], stored, *more)
 
 
 def check_pipeline() -> None:

@@ -8,18 +8,20 @@ Whoever changes a chunk has a lock (``flock``) on its file:
 Nobody waits for a lock while having an exclusive one, so there are no deadlocks.
 
 A file is judged on the descriptor that is written, under its lock: it is a regular file, it has no
-other name, and its name still stands for it. A file with another name (a copy made of hard links)
-is copied to a new one that takes its place; the other name keeps the old one. A new file that
-needs a name before it is complete is called ``<chunk>.unfinished``. It is locked exclusively by
-whoever makes it, so one without a lock was left by a writer that was killed, and is removed.
+other name, and its name still stands for it. A file with another name (a copy made of hard links),
+and a shard without a place for what is written, is copied to a new one that takes its place, with
+what is written; another name keeps the old one. A new file that needs a name before it is complete
+is called ``<chunk>.unfinished``. It is locked exclusively by whoever makes it, so one without a
+lock was left by a writer that was killed, and is removed.
 """
 
 import contextlib
 import errno
+import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -52,7 +54,7 @@ _NOT_WRITABLE = (*_NOT_ALLOWED, errno.ETXTBSY, errno.EISDIR, errno.ENXIO)
 _WITHOUT_NAMES = (*_NOT_WRITABLE, *_NOT_SUPPORTED, errno.EEXIST, errno.EXDEV, errno.ENAMETOOLONG)
 _WITHOUT_COPIES = (*_NOT_SUPPORTED, errno.EXDEV, errno.EPERM, errno.ETXTBSY, errno.EBADF)
 
-Fill = Callable[[int], None]  # writes what is in a new file
+Fill = Callable[[int], None]  # writes to a file with a descriptor
 
 
 class NotInPlace(Exception):  # noqa: N818 # not an error
@@ -76,8 +78,11 @@ class Change(NamedTuple):
 
     Attributes
     ----------
-    check, write : callable
-        Take the length of the locked file, and raise if it is wrong; and its descriptor.
+    check : callable
+        Takes the descriptor and the length of the locked file. Raises if it is wrong, and returns
+        what makes a copy of it that can be written, or None if the file itself can be written.
+    write : callable
+        Writes to the file with a descriptor.
     make : callable
         Makes a file that is missing, most likely by `create`; returns whether that was all.
     is_wanted : callable
@@ -86,15 +91,15 @@ class Change(NamedTuple):
         Whether `write` writes bytes that it has read before.
     """
 
-    check: Callable[[int], None]
-    write: Callable[[int], None]
+    check: Callable[[int, int], Fill | None]
+    write: Fill
     make: Callable[[], bool]
     is_wanted: IsWanted
     is_exclusive: bool
 
 
 def change(path: str, how: Change) -> None:
-    """Write to a file that has no other name, or make it.
+    """Write to a file that has no other name, or to a copy that takes its place, or make it.
 
     Raises
     ------
@@ -103,26 +108,29 @@ def change(path: str, how: Change) -> None:
     NotInPlace
         If it is no regular file, or can't be opened, locked, made or copied.
     """
-    is_missing = is_linked = False
+    is_missing = must_copy = False
     for _ in range(MAX_TRIES):
         try:
             if is_missing:
                 is_missing = False
                 if how.make():
                     return
-            may_copy = how.is_exclusive or is_linked
+            may_copy = how.is_exclusive or must_copy
             with _locked(path, is_exclusive=may_copy) as (descriptor, found):
-                how.check(found.st_size)
-                is_linked = _has_other_name(descriptor, path, found)
-                if not is_linked:
+                fill = how.check(descriptor, found.st_size)
+                if _has_other_name(descriptor, path, found) and fill is None:
+                    fill = functools.partial(copy_to, descriptor, found.st_size, how.is_wanted)
+                if fill is None:
                     how.write(descriptor)
                     return
                 if may_copy:
-                    _replace(descriptor, path, found.st_size, how.is_wanted)
+                    _replace(descriptor, path, (fill, how.write))
+                    return
+                must_copy = True
         except _MissingError:
             is_missing = True
         except _ReplacedError:
-            is_linked = False
+            must_copy = False
     raise NotInPlace("it keeps being replaced")
 
 
@@ -201,26 +209,33 @@ def _state_of(descriptor: int, path: str) -> os.stat_result:
     return found
 
 
-def change_whole(path: str, change: Callable[[], None]) -> None:
+def change_whole(path: str, change: Callable[[], None], *, may_be_copied: bool) -> None:
     """Replace or delete a file while nobody copies it, who would undo that.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    change : callable
+        What replaces or deletes it.
+    may_be_copied : bool
+        Whether it may be copied even if it has no other name.
 
     Raises
     ------
     LockedError
         If somebody copies it, or rewrites blocks of it. Nothing is changed.
     """
-    try:
-        is_linked = os.lstat(path).st_nlink != 1
-    except OSError:
-        is_linked = False
-    if not is_linked:  # nobody copies it
+    with contextlib.suppress(OSError):
+        may_be_copied = may_be_copied or os.lstat(path).st_nlink != 1
+    if not may_be_copied:
         change()
         return
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(_locked(path, os.O_RDONLY, is_exclusive=False))
         except (_MissingError, NotInPlace, OSError):
-            pass  # nobody can copy it either, or `change` finds out why
+            pass  # `change` finds out why, or makes a file where there is none to copy
         except _ReplacedError:
             raise LockedError from None
         change()
@@ -263,17 +278,37 @@ def create(path: str, fill: Fill) -> bool:
     return False
 
 
-def _replace(descriptor: int, path: str, num_bytes: int, is_wanted: IsWanted) -> None:
+def _replace(descriptor: int, path: str, fills: Sequence[Fill]) -> None:
     """Put a copy in the place of a file, which must be locked exclusively."""
 
     def fill(copy: int) -> None:
-        os.ftruncate(copy, num_bytes)
-        for start, end in _data_of(descriptor, num_bytes):
-            _copy(descriptor, copy, start, end, is_wanted)
+        for each in fills:
+            each(copy)
 
-    with _explained("copied to a file without another name"), _unfinished(path, fill) as unfinished:
+    with _explained("copied to a new file"), _unfinished(path, fill) as unfinished:
         _state_of(descriptor, path)  # zarr takes no locks
         Path(unfinished).replace(path)
+
+
+def copy_to(descriptor: int, num_bytes: int, is_wanted: IsWanted, copy: int) -> None:
+    """Copy the first bytes of a file to another one, which gets this length; holes stay holes."""
+    os.ftruncate(copy, num_bytes)
+    for start, end in _data_of(descriptor, num_bytes):
+        _copy(descriptor, copy, start, end, is_wanted)
+
+
+def fill_with(
+    descriptor: int, repeated: UInt8Array, start: int, end: int, is_wanted: IsWanted
+) -> None:
+    """Fill a part of a new file with the same bytes, over and over."""
+    if len(repeated) < end - start and not repeated.any():
+        return  # the system fills it with zeros
+    num = min(STEP_BYTES, end - start) // len(repeated)
+    block = np.tile(repeated, num).data if num > 1 else repeated.data
+    for position in range(start, end, len(block)):
+        if not is_wanted():
+            raise InterruptedError("the write was cancelled while it filled a new file")
+        write_at(descriptor, block[: end - position], position)
 
 
 @contextlib.contextmanager

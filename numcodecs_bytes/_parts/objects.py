@@ -74,7 +74,7 @@ def _ranges_of(found: Sequence[_Found], gap: int | None) -> Ranges:
     # A request for many chunks is at most twice as long. This is half of what a long range of one
     # chunk is split into, since other requests are in flight.
     source = found[0].source
-    coalescing = coalescing_of(source, gap)._replace(block_bytes=source.costs.part // 2)
+    coalescing = coalescing_of(source, gap)._replace(block_bytes=source.costs.part_bytes // 2)
     starts = np.array([one.lies_in.start for one in found])
     return coalescing.coalesce(*pieces_of([one.item for one in found], starts))
 
@@ -92,7 +92,7 @@ def _in_one_request(found: list[_Found], layout: Layout, gap: int | None) -> Ite
     last = np.cumsum([len(one.item.plan.ranges.piece_starts) for one in found])
     first = of_pieces[np.append(0, last[:-1])]
     is_in_one = first == of_pieces[last - 1]
-    most = layout.num_bytes + found[0].source.costs.beside
+    most = layout.num_bytes + found[0].source.costs.beside_bytes
     for _, group in itertools.groupby(np.flatnonzero(is_in_one).tolist(), first.__getitem__):
         chunks = [found[k] for k in group]
         num_bytes = chunks[-1].lies_in.start + layout.num_bytes - chunks[0].lies_in.start

@@ -150,20 +150,22 @@ class OpenFile:
         EOFError
             If the part has another length, or the read was cancelled.
         """
+        num = 0
         # A byte more than expected is asked for instead of the length, to save a call.
         if (
             self._num_bytes is None
             and self._found is not None
             and self._found.st_size == len(out) <= UNCANCELLED_BYTES
             and hasattr(os, "preadv")
-            and os.preadv(self._descriptor, [out.data, _ONE_MORE], 0, self._flags) == len(out)
         ):
+            num = os.preadv(self._descriptor, [out.data, _ONE_MORE], 0, self._flags)
             self.counted[0] += 1
-            self.counted[1] += len(out)
-            return
+            self.counted[1] += num
+            if num == len(out):
+                return
         if self.num_bytes != len(out):
             raise EOFError
-        self.read_into(out, 0, is_wanted)
+        self.read_into(out[num:], num, is_wanted)
 
     def read_into(self, out: UInt8Array, start: int, is_wanted: IsWanted) -> None:
         """Fill contiguous memory with the bytes of the part that begin at `start`.

@@ -193,7 +193,7 @@ class Planner:
         selectors = selectors_of(selection, len(self.layout.shape))
         if (key := key_of(selectors)) is None:
             return None
-        known: Any = self._parts.get((key, max_bytes), ())  # another thread may clear it
+        known: Any = self._parts.get((key, shape, max_bytes), ())  # another thread may clear it
         if known != ():
             return known  # type: ignore[no-any-return]
         selected = parse_product(selectors, self.layout)
@@ -213,7 +213,7 @@ class Planner:
                 return itertools.chain(found, made)
         if len(self._parts) >= MAX_CACHED:
             self._parts.clear()
-        self._parts[key, max_bytes] = found or None
+        self._parts[key, shape, max_bytes] = found or None
         return found or None
 
 
@@ -328,7 +328,7 @@ def _plan_one_range(
     costs = coalescing.costs
     is_dense = bool(nums) and (
         num_runs * layout.item_size * DENSE_FRACTION >= num_bytes
-        or max(nums) * coalescing.dense_bytes >= num_bytes
+        or _are_near(selectors, spans, layout, coalescing.dense_bytes)
     )
     is_cheap = num_bytes <= costs.slab_of(num_runs)
     if not (is_solid or is_dense or is_cheap):
@@ -351,6 +351,20 @@ def _plan_one_range(
         is_solid=is_solid,
         is_slab=not (is_solid or is_dense),
     )
+
+
+def _are_near(
+    selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], layout: Layout, num_bytes: int
+) -> bool:
+    """Whether points, or the indices along each axis, are on average that close or closer."""
+    strides, item_size = layout.strides, layout.item_size
+    along = [
+        (num, (high - low) * stride * item_size)
+        for (num, low, high), stride in zip(spans, strides, strict=True)
+    ]
+    if are_points(selectors):
+        return sum(span for _, span in along) <= along[0][0] * num_bytes
+    return all(num and span <= num * num_bytes for num, span in along)
 
 
 def _num_runs(selectors: tuple[Any, ...], spans: list[tuple[int, int, int]], layout: Layout) -> int:

@@ -161,7 +161,7 @@ class Selected(NamedTuple):
             )
 
 
-def parse_product(selection: Any, layout: Layout, start: int = 0) -> Selected | None:
+def parse_product(selection: Any, layout: Layout) -> Selected | None:
     """Return where the elements that are selected from a chunk are stored.
 
     None if the selection is of another kind, or out of bounds.
@@ -174,14 +174,14 @@ def parse_product(selection: Any, layout: Layout, start: int = 0) -> Selected | 
         positions = parse_points(selectors, shape, strides)
         if positions is None:
             return None
-        return Selected(positions.shape, Product((positions.ravel(),), item_size, start))
+        return Selected(positions.shape, Product((positions.ravel(),), item_size))
     if (axes := parse_axes(selectors, shape)) is None:
         return None
     order = tuple(layout.as_stored)
     offsets = tuple(_times(axes[k].indices, strides[k]) for k in order)
     return Selected(
         tuple(axis.num_selected for axis in axes if not axis.is_dropped),
-        Product(offsets, item_size, start),
+        Product(offsets, item_size),
         tuple(None if axis.is_dropped else slice(None) for axis in axes),
         order,
         tuple(axes[k] for k in order),

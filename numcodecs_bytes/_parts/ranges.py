@@ -144,11 +144,11 @@ class Costs(NamedTuple):
     block_bytes : int
         What is not read straight to its place is read in parts of this size, through memory that
         stays in the CPU cache.
-    latency : int
+    latency_bytes : int
         To wait for an answer.
-    part : int
+    part_bytes : int
         To request a part of a long range by itself, at the same time as the others.
-    beside : int
+    beside_bytes : int
         To make one request more for several chunks that lie in one object.
     """
 
@@ -158,9 +158,9 @@ class Costs(NamedTuple):
     piece_bytes: int = 0
     cold_piece_bytes: int = 0
     block_bytes: int = 1 << 20
-    latency: int = 0
-    part: int = 0
-    beside: int = 0
+    latency_bytes: int = 0
+    part_bytes: int = 0
+    beside_bytes: int = 0
 
     def slab_of(self, num_pieces: int) -> int:
         """Return the length of the longest slab that takes no longer than so many pieces."""

@@ -142,6 +142,8 @@ class FileReader:
         """Return pieces of a file, end to end; see `OpenFile.read`."""
         self._stop_if_unwanted()
         ranges = self._coalescing.coalesce(*join_adjacent(starts, ends))
+        if not self._may_wait and len(ranges.starts) > SHORT:
+            raise WouldWait
         return file.read(ranges, self._is_wanted, adapts=self._adapts, is_cold=is_cold)
 
     def fetch(
@@ -162,11 +164,12 @@ class FileReader:
         self, file: OpenFile, planner: Planner, selection: Any, plan: Plan, out: Array
     ) -> None:
         layout = planner.layout
-        if plan.is_solid and self._is_plain and out.dtype == layout.dtype:
+        is_plain = self._is_plain and out.dtype == layout.dtype and out.shape == plan.shape
+        if plan.is_solid and is_plain:
             as_stored = out
             if layout.axis_order is not None:
                 as_stored = out.transpose(_stored_axes(layout, selection))
-            if out.shape == plan.shape and as_stored.flags.c_contiguous:
+            if as_stored.flags.c_contiguous:
                 self._fill(file, layout, plan, as_bytes(as_stored))
                 return
         parts = planner.parts(selection, plan, out.shape, self._block_bytes)

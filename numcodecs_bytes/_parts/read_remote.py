@@ -85,7 +85,7 @@ class RemoteObject:
         """Return the object of one of `chunks_in_flight`, which share zarr's limit of requests."""
         await getter.let_others_start()
         num_requests = max(1, max_requests() // chunks_in_flight.num)
-        gap_bytes = max(source.max_gap_bytes, source.costs.latency // num_requests)
+        gap_bytes = max(source.max_gap_bytes, source.costs.latency_bytes // num_requests)
         max_parts = min(source.max_parts, num_requests) if getter.starts_tasks else 1
         if configured_gap_bytes() is not None or not splits_requests():
             max_parts = 1
@@ -95,7 +95,7 @@ class RemoteObject:
         """Return in how many requests to fetch so many bytes, which must be of one version."""
         num = self.source.max_parts
         if num > 1 and self.store not in untagged and changing.of(*self.getter.object) is None:
-            return max(1, min(num, num_bytes // self.source.costs.part))
+            return max(1, min(num, num_bytes // self.source.costs.part_bytes))
         return 1
 
     def split(self, ranges: Ranges) -> Ranges:

@@ -1,4 +1,4 @@
-"""Read parts of the uncompressed inner chunks of shards.
+"""How shards of uncompressed inner chunks are stored; parts of them are read from servers.
 
 An inner chunk is a part of a file or of an object: the ranges of each are planned as for any chunk,
 moved to where it begins, and coalesced with those of others. Whatever is unusual in a shard, such
@@ -6,20 +6,20 @@ as inner chunks of another length or a damaged index, is left to zarr's own code
 inner chunks, or raises the error.
 """
 
-import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import NDBuffer, cpu
+from zarr.core.buffer import NDBuffer
 from zarr.core.indexing import get_indexer
 from zarr.storage import MemoryStore, StorePath
 
 from numcodecs_bytes import _trace
+from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._parts.fetch import add_name, run_blocking
 from numcodecs_bytes._parts.getters import Blocking, Getter, OnLoop, chunks_in_flight
@@ -42,9 +42,11 @@ from numcodecs_bytes._parts.stores import (
 )
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import (
-    DECODES_INDEX_AT_ONCE,
     chunk_grid_of,
+    decode_index,
+    encode_index,
     fill_value_or_default,
+    morton_order,
 )
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
@@ -53,8 +55,25 @@ MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
 MAX_TRIES = 16
 
 
+class ShardParts(NamedTuple):
+    """What a selection takes from which inner chunks.
+
+    Attributes
+    ----------
+    shape, flat_shape, coordinates
+        As those of a `ShardSelection`.
+    inner : list of tuple
+        The selection of each inner chunk, and its place.
+    """
+
+    shape: tuple[int, ...]
+    flat_shape: tuple[int, ...]
+    coordinates: tuple[Indices, ...]
+    inner: list[tuple[Any, Any]]
+
+
 class ShardSelection(NamedTuple):
-    """What is selected from a shard.
+    """What is read from a shard.
 
     Attributes
     ----------
@@ -76,6 +95,33 @@ class ShardSelection(NamedTuple):
     coordinates: tuple[Indices, ...]
     inner: list[Item]
     num_bytes: int
+
+
+class GrownShard(NamedTuple):
+    """A shard in which more inner chunks have a place than before.
+
+    Attributes
+    ----------
+    index : numpy.ndarray
+        Offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
+    raw_index : numpy.ndarray
+        The same as stored, uint8.
+    start, end : int
+        Where the inner chunks that are new begin and end in bytes.
+    start_of_index : int
+        Where the index begins.
+    """
+
+    index: Any
+    raw_index: UInt8Array
+    start: int
+    end: int
+    start_of_index: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the shard in bytes."""
+        return max(self.end, self.start_of_index + len(self.raw_index))
 
 
 class Shard:
@@ -126,7 +172,7 @@ class Shard:
         zarrs = getattr(self.spec.config, "sharding_coalesce_max_gap_bytes", MAX_GAP_BYTES)
         # In several requests, because a connection has a limited rate.
         return coalescing._replace(
-            max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=source.costs.part
+            max_gap_bytes=min(coalescing.max_gap_bytes, zarrs), block_bytes=source.costs.part_bytes
         )
 
     def select(self, selection: Any, coalescing: Coalescing) -> ShardSelection:
@@ -139,23 +185,29 @@ class Shard:
         coalescing : Coalescing
             How the pieces of an inner chunk are coalesced.
         """
-        grid = chunk_grid_of(self.spec.shape, self.codec.chunk_shape)
-        indexer: Any = get_indexer(selection, self.spec.shape, grid)
-        found, inner = [], []
+        parts, inner = self.parts_of(selection), []
         planned: dict[Any, tuple[Plan, int]] = {}
         num_bytes = 0
-        for coordinates, of_chunk, place, *_ in indexer:
+        for of_chunk, place in parts.inner:
             key = key_of(of_chunk) if isinstance(of_chunk, tuple) else None
             if key is None or key not in planned:
                 plan = plan_read(of_chunk, self.layout, coalescing)
                 planned[key] = plan, plan.ranges.num_kept_bytes
             plan, num_kept = planned[key]
-            found.append(coordinates)
             inner.append(Item(of_chunk, place, plan, num_kept))
             num_bytes += plan.ranges.num_bytes
-        coordinates = np.array(found, np.intp).reshape(len(found), len(self._grid_shape))
+        return ShardSelection(*parts[:3], inner, num_bytes)
+
+    def parts_of(self, selection: Any) -> ShardParts:
+        """Return what a selection takes from which inner chunks."""
+        grid = chunk_grid_of(self.spec.shape, self.codec.chunk_shape)
+        indexer: Any = get_indexer(selection, self.spec.shape, grid)
+        found = list(indexer)
+        coordinates = np.array([each[0] for each in found], np.intp)
+        coordinates = coordinates.reshape(len(found), len(self._grid_shape))
         shape = tuple(getattr(indexer, "sel_shape", indexer.shape))
-        return ShardSelection(shape, tuple(indexer.shape), tuple(coordinates.T), inner, num_bytes)
+        inner = [(of_chunk, place) for _, of_chunk, place, *_ in found]
+        return ShardParts(shape, tuple(indexer.shape), tuple(coordinates.T), inner)
 
     def locate(
         self, index: Any, coordinates: tuple[Indices, ...], num_bytes: int | None
@@ -185,6 +237,20 @@ class Shard:
         ReadWhole
             If one has another length, reaches beyond the shard, or overlaps another one.
         """
+        found, starts, missing = self._find(index, coordinates, num_bytes)
+        order = np.argsort(starts, kind="stable")
+        self._raise_if_overlapping(starts[order])
+        return found[order], starts[order], missing
+
+    def _raise_if_overlapping(self, starts: Indices) -> None:
+        """Raise ReadWhole unless inner chunks that begin at `starts`, ascending, are apart."""
+        if (np.diff(starts) < self.layout.num_bytes).any():
+            raise ReadWhole(why="inner chunks overlap")
+
+    def _find(
+        self, index: Any, coordinates: tuple[Indices, ...], num_bytes: int | None
+    ) -> tuple[Indices, Indices, Indices]:
+        """Do the same as `locate`, but in the order of `coordinates`; some may overlap."""
         entries = index[(*coordinates, slice(None))].reshape(-1, 2)
         is_missing = (entries == MISSING).all(axis=1)
         found = np.flatnonzero(~is_missing)
@@ -199,11 +265,7 @@ class Shard:
                 why=f"the index has inner chunk {name} at byte {starts[k]} with {lengths[k]} "
                 f"bytes, expected {length} bytes{of_all}"
             )
-        order = np.argsort(starts, kind="stable")
-        starts = starts[order].astype(np.int64)
-        if (np.diff(starts) < length).any():
-            raise ReadWhole(why="inner chunks overlap")
-        return found[order], starts, np.flatnonzero(is_missing)
+        return found, starts.astype(np.int64), np.flatnonzero(is_missing)
 
     def locate_selected(
         self, index: Any, selected: ShardSelection, num_bytes: int | None
@@ -221,27 +283,9 @@ class Shard:
         file.read_into(raw, self.index_range[0] % file.num_bytes, is_wanted)
         return raw
 
-    def decode_index(self, raw: Any, run: Callable[..., Any] = asyncio.run) -> Any:
-        """Return the offsets and lengths of the inner chunks.
-
-        zarr 3.1.6 needs an event loop, where `run` runs a coroutine: not if one is running.
-        """
-        buffer = cpu.Buffer.from_array_like(raw)
-        if DECODES_INDEX_AT_ONCE:
-            decoded = self.codec._decode_shard_index_sync(buffer, self._grid_shape)  # noqa: SLF001
-        else:
-            decoding = self.decode_index_on_loop(raw)
-            try:
-                return run(decoding)
-            finally:
-                decoding.close()  # if an event loop runs in this thread
-        return decoded.offsets_and_lengths
-
-    async def decode_index_on_loop(self, raw: Any) -> Any:
-        """Do the same as `decode_index` on an event loop."""
-        buffer = cpu.Buffer.from_array_like(raw)
-        decoded = await self.codec._decode_shard_index(buffer, self._grid_shape)  # noqa: SLF001
-        return decoded.offsets_and_lengths
+    def decode_index(self, raw: Any) -> Any:
+        """Return the offsets and lengths of the inner chunks."""
+        return decode_index(self.codec, raw, self._grid_shape)
 
     def grid_of(self, out: Array) -> tuple[Array, tuple[Indices, ...]]:
         """Return a view of a whole shard that is indexed by inner chunks first, and their grid.
@@ -253,8 +297,85 @@ class Shard:
         order = self.layout.axis_order or range(num_axes)
         axes = [*range(0, 2 * num_axes, 2), *(2 * k + 1 for k in order)]
         view = out.reshape([n for shape in shapes for n in shape]).transpose(axes)
-        coordinates = np.indices(self._grid_shape).reshape(num_axes, self.num_chunks)
-        return view, tuple(coordinates)
+        return view, self._all_coordinates
+
+    @functools.cached_property
+    def _all_coordinates(self) -> tuple[Indices, ...]:
+        return tuple(np.indices(self._grid_shape).reshape(-1, self.num_chunks))
+
+    @property
+    def _begins_with_index(self) -> bool:
+        return self.index_range[0] == 0
+
+    @property
+    def start_of_data(self) -> int:
+        """Where the first inner chunk may begin in bytes."""
+        return self.index_bytes if self._begins_with_index else 0
+
+    def end_of_data(self, index: Any, num_bytes: int) -> int:
+        """Return where the last inner chunk of a shard of so many bytes ends.
+
+        Raises
+        ------
+        ReadWhole
+            As `locate`, for any of them; and if one overlaps the index.
+        """
+        _, starts, _ = self._find(index, self._all_coordinates, num_bytes)
+        starts.sort()
+        self._raise_if_overlapping(starts)
+        first, end = self.start_of_data, num_bytes
+        end -= 0 if self._begins_with_index else self.index_bytes
+        if not len(starts):
+            return first
+        if starts[0] < first or starts[-1] + self.layout.num_bytes > end:
+            raise ReadWhole(why="an inner chunk overlaps the index")
+        return int(starts[-1]) + self.layout.num_bytes
+
+    @functools.cached_property
+    def no_index(self) -> Any:
+        """Offsets and lengths of missing inner chunks only."""
+        return np.full((*self._grid_shape, 2), MISSING, np.uint64)
+
+    @functools.cached_property
+    def new(self) -> GrownShard:
+        """A complete shard where there was none."""
+        return self.grown(self.no_index, self.start_of_data)
+
+    def grown(self, index: Any, end: int, needed: tuple[Indices, ...] | None = None) -> GrownShard:
+        """Return a shard in which missing inner chunks follow the others, which end at `end`.
+
+        They do in Morton order, as zarr stores them.
+
+        Parameters
+        ----------
+        index : numpy.ndarray
+            Offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
+        end : int
+            Where those that are there end in bytes.
+        needed : tuple of numpy.ndarray, optional
+            Which inner chunks must have a place, as coordinates. Then as many as are there get one,
+            or more if more are needed, so that a shard does not grow too often. By default, all do.
+        """
+        order = tuple(morton_order(self._grid_shape).T)
+        is_missing = index[(*order, 0)] == MISSING
+        if needed is not None:
+            is_needed = np.zeros(self._grid_shape, bool)
+            is_needed[needed] = True
+            is_new = is_missing & is_needed[order]
+            num_present = self.num_chunks - np.count_nonzero(is_missing)
+            others = np.flatnonzero(is_missing & ~is_new)
+            last = np.flatnonzero(is_new)[-1]
+            others = np.roll(others, -np.searchsorted(others, last))  # those that follow first
+            is_new[others[: max(num_present - np.count_nonzero(is_new), 0)]] = True
+            is_missing = is_new
+        missing = tuple(along[is_missing] for along in order)
+        num, length, index = np.count_nonzero(is_missing), self.layout.num_bytes, index.copy()
+        index[(*missing, 0)] = end + length * np.arange(num)
+        index[(*missing, 1)] = length
+        new_end = end + int(num) * length
+        start_of_index = 0 if self._begins_with_index else new_end
+        raw_index = as_bytes(encode_index(self.codec, index))
+        return GrownShard(index, raw_index, end, new_end, start_of_index)
 
     def fill(self, out: Array, missing: Sequence[Item]) -> None:
         """Write the fill value to where inner chunks are missing."""
@@ -342,7 +463,7 @@ async def _explain(error: Exception, getter: Getter, shard: Shard, selection: An
     else:
         answer: Any = await RemoteObject(getter, source).ask(*shard.index_range)
         raw, num_bytes = await answer.read(), answer.num_bytes
-    index = await shard.decode_index_on_loop(raw)
+    index = shard.decode_index(raw)
     try:
         selected = shard.select(selection, coalescing_of(source, None))
         shard.locate(index, selected.coordinates, num_bytes)
@@ -410,7 +531,7 @@ def _is_nearly_whole(
 def _num_tries(shard: Shard, selected: ShardSelection, source: Remote) -> int:
     """Return how often to request parts of a shard: several times costs less than a large shard."""
     least = NUM_TRIES if NUM_TRIES * selected.num_bytes < shard.num_bytes else 1
-    of_a_try = 2 * source.costs.latency + selected.num_bytes
+    of_a_try = 2 * source.costs.latency_bytes + selected.num_bytes
     return max(least, min(shard.num_bytes // of_a_try, MAX_TRIES))
 
 
@@ -427,6 +548,6 @@ async def _get_index(remote: RemoteObject, shard: Shard) -> tuple[Any, Answer] |
     if raw.nbytes == shard.index_bytes:
         answering.add(remote.getter.store)
     try:
-        return await shard.decode_index_on_loop(raw), answer
+        return shard.decode_index(raw), answer
     except Exception as error:
         raise ReadWhole from error

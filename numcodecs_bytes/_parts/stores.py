@@ -96,12 +96,13 @@ LOCAL_COSTS = Costs(
 # long as the best plan; 1 MiB, zarr's own gap, took 3.3 times as long. But where 10 chunks were
 # fetched at once, 256 KiB took 3.5 times as long as whole chunks.
 REMOTE_MAX_GAP_BYTES = 1 << 18
-# `latency` is what was said above, less a little. `part`: parts of 8 MiB of 32 took 0.46 times as
-# long as one request at 30 ms and 100 MB/s, parts of 2 MiB 0.4; but at 1 ms and 1 GB/s, these took
-# 1.2 times as long as parts of 8 MiB, and parts of 1 MiB 1.5 times. `beside`: zarr alone fetches
-# nothing that lies between chunks; 30 ms at 10 MB/s, or 3 ms at 100 MB/s, are worth 30 KB for each
-# of ten requests (computed). Plans, and what assembles their pieces, cost nothing there.
-REMOTE_COSTS = Costs(latency=2_500_000, part=1 << 23, beside=1 << 14)
+# `latency_bytes` is what was said above, less a little. `part_bytes`: parts of 8 MiB of 32 took
+# 0.46 times as long as one request at 30 ms and 100 MB/s, parts of 2 MiB 0.4; but at 1 ms and
+# 1 GB/s, these took 1.2 times as long as parts of 8 MiB, and parts of 1 MiB 1.5 times.
+# `beside_bytes`: zarr alone fetches nothing that lies between chunks; 30 ms at 10 MB/s, or 3 ms at
+# 100 MB/s, are worth 30 KB for each of ten requests (computed). Plans, and what assembles their
+# pieces, cost nothing there.
+REMOTE_COSTS = Costs(latency_bytes=2_500_000, part_bytes=1 << 23, beside_bytes=1 << 14)
 
 _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
@@ -290,12 +291,12 @@ def coalescing_of(source: File | Remote, gap: int | None) -> Coalescing:
     return Coalescing(max_gap_bytes, dense_bytes=max_gap_bytes if gap is None else 0)
 
 
-def local_coalescing(gap: int | None) -> Coalescing:
+def local_coalescing(gap: int | None, costs: Costs = LOCAL_COSTS) -> Coalescing:
     """Return how pieces of files are coalesced; see `coalescing_of`."""
     if gap is not None:
-        return Coalescing(gap, BLOCK_BYTES, costs=LOCAL_COSTS.exact)
+        return Coalescing(gap, BLOCK_BYTES, costs=costs.exact)
     most = LOCAL_MAX_GAP_BYTES
-    return Coalescing(most, BLOCK_BYTES, dense_bytes=most, costs=LOCAL_COSTS)
+    return Coalescing(most, BLOCK_BYTES, dense_bytes=most, costs=costs)
 
 
 _WRITING = ("set", "set_sync", "_set", "set_if_not_exists", "delete", "delete_sync")

@@ -6,11 +6,12 @@ written. Files are not memory-mapped: a full disk behind a sparse file would kil
 """
 
 import contextlib
+import copy
 import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +22,13 @@ from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.locks import STEP_BYTES, NotInPlace, read_at, write_at
 from numcodecs_bytes._parts.product import Cut, Product, blocks_of, parse_product, sums
 from numcodecs_bytes._parts.ranges import Indices
-from numcodecs_bytes._parts.selection import Axis
+from numcodecs_bytes._parts.selection import Axis, key_of
 from numcodecs_bytes._threads import IsWanted
 
 Encode = Callable[[Array, AnyDType], Array]
 
 
-class Costs(NamedTuple):
+class WriteCosts(NamedTuple):
     """What takes how long, or how much memory, when parts of chunks are written.
 
     Attributes
@@ -72,7 +73,7 @@ class Costs(NamedTuple):
     slow_workers: int = 10
 
 
-class Item(NamedTuple):
+class Assignment(NamedTuple):
     """Values for a selection of a chunk in a file.
 
     Attributes
@@ -85,44 +86,68 @@ class Item(NamedTuple):
         In the shape of the selection, or what NumPy broadcasts to it.
     encode : callable
         Takes elements and their stored dtype, and returns them as stored, C-contiguous.
-    start : int
-        Where the chunk begins in the file, in bytes.
     """
 
     layout: Layout
     selection: Any
     values: Any
     encode: Encode
-    start: int = 0
 
 
 class Changes:
-    """What is written to a file: `Item`s of the chunks in it.
+    """What is written to a file: assignments to the chunks in it.
 
     Attributes
     ----------
-    parts : list of Part
-        The items, in the order in which they are stored.
+    parts : list of Prepared
+        The assignments.
     num_bytes, num_pieces : int
         Number of selected bytes, and of the pieces in which they lie.
     block_bytes : int
         Number of bytes of the blocks that contain them, at most.
-    in_blocks : bool
-        Whether it is faster to rewrite these blocks.
     """
 
-    def __init__(self, items: Sequence[Item], costs: Costs) -> None:
-        self.parts = [Part(item, costs) for item in sorted(items, key=attrgetter("start"))]
-        self.num_bytes = self.num_pieces = self.block_bytes = num_blocks = 0
+    def __init__(self, items: Sequence[Assignment], costs: WriteCosts) -> None:
+        self.parts: list[Prepared] = []
+        known: dict[Any, Prepared] = {}  # those of equal selections, of chunks that are alike
+        for item in items:
+            key = (item.layout, key_of(item.selection))
+            part = known[key].with_values(item.values) if key in known else Prepared(item, costs)
+            if key[1] is not None:
+                known[key] = part
+            self.parts.append(part)
+        self._costs = costs
+        self.num_bytes = self.num_pieces = self.block_bytes = 0
         for part in self.parts:
             self.num_bytes += part.elements.size * part.item_size
             self.num_pieces += part.num_pieces
             self.block_bytes += part.block_bytes
-            num_blocks += part.num_blocks
-        self.in_blocks = self.num_pieces > costs.pieces_per_block * num_blocks
+
+    def suits_blocks(self, starts: Callable[[], Sequence[int | None]]) -> bool:
+        """Whether it is faster to rewrite blocks, if chunks begin at `starts`, in bytes."""
+        if self.num_pieces <= self._costs.pieces_per_block:
+            return False
+        num, end = 0, -1  # up to where no further block is needed
+        for start, part in self._placed(starts()):
+            first, last = part.span
+            if part.num_blocks > 1 or start + last > end:
+                num, end = num + part.num_blocks, start + first + self._costs.block_bytes
+        return self.num_pieces > self._costs.pieces_per_block * num
+
+    def _placed(self, starts: Sequence[int | None]) -> "list[tuple[int, Prepared]]":
+        """Return the parts that are written, in the order in which they are stored."""
+        pairs = zip(starts, self.parts, strict=True)
+        placed = [(start, part) for start, part in pairs if start is not None and part.num_pieces]
+        return sorted(placed, key=itemgetter(0))
 
     def write(
-        self, descriptor: int, pace: "Pace", is_wanted: IsWanted, *, in_blocks: bool = False
+        self,
+        descriptor: int,
+        starts: Sequence[int | None],
+        pace: "Pace",
+        is_wanted: IsWanted,
+        *,
+        in_blocks: bool = False,
     ) -> None:
         """Write everything, or raise InterruptedError if it is not wanted any more.
 
@@ -130,6 +155,9 @@ class Changes:
         ----------
         descriptor : int
             The file, locked exclusively if `in_blocks`.
+        starts : sequence of (int or None)
+            Where the chunk of each of the parts begins in the file, in bytes; None if it is not
+            written.
         pace : Pace
             How fast files were that were written before.
         is_wanted : callable
@@ -138,23 +166,52 @@ class Changes:
             Whether to rewrite blocks, instead of writing each piece.
         """
         pace.begin()
-        for part in (part for part in self.parts if part.num_pieces):
-            for cut, product in part.blocks() if in_blocks else part.pieces():
+        placed, block = self._placed(starts), list[_Piece]()
+        for start, part in placed:
+            for cut, product in part.blocks(start) if in_blocks else part.pieces(start):
                 if not is_wanted():
                     raise InterruptedError("the write was cancelled")
-                if in_blocks:
-                    part.rewrite(descriptor, cut, product)
-                else:
+                if not in_blocks:
                     _write_runs(descriptor, *product.runs(), part.raw(cut), pace)
+                    continue
+                first, end = product.span
+                if block and not (0 <= end - block[0].start <= self._costs.block_bytes):
+                    _rewrite(descriptor, block)
+                    block = []
+                block.append(_Piece(first, end, part, cut, product))
+        if block:
+            _rewrite(descriptor, block)
 
 
-class Part:
-    """An item, with attributes like those of `Changes`.
+class _Piece(NamedTuple):
+    """Some elements of a part, which lie between two bytes of a file."""
+
+    start: int
+    end: int
+    part: "Prepared"
+    cut: Cut
+    product: Product
+
+
+def _rewrite(descriptor: int, pieces: list[_Piece]) -> None:
+    """Read a block that contains pieces, change it and write it."""
+    start = min([piece.start for piece in pieces])
+    block = np.empty(max([piece.end for piece in pieces]) - start, np.uint8)
+    read_at(descriptor, block, start)
+    for piece in pieces:
+        piece.part.change(block, start, piece.cut, piece.product)
+    write_at(descriptor, block.data, start)
+
+
+class Prepared:
+    """An assignment that is ready to be written, with attributes like those of `Changes`.
 
     Attributes
     ----------
     elements : numpy.ndarray
         The values, in the dtype of the chunk and the shape of the selection.
+    span : tuple of int
+        First byte and end of all between the first and the last element, in bytes of the chunk.
 
     Raises
     ------
@@ -162,22 +219,24 @@ class Part:
         If the selection is not known.
     """
 
-    def __init__(self, item: Item, costs: Costs) -> None:
-        self._encode, self._stored, self._costs = item.encode, item.layout.stored, costs
+    def __init__(self, item: Assignment, costs: WriteCosts) -> None:
+        self._encode, self._layout, self._costs = item.encode, item.layout, costs
         self.item_size = item.layout.item_size
         self._void = np.dtype(f"V{self.item_size}")
-        selected = parse_product(item.selection, item.layout, item.start)
+        selected = parse_product(item.selection, item.layout)
         if selected is None:
             raise NotInPlace(f"its selection, {item.selection!r}, is not known")
-        self.elements = _elements_of(item.layout, selected.shape, item.values)
-        self._as_stored = selected.as_stored(self.elements)
+        self._selected = selected
+        self._take(item.values)
         self._product, self._are_points = selected.product, selected.expand is None
         # Along which axes which of the selected elements are written, if not all of them in order.
         self._sources = {k: _last_of(a) for k, a in enumerate(selected.axes) if a.order is not None}
         self.num_pieces = self.num_blocks = self.block_bytes = 0
+        self.span = (0, 0)
         if not self.elements.size:
             return
         self.num_pieces, self._length = self._product.count_runs()
+        self.span = self._product.span
         block_bytes = costs.block_bytes
         if self._are_points:
             start, end = self._product.span
@@ -189,6 +248,16 @@ class Part:
         self._blocks = self._product.cuts(block_bytes)
         self.num_blocks = math.prod(map(len, self._blocks))
         self.block_bytes = self.num_blocks * block_bytes
+
+    def _take(self, values: Any) -> None:
+        self.elements = elements_of(self._layout, self._selected.shape, values)
+        self._as_stored = self._selected.as_stored(self.elements)
+
+    def with_values(self, values: Any) -> "Prepared":
+        """Return an assignment of other values to the same selection of a chunk that is alike."""
+        other = copy.copy(self)
+        other._take(values)  # noqa: SLF001 # another instance of this class
+        return other
 
     def _sort(self, block_bytes: int) -> None:
         """Sort points by block; of those at one place, the last one stays the last."""
@@ -202,21 +271,21 @@ class Part:
         self._product = self._product._replace(offsets=(positions[order],))
         self._sources = {0: self._sources[0][order] if self._sources else order}
 
-    def blocks(self) -> "Iterator[tuple[Cut, Product]]":
-        """Yield the elements of each block, in the order in which they are stored."""
-        return self._product.split(self._blocks)
+    def blocks(self, start: int) -> "Iterator[tuple[Cut, Product]]":
+        """Yield the elements of each block of a chunk that begins at `start`, as stored."""
+        return self._product._replace(start=start).split(self._blocks)
 
-    def pieces(self) -> "Iterator[tuple[Cut, Product]]":
-        """Yield as many elements as fit in memory, in the order in which they are stored."""
+    def pieces(self, start: int) -> "Iterator[tuple[Cut, Product]]":
+        """Do the same, but yield as many elements as fit in memory."""
         if self._are_points:
             self._sort(1)
         memory, length = self._costs.memory_bytes, self._length
         num_bytes = memory * length // (length + self._costs.piece_memory)
-        return self._product.split(self._product.cuts(num_bytes, in_pieces=True))
+        cuts = self._product.cuts(num_bytes, in_pieces=True)
+        return self._product._replace(start=start).split(cuts)
 
-    def rewrite(self, descriptor: int, cut: Cut, product: Product) -> None:
-        """Read a block, change it and write it; the last of the elements at one place wins."""
-        start, end = product.span
+    def change(self, block: UInt8Array, start: int, cut: Cut, product: Product) -> None:
+        """Change a block that begins at `start`; the last of the elements at one place wins."""
         steady, others = list[int](), list[int]()
         for k, along in enumerate(product.offsets):
             (steady if isinstance(along, range) else others).append(k)
@@ -224,17 +293,14 @@ class Part:
         first = product.start - start + sum([along[0] for along in ranges])
         starts = sums([product.offsets[k] for k in others], first)
         # The elements along ranges that begin at each byte.
-        num = end - start - sum([along[-1] - along[0] for along in ranges]) - self.item_size + 1
+        num = len(block) - sum([along[-1] - along[0] for along in ranges]) - self.item_size + 1
         shape, steps = [len(along) for along in ranges], [along.step for along in ranges]
         raw = self.raw(cut, [*others, *steady]).view(self._void)
-        block = np.empty(end - start, np.uint8)
-        read_at(descriptor, block, start)
         at: Array = np.ndarray((num, *shape), self._void, block, strides=(1, *steps))
         if len(starts) == 1:
             at[starts[0]] = raw.reshape(shape)
         else:
             at[starts] = raw.reshape(len(starts), *shape)
-        write_at(descriptor, block.data, start)
 
     def raw(self, cut: Cut, order: Sequence[int] | None = None) -> UInt8Array:
         """Return a part of the elements as stored, with its axes in another order."""
@@ -247,7 +313,7 @@ class Part:
             else:
                 some = some[(slice(None),) * k + (source[cut[k]],)]
         some = some if order is None else some.transpose(order)
-        return as_bytes(self._encode(some, self._stored))
+        return as_bytes(self._encode(some, self._layout.stored))
 
 
 def _last_of(axis: Axis) -> Indices:
@@ -257,7 +323,7 @@ def _last_of(axis: Axis) -> Indices:
     return last
 
 
-def _elements_of(layout: Layout, shape: tuple[int, ...], values: Any) -> Array:
+def elements_of(layout: Layout, shape: tuple[int, ...], values: Any) -> Array:
     """Return values in the shape of a selection, in the dtype of the chunk."""
     if type(values) is np.ndarray and values.dtype == layout.dtype:
         if values.shape == shape:
@@ -279,6 +345,9 @@ def _write_runs(
     descriptor: int, starts: Indices, length: int, raw: UInt8Array, pace: "Pace"
 ) -> None:
     """Write pieces of one length, which lie in `raw` end to end; adjacent ones at once."""
+    if len(starts) == 1:
+        write_at(descriptor, raw.data, int(starts[0]))
+        return
     is_edge = np.ones(len(starts) + 1, bool)
     is_edge[1:-1] = np.diff(starts) != length
     edges = np.flatnonzero(is_edge)
@@ -316,7 +385,7 @@ class Pace:
         Whether pieces are read first.
     """
 
-    def __init__(self, costs: Costs) -> None:
+    def __init__(self, costs: WriteCosts) -> None:
         self.reads_ahead, self._costs = False, costs
         self._times: list[float] = []  # per piece
         self._is_decided = False

@@ -19,6 +19,7 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._tools.bounded_compressors import (
     COMPRESSORS,
     LimitExceededError,
@@ -36,6 +37,7 @@ from numcodecs_bytes._tools.hierarchy import (
 )
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
+from numcodecs_bytes.zarr_pipeline import stored_as
 
 # How much of a shard is read at a time, in bytes and in inner chunks.
 READ_BYTES, MAX_INNER = 1 << 26, 1 << 12
@@ -68,10 +70,12 @@ def check_chunks(
         readable = _with_bytes_for_bools(array, codecs, report)
     if readable is not None:
         readable = _within(limits.max_chunk_bytes, readable, report)
+    full_bytes, num_full = _bytes_of_full_shard(array), 0
     undecoded: list[str] = []
     first: tuple[str, int] | None = None
     for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
         report.num_chunks += 1
+        num_full += size == full_bytes
         is_suitable = 2 <= size <= limits.max_chunk_bytes
         first = first or ((key, size) if is_suitable else None)
         problem = _wrong_length(size, num_bytes)
@@ -83,10 +87,17 @@ def check_chunks(
                     report.add_problem(f"chunk {key} {problem}")
             except LimitExceededError as error:
                 undecoded.append(f"chunk {key}: {error}")
-    if undecoded:
-        report.notes.append(f"chunks that were not decoded: {len(undecoded)}; {undecoded[0]}")
+    report.notes += [f"chunks that were not decoded: {len(undecoded)}; {u}" for u in undecoded[:1]]
     _note_missing(array, math.prod(grid), report, limits)
+    if num_full:
+        report.notes.append(f"{num_full} of {report.num_chunks} shards have their full length")
     return first
+
+
+def _bytes_of_full_shard(array: Any) -> int | None:
+    """Return the length of a shard with all of its inner chunks, if these are uncompressed."""
+    stored = stored_as(array)
+    return stored.num_bytes if isinstance(stored, Shard) else None
 
 
 def _chunks_present(

@@ -13,7 +13,7 @@ from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
 from numcodecs_bytes._tools.check_report import ArrayReport, PartialReads
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
-from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, can_read_parts
+from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, stored_as
 
 
 def partial_reads(array: Any) -> PartialReads:
@@ -108,7 +108,7 @@ def _partial_reads_of_codecs(array: Any) -> PartialReads:
         names = [codec.to_dict()["name"] for codec in codecs]
     others = [name for name in names if name != "bytes"]
     try:
-        can_be_read = can_read_parts(array)
+        can_be_read = stored_as(array) is not None
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         can_be_read = False
     is_in_shards = others == ["sharding_indexed"]

@@ -1,4 +1,4 @@
-"""Parts of chunks written in place, and as zarr and zarrs write them."""
+"""Parts of chunks and shards written in place, and as zarr and zarrs write them."""
 
 import functools
 import subprocess
@@ -32,10 +32,22 @@ def writes(shape: tuple[int, int]) -> dict[str, Any]:
 
 def section(settings: Settings) -> str:
     shape = QUICK_SHAPE if settings.quick else SHAPE
+    inner = (shape[0] // 8, shape[1] // 4)
+    sizes = {
+        "size": as_size(8 * shape[0] * shape[1]),
+        "inner": as_size(2 * shape[0] * shape[1] // 8),
+    }
+    return TEXT.format(
+        chunks=_table(settings, shape), shards=_table(settings, shape, inner), lost=_lost(), **sizes
+    )
+
+
+def _table(settings: Settings, shape: tuple[int, int], inner: tuple[int, int] | None = None) -> str:
     seconds, least = (0.05, 3) if settings.quick else (2.0, 7)
     rows = []
-    for fill_value, endian in cases("in place", ((0.0, "little"), (1.5, "big"))):
-        by = _arrays(settings.folder, shape, fill_value, endian)
+    where = "in place, shards" if inner else "in place"
+    for fill_value, endian in cases(where, ((0.0, "little"), (1.5, "big"))):
+        by = _arrays(settings.folder, shape, inner, fill_value, endian)
         for name, (selection, are_points) in writes(shape).items():
             value = np.random.default_rng(0).random(np.empty(shape)[selection].shape)
             contenders = {
@@ -49,10 +61,10 @@ def section(settings: Settings) -> str:
         delete = functools.partial(_delete, list(by.values()))
         with zarr.config.set(IN_PLACE):
             times = measure(contenders, seconds, least, before=delete)
-        rows.append([endian, f"a row of a new chunk, filled with {fill_value}", *_cells(times, by)])
+        what = f"a row of a new {'shard' if inner else 'chunk'}, filled with {fill_value}"
+        rows.append([endian, what, *_cells(times, by)])
     header = ["endian", "written", *by, "ratio", "slower than"]
-    size = as_size(8 * shape[0] * shape[1])
-    return TEXT.format(size=size, table=table(header, rows), lost=_lost())
+    return table(header, rows)
 
 
 def _lost() -> str:
@@ -62,17 +74,23 @@ def _lost() -> str:
     return "\n".join(f"- {line}" for line in done.stdout.splitlines() if "processes" in line)
 
 
-def _arrays(folder: Path, shape: tuple[int, int], fill_value: float, endian: str) -> dict[str, Any]:
-    found = {}
+def _arrays(
+    folder: Path,
+    shape: tuple[int, int],
+    inner: tuple[int, int] | None,
+    fill_value: float,
+    endian: str,
+) -> dict[str, Any]:
+    found, chunks = {}, {"chunks": inner, "shards": shape} if inner else {"chunks": shape}
     for who, (library, pipeline) in {
         **{f"zarr, {name}": ("zarr", path) for name, path in PIPELINES.items()},
         **{path.rsplit(".", 1)[-1]: ("ours", path) for path in OUR_PIPELINES.values()},
         "zarrs": ("zarr", ZARRS),  # with our codec, required writes may fail
     }.items():
-        path = folder / f"in-place-{endian}-{who}"
+        path = folder / f"in-place-{endian}-{who}-{inner}"
         codec = zarr.codecs.BytesCodec(endian=endian)
         settings = {"compressors": None, "fill_value": fill_value, "serializer": codec}
-        zarr.create_array(path, shape=shape, chunks=shape, dtype="f8", **settings)[...] = 1
+        zarr.create_array(path, shape=shape, dtype="f8", **chunks, **settings)[...] = 1
         found[who] = opened(path, library, pipeline, mode="r+")
     return found
 
@@ -103,8 +121,14 @@ TEXT = """\
 
 float64 in the page cache. zarr and zarrs rewrite the chunk. ratio: the fastest of these to ours.
 
-{table}
-`examples/write_in_place.py`, in which eight processes write rows of one chunk at the same time:
+{chunks}
+## Parts of a shard of {size} with inner chunks of {inner}, written in place, in ms
+
+The same, of one shard that has all of its inner chunks.
+
+{shards}
+`examples/write_in_place.py`, in which eight processes write rows of one chunk, or shard, at the
+same time:
 
 {lost}
 """

@@ -65,15 +65,20 @@ def panels_of(results: str) -> dict[str, Panel]:
         for row in rows_of(results, "Many chunks in LocalStore")
         if row["selection"] in MANY and (row["chunks"], row["endian"]) == ("2048 x 4 KiB", "big")
     }
+    titles = {
+        "Parts of a chunk of 128 MiB, written in place": WRITES,
+        "Parts of a shard of 128 MiB with inner chunks of 4 MiB": {"row": "a row of a shard"},
+    }
     writes = {
-        WRITES[row["written"]]: with_our_pipeline(row)
-        for row in rows_of(results, "Parts of a chunk of 128 MiB, written in place")
-        if row["written"] in WRITES and row["endian"] == "big"
+        names[row["written"]]: with_our_pipeline(row)
+        for title, names in titles.items()
+        for row in rows_of(results, title)
+        if row["written"] in names and row["endian"] == "big"
     }
     return {
         "Read part of one chunk of 128 MiB": one,
         "Read 2048 chunks of 4 KiB, with our pipeline": many,
-        "Write part of a chunk of 128 MiB in place": writes,
+        "Write part of a chunk, or shard, of 128 MiB in place": writes,
     }
 
 

@@ -108,10 +108,10 @@ def claims(
         read(name, 7)
         return _bytes("rchar") - before < 8 * ROW_BYTES
 
-    def writes_only_a_row() -> bool:
-        write("large", 5, 1)
+    def writes_only_a_row(name: str = "large") -> bool:
+        write(name, 5, 1)
         before = _bytes("rchar") + _bytes("wchar")
-        write("large", 7, 1)
+        write(name, 7, 1)
         return _bytes("rchar") + _bytes("wchar") - before < 8 * ROW_BYTES
 
     def reads_structures() -> bool:
@@ -124,6 +124,7 @@ def claims(
         "fetches only the bytes of a selection": fetches_only_a_row,
         "also inside shards (ours with `BytesPipeline`)": lambda: fetches_only_a_row("shard"),
         "writes parts of chunks in place, if asked to": writes_only_a_row,
+        "also inside shards": lambda: writes_only_a_row("shard"),
         "big-endian structures": reads_structures,
         "big-endian complex numbers, also in part": lambda: (
             read("complex").tolist() == [1j, 2 + 3j, 4 + 5j, 6 + 7j]

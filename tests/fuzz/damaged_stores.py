@@ -88,11 +88,26 @@ def write_healthy(root):
             list(migrate(zarr.storage.LocalStore(root / "v2")))
 
 
-def damage(root, rng):
-    """Damage a file or two; return what was done, to which array."""
-    files = sorted(path for path in root.rglob("*") if path.is_file())
+def copy_some(healthy, root, rng):
+    """Copy the groups, the arrays of a file or two, and one more; return these files."""
+    files = sorted(path for path in healthy.rglob("*") if path.is_file())
+    chosen = rng.sample(files, rng.choice([1, 1, 2]))
+    names = {file.relative_to(healthy).parts[:2] for file in chosen}
+    names.add(rng.choice(files).relative_to(healthy).parts[:2])
+    for group in ("v2", "v3"):
+        (root / group).mkdir(parents=True)
+        for path in (healthy / group).iterdir():
+            if path.is_file():
+                shutil.copy(path, root / group)
+            elif (group, path.name) in names:
+                shutil.copytree(path, root / group / path.name)
+    return [root / file.relative_to(healthy) for file in chosen]
+
+
+def damage(root, files, rng):
+    """Damage files; return what was done, to which array."""
     done = []
-    for path in rng.sample(files, rng.choice([1, 1, 2])):
+    for path in files:
         is_metadata = path.name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")
         kinds = ["cut", "flip", "remove", "extend", "bomb", "empty", "header"]
         kind = rng.choice([*kinds, "edit", "edit", "edit", "edit"] if is_metadata else kinds)
@@ -161,10 +176,8 @@ def _edit(node, rng):
 
 def values_of(root):
     """Return what zarr reads of each array, or why it can't."""
-    return {
-        name: _values_in(root / name)
-        for name in (*(f"v2/{name}" for name in V2), *(f"v3/{name}" for name in V3))
-    }
+    names = (*(f"v2/{name}" for name in V2), *(f"v3/{name}" for name in V3))
+    return {name: _values_in(root / name) for name in names if (root / name).exists()}
 
 
 def _values_in(folder, zarr_format=None):
@@ -251,8 +264,7 @@ def main(number, seed=0):
         for i in range(seed, seed + number):
             rng = random.Random(i)
             root = Path(folder, "damaged")
-            shutil.copytree(healthy, root)
-            done = damage(root, rng)
+            done = damage(root, copy_some(healthy, root, rng), rng)
             complaints = complaints_about(root, done)
             for complaint in complaints:
                 print(f"seed {i}, {done}: {complaint}", flush=True)

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-import weakref
+import tracemalloc
 import zipfile
 
 import numcodecs
@@ -21,19 +21,23 @@ from helpers import (
     HAS_STRUCT,
     ZARRS_PIPELINE,
     create,
+    end_interpreter,
     random_array,
     random_selections,
     run_python,
     select,
+    set_costs,
+    use_threads,
 )
 from zarr.codecs import TransposeCodec
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes import _threads, zarr_pipeline
-from numcodecs_bytes._parts import batch, open_file, plan, stores
+from numcodecs_bytes._parts import batch, plan
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.product import parse_product
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, local_coalescing
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [
@@ -83,10 +87,13 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
     shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 4)))
     chunks = tuple(rng.randint(1, n) for n in shape)
     dtype = np.dtype(rng.choice(DTYPES + STRUCT * HAS_STRUCT))
-    costs = stores.LOCAL_COSTS._replace(block_bytes=rng.choice([64, 200, MIB]))
-    costs = costs._replace(whole_bytes=rng.choice([0, costs.whole_bytes]))
-    monkeypatch.setattr(stores, "LOCAL_COSTS", costs)
-    monkeypatch.setattr(batch, "PARALLEL_BYTES", rng.choice([0, MIB]))
+    set_costs(
+        monkeypatch,
+        local_coalescing,
+        block_bytes=rng.choice([64, 200, MIB]),
+        whole_bytes=rng.choice([0, LOCAL_COSTS.whole_bytes]),
+    )
+    threads = use_threads(rng.choice([1, 2]))
     settings, endian = random_settings(rng, len(shape))
     if endian:
         codec = numcodecs_bytes.Bytes(endian, dtype)
@@ -103,7 +110,7 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
     gap = rng.choice([None, None, 0, 30])
     with zarr.config.set(ZARR_ALONE):
         data = zarr.open_array(tmp_path / "a", mode="r")[...]
-    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
+    with threads, zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
         array = zarr.open_array(tmp_path / "a", mode="r", config=config)
         for way, selection, of_numpy in random_selections(rng, shape, 5):
             np.testing.assert_array_equal(select(array, way, selection), of_numpy(data))
@@ -183,7 +190,7 @@ def test_threads_share_a_zip_file(tmp_path, left, monkeypatch):
     array = zarr.open_array(store, mode="r", zarr_format=3)
     seek = zipfile.ZipExtFile.seek
     monkeypatch.setattr(zipfile.ZipExtFile, "seek", lambda *a: time.sleep(1e-4) or seek(*a))
-    with zarr.config.set({"threading.max_workers": 4, "codec_pipeline.max_workers": 4}):
+    with use_threads(4):
         for selection in [(slice(None, None, 3),), (slice(None), 63)] * 5:
             np.testing.assert_array_equal(array[selection], data[selection])
     assert None not in left
@@ -236,7 +243,7 @@ class TestCalls:
     ):
         array[...]
         calls = Calls(monkeypatch)
-        with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
+        with use_threads(1):
             array[selection]
         names = ["open", "stat", "close", "preadv"]
         assert calls.num == dict.fromkeys(names, num_chunks) | {"fstat": 0, "pread": 0}
@@ -263,12 +270,13 @@ class TestCalls:
             assert (array[:, 3] == 1).all()
         assert calls.num_bytes == 64 * 8
 
-    def test_a_compressed_array_costs_one_test(self, tmp_path, monkeypatch):
+    def test_nothing_of_a_compressed_array_is_looked_at(self, tmp_path, monkeypatch, left):
         zarr.create_array(tmp_path, shape=64, chunks=8, dtype="f8")[...] = 1
         array = zarr.open_array(tmp_path, mode="r")
-        monkeypatch.setattr(zarr_pipeline, "source_finder", None)
-        monkeypatch.setattr(zarr_pipeline, "read_files", None)
+        calls = Calls(monkeypatch)
         assert (array[...] == 1).all()
+        assert set(calls.num.values()) == {0}
+        assert left == []
 
 
 class TestLeftToTheChunk:
@@ -373,18 +381,24 @@ def test_a_defect_is_logged_once_and_counted(tmp_path, monkeypatch, caplog):
     """The values are right, since chunks are read again; but that must not stay unnoticed."""
     create(tmp_path, (64, 64), (8, 8))[...] = 1
     array = zarr.open_array(tmp_path, mode="r")
-    monkeypatch.setattr(batch, "_logged", set())
+    preadv, failed = os.preadv, []
 
-    def fail(*_):
-        raise AttributeError("a defect")
+    class Defect(Exception):  # noqa: N818 # of another class than before: each is logged once
+        pass
 
-    monkeypatch.setattr(batch._Worker, "_read_file", fail)
+    def fail(*args):
+        if len(failed) == 64:
+            return preadv(*args)
+        failed.append(args)
+        raise Defect
+
+    monkeypatch.setattr(os, "preadv", fail)
     with numcodecs_bytes.trace() as traced:
         assert (array[...] == 1).all()
-    assert traced.report()["total"]["why_again"] == {"AttributeError in a batch": 64}
-    assert "64 read again: AttributeError in a batch" in str(traced)
+    assert traced.report()["total"]["why_again"] == {"Defect in a batch": 64}
+    assert "64 read again: Defect in a batch" in str(traced)
     (record,) = caplog.records
-    assert record.exc_info[0] is AttributeError
+    assert record.exc_info[0] is Defect
 
 
 class TestWorkers:
@@ -397,7 +411,7 @@ class TestWorkers:
     def at_once(self, monkeypatch):
         """Open files slowly; return how many were opened at once, at most."""
         most = [0]
-        opening, lock, open_local = set(), threading.Lock(), open_file.os.open
+        opening, lock, open_local = set(), threading.Lock(), os.open
 
         def slow(*arguments, **more):
             with lock:
@@ -408,8 +422,26 @@ class TestWorkers:
                 opening.discard(threading.get_ident())
             return open_local(*arguments, **more)
 
-        monkeypatch.setattr(open_file.os, "open", slow)
+        monkeypatch.setattr(os, "open", slow)
         return most
+
+    @pytest.fixture
+    def opened(self, monkeypatch):
+        """Return the names of the threads that open chunks; `opened.then` is called by them."""
+
+        class Opened(list):
+            then = staticmethod(lambda: None)
+
+        names, opening = Opened(), os.open
+
+        def record(path, *arguments, **more):
+            if "/c/" in str(path):
+                names.append(threading.current_thread().name)
+                names.then()
+            return opening(path, *arguments, **more)
+
+        monkeypatch.setattr(os, "open", record)
+        return names
 
     def test_slow_files_are_waited_for_together(self, array, at_once):
         assert (array[...] == 1).all()
@@ -424,39 +456,52 @@ class TestWorkers:
             assert (array[...] == 1).all()
         assert at_once == [3]
 
+    def test_one_that_cannot_begin_is_not_waited_for(self, array, monkeypatch):
+        def fail(*_, **__):
+            raise MemoryError("no further thread")
+
+        monkeypatch.setattr(batch, "FileReader", fail)
+        with pytest.raises(MemoryError, match="no further thread"):
+            array[...]
+
     def test_a_setting_of_a_million_starts_few(self, array, at_once):
-        with zarr.config.set({"threading.max_workers": 10**6, "codec_pipeline.max_workers": 10**6}):
+        with use_threads(10**6):
             assert (array[...] == 1).all()
         assert at_once[0] <= _threads.MAX_FILE_THREADS + 1
 
-    def test_one_that_comes_too_late_reads_nothing(self, array, monkeypatch):
+    def test_one_that_comes_too_late_reads_nothing(self, array, monkeypatch, opened):
         """As threads do that the system could not start before."""
-        jobs, run = [], batch._Job.run
-        monkeypatch.setattr(
-            batch._Job, "run", lambda job, token: jobs.append(job) or run(job, token)
-        )
-        array[...]
-        (job,) = jobs
-        job._left = iter(range(9))
-        job.batch.out[...] = 7
-        job._work()
-        assert (job.batch.out == 7).all()
+        make, is_over = batch.FileReader, threading.Event()
+
+        def fail(*args, **more):
+            if "helpers" in threading.current_thread().name:
+                return make(*args, **more)
+            raise MemoryError("no further thread")
+
+        pool = _threads.helper_pool()
+        for _ in range(_threads.MAX_FILE_THREADS):
+            pool.submit(is_over.wait)
+        out = cpu.NDBuffer(np.full((64, 64), 7.0))
+        monkeypatch.setattr(batch, "FileReader", fail)
+        try:
+            with use_threads(4), pytest.raises(MemoryError, match="no further thread"):
+                array.get_basic_selection(..., out=out)
+        finally:
+            is_over.set()
+        while pool._work_queue.qsize():
+            time.sleep(0.001)
+        time.sleep(0.02)
+        assert opened == []
+        assert (out.as_numpy_array() == 7).all()
 
     def test_the_last_chunks_are_read_on_the_loop_while_the_interpreter_ends(
-        self, array, monkeypatch
+        self, array, monkeypatch, opened
     ):
         """It waits for the threads of pools, in which nothing more is read then."""
-        names, read = [], batch._Worker.read
-
-        def noting(*arguments):
-            names.append(threading.current_thread().name)
-            return read(*arguments)
-
-        monkeypatch.setattr(batch._Worker, "read", noting)
-        monkeypatch.setattr(batch, "is_ending", lambda: len(names) >= 10)
+        opened.then = lambda: len(opened) == 10 and end_interpreter(monkeypatch)
         assert (array[...] == 1).all()
-        assert len(names) >= 64  # the last ones of some threads are read once more
-        assert len({name for name in names[10:] if "zarr_io" not in name}) == 0
+        assert len(opened) >= 64  # the last ones of some threads are read once more
+        assert {name for name in opened[20:] if "zarr_io" not in name} == set()
 
     def test_numpy_s_error_state_is_the_caller_s(self, tmp_path):
         create(tmp_path, (4, 8), (1, 8))[...] = 1e300
@@ -467,15 +512,11 @@ class TestWorkers:
         with np.errstate(over="raise"), pytest.raises(FloatingPointError):
             array.get_basic_selection(..., out=out)
 
-    def test_one_for_small_chunks(self, array, monkeypatch):
-        threads = set()
-        read = batch._Worker.read
-        monkeypatch.setattr(batch, "SLOW_SECONDS", 1e9)
-        monkeypatch.setattr(
-            batch._Worker, "read", lambda *a: threads.add(threading.get_ident()) or read(*a)
-        )
+    def test_one_for_small_chunks(self, array, monkeypatch, opened):
+        monkeypatch.setattr(time, "perf_counter", lambda: 0.0)  # none of them is slow
         array[...]
-        assert len(threads) == 1
+        assert len(opened) == 64
+        assert len(set(opened)) == 1
 
 
 def test_memory_is_the_output_and_some_blocks(tmp_path, track):
@@ -490,22 +531,19 @@ def test_memory_is_the_output_and_some_blocks(tmp_path, track):
 
 
 def test_no_block_is_kept_after_a_read(tmp_path):
-    create(tmp_path, (64, 64), (16, 16))[...] = 1
+    create(tmp_path, (1 << 11, 1 << 10), (1 << 10, 1 << 10))[...] = 1
     array = zarr.open_array(tmp_path, mode="r")
-    workers, init = [], batch._Worker.__init__
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            *(batch._Worker, "__init__"),
-            lambda w, *args, **kwargs: workers.append(weakref.ref(w)) or init(w, *args, **kwargs),
-        )
-        gc.collect()
-        gc.disable()
-        try:
-            array[...]
-            assert workers
-            assert [worker() for worker in workers] == [None] * len(workers)
-        finally:
-            gc.enable()
+    array[1::3, 1::3]
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            array[1::3, 1::3]
+        assert tracemalloc.get_traced_memory()[0] < MIB // 2  # of a block in each thread
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 def test_memory_of_selections_that_differ_from_chunk_to_chunk(tmp_path, track):
@@ -525,14 +563,14 @@ class TestCancellation:
     def test_the_output_is_left_alone_afterwards(self, tmp_path, monkeypatch):
         create(tmp_path, (200, 64), (1, 64), endian="little")[...] = 1
         array = zarr.open_array(tmp_path, mode="r")
-        num_read, read = [], batch._Worker.read
+        num_read, opening = [], os.open
 
-        def slow(*arguments):
+        def slow(*arguments, **more):
             num_read.append(None)
             time.sleep(0.01)
-            return read(*arguments)
+            return opening(*arguments, **more)
 
-        monkeypatch.setattr(batch._Worker, "read", slow)
+        monkeypatch.setattr(os, "open", slow)
         out = cpu.NDBuffer(np.zeros((200, 64)))
 
         async def cancelled():

@@ -37,12 +37,14 @@ from helpers import (
     random_selections,
     run_program,
     run_python,
+    set_costs,
     start_program,
 )
 from zarr.codecs import TransposeCodec
 
 import numcodecs_bytes
 from numcodecs_bytes._parts import in_place, locks
+from numcodecs_bytes._parts.in_place import write_in_place
 from numcodecs_bytes._parts.values import may_be_mapped
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -60,11 +62,6 @@ def required(request):
         yield
 
 
-def use_costs(monkeypatch, **costs):
-    """Decide by other costs how it is written."""
-    monkeypatch.setattr(in_place, "COSTS", in_place.COSTS._replace(**costs))
-
-
 def create(path, shape=(8, 8), chunks=None, dtype="f8", **settings):
     settings = {"compressors": None, "filters": None, **settings}
     return zarr.create_array(
@@ -72,8 +69,8 @@ def create(path, shape=(8, 8), chunks=None, dtype="f8", **settings):
     )
 
 
-def random_settings(rng, num_axes, dtype):
-    way = rng.choice(["ours", "zarr's", "transposed", "v2", "v2 bytes"])
+def random_settings(rng, chunks, dtype):
+    num_axes, way = len(chunks), rng.choice(["ours", "zarr's", "transposed", "v2", "v2 bytes"])
     endian = rng.choice(["little", "big"])
     settings = {"config": {"write_empty_chunks": rng.random() < 0.5}}
     if way.startswith("v2"):
@@ -85,6 +82,10 @@ def random_settings(rng, num_axes, dtype):
     if way == "transposed":
         order = tuple(rng.sample(range(num_axes), num_axes))
         settings["filters"] = [TransposeCodec(order=order)]
+    if rng.random() < 0.5 and (HAS_STRUCT or dtype.kind != "V"):
+        shape = tuple(n * rng.randint(1, 3) for n in chunks)
+        location = rng.choice(["start", "end"])
+        settings["shards"] = {"shape": shape, "index_location": location}
     return settings
 
 
@@ -97,6 +98,13 @@ def each(arrays):
     with zarr.config.set({"numcodecs_bytes.write_in_place": False}):
         yield arrays[0]
     yield from arrays[1:]
+
+
+def random_selection(rng, array, shape):
+    selections = list(random_selections(rng, shape, 1))
+    if array.shards and not HAS_STRUCT:  # zarr 3.1.6 can't write others to shards
+        selections = [each for each in selections if each[0] == "basic"]
+    return rng.choice(selections)
 
 
 def apply(rng, arrays, shape, dtype):
@@ -117,7 +125,7 @@ def apply(rng, arrays, shape, dtype):
             array.append(more)
         shape = arrays[0].shape
     else:
-        way, selection, of_numpy = rng.choice(list(random_selections(rng, shape, 1)))
+        way, selection, of_numpy = random_selection(rng, arrays[0], shape)
         like = np.shape(of_numpy(np.empty(shape, dtype)))
         values = random_array(dtype, (1,))[0] if kind == "scalar" else random_array(dtype, like)
         if rng.random() < 0.2:
@@ -135,8 +143,9 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
     chunks = tuple(rng.randint(1, n) for n in shape)
     dtype = np.dtype(rng.choice(DTYPES + [[("a", ">i4"), ("b", "<f8"), ("c", "?")]] * HAS_STRUCT))
-    use_costs(
+    set_costs(
         monkeypatch,
+        write_in_place,
         pieces_per_block=rng.choice([0, 2, 32]),
         block_bytes=rng.choice([16, 64, 1 << 18]),
         piece_memory=rng.choice([0, 5, 128]),
@@ -150,7 +159,7 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     )
     if rng.random() < 0.3:
         monkeypatch.delattr(os, "O_TMPFILE", raising=False)
-    settings = random_settings(rng, len(shape), dtype)
+    settings = random_settings(rng, chunks, dtype)
     if rng.random() < 0.5 and dtype.kind in "fiu":
         settings["fill_value"] = rng.choice([0, 1, 7]) if dtype.kind != "f" else -0.0
     with zarr.config.set(ZARR_ALONE | {"numcodecs_bytes.write_in_place": False}):
@@ -159,6 +168,11 @@ def test_the_same_as_zarr_stores(tmp_path, seed, monkeypatch):
     for _ in range(12):
         shape = apply(rng, (alone, ours), shape, dtype)
         np.testing.assert_array_equal(ours[...], alone[...])
+        if "shards" in settings:  # ours have all inner chunks
+            with zarr.config.set(ZARR_ALONE):
+                found = zarr.open_array(tmp_path / "ours", mode="r")
+                np.testing.assert_array_equal(found[...], alone[...])
+            continue
         for path in (p for p in alone.store.root.rglob("*") if p.is_file() and "z" not in p.name):
             other = ours.store.root / path.relative_to(alone.store.root)
             assert other.read_bytes() == path.read_bytes()
@@ -190,7 +204,7 @@ def test_zarr_reads_it_in_a_process_without_this_package(tmp_path):
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(1, 3)))
         chunks = tuple(rng.randint(1, n) for n in shape)
         dtype = np.dtype(rng.choice([d for d in DTYPES if np.dtype(d).kind in "biufc"]))
-        settings = random_settings(rng, len(shape), dtype)
+        settings = random_settings(rng, chunks, dtype)
         if settings.get("filters") and settings.get("zarr_format") == 2:
             continue  # zarr alone has no such filter
         num += 1
@@ -282,7 +296,7 @@ class TestBytes:
         assert array[7, 1] == 6  # the last one wins
 
     def test_blocks_are_read_and_written_under_the_exclusive_lock(self, tmp_path, monkeypatch):
-        use_costs(monkeypatch, pieces_per_block=2, block_bytes=256)
+        set_costs(monkeypatch, write_in_place, pieces_per_block=2, block_bytes=256)
         array = create(tmp_path)
         array[...] = data = np.arange(64.0).reshape(8, 8)
         calls = Recorded(monkeypatch)
@@ -391,7 +405,7 @@ class TestValues:
     @pytest.mark.parametrize("kind", ["array", "of another kind"])
     def test_values_that_are_the_memory_of_chunks(self, tmp_path, monkeypatch, is_small, kind):
         """They are copied to memory or, if they are many, to a file without a name."""
-        use_costs(monkeypatch, memory_bytes=1 << 20 if is_small else 0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=1 << 20 if is_small else 0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         chunks = [np.asarray(np.memmap(tmp_path / f"c/{k}", "<f8")) for k in range(4)]
@@ -409,7 +423,7 @@ class TestValues:
         self, tmp_path, monkeypatch, kind, is_small
     ):
         """Whole chunks get what was there before parts are changed."""
-        use_costs(monkeypatch, memory_bytes=1 << 20 if is_small else 0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=1 << 20 if is_small else 0)
         array = create(tmp_path, (4, 8), (2, 8))
         array[...] = np.arange(32.0).reshape(4, 8)
         first = np.asarray(np.memmap(tmp_path / "c/0/0", "<f8"))
@@ -421,7 +435,7 @@ class TestValues:
     @pytest.mark.parametrize("way", ["oindex", "vindex"])
     def test_values_of_another_kind_that_are_indexed_by_arrays(self, tmp_path, monkeypatch, way):
         """Their copies are made before the first chunk is changed."""
-        use_costs(monkeypatch, memory_bytes=0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = Lazy(np.asarray(np.memmap(tmp_path / "c/0", "<f8")))
@@ -432,7 +446,7 @@ class TestValues:
 
     def test_values_of_a_chunk_that_is_left_to_zarr(self, tmp_path, monkeypatch):
         """They are those from before, too."""
-        use_costs(monkeypatch, memory_bytes=0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = np.asarray(np.memmap(tmp_path / "c/0", "<f8"))
@@ -447,7 +461,7 @@ class TestValues:
     def test_mapped_values_in_any_layout(self, tmp_path, monkeypatch, dtype):
         if isinstance(dtype, list) and not HAS_STRUCT:
             pytest.skip("this zarr writes no structures of Zarr v3 in place")
-        use_costs(monkeypatch, memory_bytes=0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=0)
         np.random.default_rng(0).integers(0, 100, 64 * 40, "u1").tofile(tmp_path / "values")
         mapped = np.memmap(tmp_path / "values", dtype, "r")[:64].reshape(8, 8)
         array = create(tmp_path / "a", dtype=dtype)
@@ -472,14 +486,14 @@ class TestValues:
         np.save(tmp_path / "values.npy", np.arange(64.0))
         values = np.load(tmp_path / "values.npy", mmap_mode="r")
         array = create(tmp_path / "a", (64,), (16,))
-        use_costs(monkeypatch, memory_bytes=0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=0)
         monkeypatch.setattr(tempfile, "TemporaryFile", fail)
         array[1:63] = values[:62]
         assert np.array_equal(array[1:63], values[:62])
 
     def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
         """And once: their file may have one position, and to compute them may take long."""
-        use_costs(monkeypatch, slow_seconds=-1)
+        set_costs(monkeypatch, write_in_place, slow_seconds=-1)
         reading, most, num = [], [0], [0]
 
         class Slow(Lazy):
@@ -500,7 +514,7 @@ class TestValues:
 
     def test_values_that_can_not_be_copied(self, tmp_path, monkeypatch):
         """Nothing is changed if that is required; otherwise, zarr writes them."""
-        use_costs(monkeypatch, memory_bytes=0)
+        set_costs(monkeypatch, write_in_place, memory_bytes=0)
         array = create(tmp_path, (64,), (16,))
         array[...] = data = np.arange(64.0)
         values = np.asarray(np.memmap(tmp_path / "c/0", "<f8"))
@@ -653,7 +667,7 @@ class TestMissing:
     @pytest.fixture(params=[True, False], ids=["whole", "sparse"], autouse=True)
     def _put_together_in_memory(self, request, monkeypatch):
         if not request.param:
-            use_costs(monkeypatch, small_bytes=0, most=0)
+            set_costs(monkeypatch, write_in_place, small_bytes=0, most=0)
 
     @pytest.fixture(params=[True, False], ids=["unnamed", "named"])
     def _tmpfile(self, request, monkeypatch):
@@ -823,16 +837,6 @@ class TestRequire:
                 array[:] = 0
                 assert array[...].sum() == 0
 
-    @pytest.mark.usefixtures("our_pipeline")
-    def test_part_of_a_shard_is_not(self, tmp_path):
-        create(tmp_path, shards=(8, 8), chunks=(4, 4))
-        array = zarr.open_array(tmp_path, mode="r+")
-        with (
-            zarr.config.set(IN_PLACE),
-            pytest.raises(RuntimeError, match="chunk 'c/0/0'.*it is a shard"),
-        ):
-            array[:7] = 1
-
 
 def hard_linked(chunk):
     (chunk.parent.parent / "copy").hardlink_to(chunk)
@@ -866,6 +870,12 @@ def instance_with_set(path):
     store = zarr.storage.LocalStore(path)
     store.set = store.set
     return store
+
+
+SHARDS = {"shards": (8, 8), "chunks": (4, 4)}
+SHARDS_IN_SHARDS = zarr.codecs.ShardingCodec(
+    chunk_shape=(4, 4), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 2))]
+)
 
 
 class TestNotInPlace:
@@ -929,17 +939,19 @@ class TestNotInPlace:
         self.check(None, "MemoryStore is not zarr's LocalStore", store)
 
     @pytest.mark.parametrize(
-        "settings",
+        ("settings", "why"),
         [
-            {"compressors": zarr.codecs.ZstdCodec()},
-            {"shards": (8, 8), "chunks": (4, 4)},
-            {"zarr_format": 2, "compressors": numcodecs.Zlib()},
+            ({"compressors": zarr.codecs.ZstdCodec()}, "its codecs"),
+            (SHARDS | {"compressors": zarr.codecs.ZstdCodec()}, "compressed or checked .zstd."),
+            (SHARDS | {"compressors": zarr.codecs.Crc32cCodec()}, "compressed or checked .crc32c."),
+            ({"serializer": SHARDS_IN_SHARDS}, "its inner chunks are shards"),
+            ({"zarr_format": 2, "compressors": numcodecs.Zlib()}, "its codecs"),
         ],
-        ids=["compressed", "shards", "v2, compressed"],
+        ids=["compressed", "compressed in shards", "checked in shards", "shards in shards", "v2"],
     )
-    def test_other_codecs(self, tmp_path, settings):
+    def test_other_codecs(self, tmp_path, settings, why):
         create(tmp_path, **settings)[...] = self.DATA
-        self.check(tmp_path, "its codecs|it is a shard")
+        self.check(tmp_path, why)
 
     @pytest.mark.parametrize("size", [0, 511, 513])
     def test_a_file_of_another_length_is_an_error_and_stays(self, path, size):
@@ -1072,7 +1084,8 @@ class TestMeanwhile:
 
     def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
         """More writes than there are threads wait for one chunk, and say so; and one ends."""
-        monkeypatch.setattr(in_place, "LONG_SECONDS", 0.0)
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: 200 * clock())  # 5 s have soon passed
         array = create(tmp_path, (8, 8), (8, 4))
         array[...] = 1
         with (tmp_path / "c/0/0").open("rb") as file:
@@ -1084,8 +1097,8 @@ class TestMeanwhile:
             for thread in threads:
                 thread.start()
             array[:, 5] = 2
-            deadline = time.monotonic() + 20
-            while len(caplog.messages) < len(threads) and time.monotonic() < deadline:
+            deadline = clock() + 20
+            while len(caplog.messages) < len(threads) and clock() < deadline:
                 time.sleep(0.01)
         for thread in threads:
             thread.join()
@@ -1197,9 +1210,10 @@ class TestHardLinks:
 
     DATA = np.arange(64.0).reshape(8, 8)
 
-    @pytest.fixture
-    def array(self, tmp_path):
-        array = create(tmp_path / "a")
+    @pytest.fixture(params=["chunk", "shard"])
+    def array(self, tmp_path, request):
+        is_shard = request.param == "shard"
+        array = create(tmp_path / "a", **({"shards": (8, 8), "chunks": (4, 4)} if is_shard else {}))
         array[...] = self.DATA
         (tmp_path / "copy").hardlink_to(tmp_path / "a/c/0/0")
         return array
@@ -1208,7 +1222,12 @@ class TestHardLinks:
         expected = self.DATA.copy()
         expected[2, 1:] = -1
         assert np.array_equal(array[...], expected)
-        assert np.array_equal(np.fromfile(tmp_path / "copy").reshape(8, 8), self.DATA)
+        chunk, copy = tmp_path / "a/c/0/0", tmp_path / "copy"
+        assert chunk.stat().st_ino != copy.stat().st_ino
+        kept = chunk.read_bytes()
+        chunk.write_bytes(copy.read_bytes())
+        assert np.array_equal(array[...], self.DATA)
+        chunk.write_bytes(kept)
         assert [p.name for p in (tmp_path / "a/c/0").iterdir()] == ["0"]
 
     @pytest.mark.parametrize("without", [None, "copy_file_range", "SEEK_DATA"])
@@ -1241,7 +1260,7 @@ class TestHardLinks:
             tmp_path / "new",
             fcntl if moment == "flock" else os,
         )
-        new.write_bytes(self.DATA.tobytes())
+        new.write_bytes(chunk.read_bytes())
         function = getattr(module, moment)
 
         def replace(*args, **kwargs):
@@ -1359,27 +1378,33 @@ def expected_of(shape, ranks):
     return data
 
 
+STATES = ["missing chunks", "chunks", "missing shards", "shards"]
+
+
+def shared_array(path, state):
+    """Return an array of two chunks, or of two shards that have one of their inner chunks."""
+    more = ((64, 16), "f8") if "shards" in state else ((256, 64), "f8")
+    array = create(path, (512, 64), *more, **({"shards": (256, 64)} if "shards" in state else {}))
+    if "missing" not in state:
+        array[0, 0] = array[300, 0] = 1
+    return array
+
+
 @pytest.mark.parametrize("pipeline", OUR_PIPELINES)
-@pytest.mark.parametrize("exists", [False, True])
-def test_many_processes_lose_nothing(tmp_path, pipeline, exists):
+@pytest.mark.parametrize("state", STATES)
+def test_many_processes_lose_nothing(tmp_path, pipeline, state):
     """Rows, columns, strided columns, points and boxes of chunks that all share."""
-    array = create(tmp_path, (512, 64), (256, 64))
-    if exists:
-        array[...] = 0
-        array[0, 0] = 1
-        array[300, 0] = 1
+    array = shared_array(tmp_path, state)
     with writing(tmp_path, pipeline) as writers:
         assert [writer.wait(120) for writer in writers] == [0] * NUM
     assert np.array_equal(array[...], expected_of(array.shape, range(NUM)))
     assert len(list(tmp_path.rglob("c/*/*"))) == 2
 
 
-@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.usefixtures("required")
-def test_many_threads_lose_nothing(tmp_path, exists):
-    array = create(tmp_path, (512, 64), (256, 64))
-    if exists:
-        array[::256, 0] = 1
+def test_many_threads_lose_nothing(tmp_path, state):
+    array = shared_array(tmp_path, state)
     names = {"array": array, "np": np, "num": NUM, "rounds": ROUNDS}
     threads = [threading.Thread(target=exec, args=(WRITES, names | {"k": k})) for k in range(NUM)]
     for thread in threads:
@@ -1390,9 +1415,14 @@ def test_many_threads_lose_nothing(tmp_path, exists):
 
 
 @pytest.mark.parametrize("seed", range(10 if EVERYTHING else 2))
-def test_killed_writers_harm_nobody(tmp_path, seed):
+@pytest.mark.parametrize("inner", [None, (16, 64)], ids=["chunks", "shards"])
+def test_killed_writers_harm_nobody(tmp_path, seed, inner):
     rng = random.Random(seed)  # noqa: S311
-    array = create(tmp_path, (512, 64), (128, 64), fill_value=0.0)
+    more = {"shards": (128, 64)} if inner else {}
+    array = create(tmp_path, (512, 64), inner or (128, 64), fill_value=0.0, **more)
+    if inner:
+        array[::128, 0] = array[64::128, 0] = 0.1  # compact shards
+        array[::64, 0] = 0
     with writing(tmp_path, OUR_PIPELINES[0]) as writers:
         for k in (0, 1):
             time.sleep(rng.random() * 0.05)
@@ -1403,7 +1433,8 @@ def test_killed_writers_harm_nobody(tmp_path, seed):
     assert np.array_equal(data[~of_killed], expected[~of_killed])
     assert (data[of_killed] % 100 <= 1).all()  # of theirs, or the fill value
     files = [p for p in tmp_path.rglob("c/*/*") if p.suffix != ".unfinished"]
-    assert all(p.stat().st_size == 128 * 64 * 8 for p in files)
+    num_bytes = 128 * 64 * 8 + (8 * 16 + 4 if inner else 0)
+    assert all(p.stat().st_size == num_bytes for p in files)
     assert len(files) == 4
 
 

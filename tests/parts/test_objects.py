@@ -130,7 +130,7 @@ class TestOfAServer:
     @pytest.mark.parametrize("num_in_flight", [1, 3])
     @pytest.mark.usefixtures("ours")
     def test_at_most_so_many_at_once_as_zarr_says(self, tmp_path, monkeypatch, num_in_flight):
-        set_costs(monkeypatch, stores.Remote, part=2000)
+        set_costs(monkeypatch, stores.Remote, part_bytes=2000)
         data = content(">f8", np.random.default_rng(3))
         where = write(tmp_path / "file.nc", data)
         server, lock, counts = Server(tmp_path), threading.Lock(), {"now": 0, "most": 0}

@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-import threading
 import time
 
 import numpy as np
@@ -11,9 +10,11 @@ import pytest
 import zarr
 from helpers import PIPELINES, create
 
-from numcodecs_bytes._parts import fetch, getters
-from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, open_local
+from numcodecs_bytes._parts import getters
+from numcodecs_bytes._parts.layout import Layout
+from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, WouldWait, open_local
 from numcodecs_bytes._parts.plan import Coalescing
+from numcodecs_bytes._parts.read_file import FileReader
 
 RAW = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8)
 OFFSET = 1000
@@ -163,11 +164,37 @@ def always():
     return True
 
 
-def raising(error):
-    def raise_it(*_):
-        raise error
+@pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system can't read so")
+class TestWhole:
+    """The whole file is read with one call; a short answer is not its end."""
 
-    return raise_it
+    @pytest.mark.parametrize("most", [1_000_000, 10**9])
+    def test_no_byte_is_asked_for_twice(self, path, monkeypatch, most):
+        preadv, num_bytes = os.preadv, []
+
+        def read_less(descriptor, buffers, position, flags=0):
+            buffers = [buffers[0][:most]] if len(buffers[0]) > most else buffers
+            num_bytes.append(preadv(descriptor, buffers, position, flags))
+            return num_bytes[-1]
+
+        monkeypatch.setattr(os, "preadv", read_less)
+        out = np.empty(OFFSET + RAW.size + len("behind"), np.uint8)
+        file = open_local(path)
+        try:
+            file.read_all(out, always)
+            assert file.counted[1] == sum(num_bytes) == out.size
+        finally:
+            file.close()
+        np.testing.assert_array_equal(out[OFFSET : OFFSET + RAW.size], RAW)
+
+    @pytest.mark.parametrize("size", [OFFSET + RAW.size + 5, OFFSET + RAW.size + 7])
+    def test_another_length_is_noticed(self, path, size):
+        file = open_local(path)
+        try:
+            with pytest.raises(EOFError):
+                file.read_all(np.empty(size, np.uint8), always)
+        finally:
+            file.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="this system can't read at once")
@@ -211,6 +238,18 @@ class TestAtOnce:
         file.close()
         np.testing.assert_array_equal(fetched, self.EXPECTED)
 
+    def test_thousands_of_pieces_are_left_to_a_thread(self, path):
+        starts = np.arange(0, 100_000, 100)
+        file = open_local(path).part(OFFSET, RAW.size)
+        reader = FileReader(Coalescing(0), always, adapts=False, may_wait=False)
+        try:
+            fetched = reader.fetch_pieces(file, starts[:20], starts[:20] + 1)
+            np.testing.assert_array_equal(fetched, RAW[starts[:20]])
+            with pytest.raises(WouldWait):
+                reader.fetch_pieces(file, starts, starts + 1)
+        finally:
+            file.close()
+
     def test_a_part_that_is_there_is_not_taken_for_all(self, path, monkeypatch):
         preadv = os.preadv
         monkeypatch.setattr(os, "preadv", lambda d, b, p, _: preadv(d, [b[0][:1]], p))
@@ -222,56 +261,63 @@ class TestAtOnce:
         np.testing.assert_array_equal(fetched, RAW[5:9000])
 
 
+def test_an_output_of_another_shape_is_broadcast_or_refused(tmp_path):
+    """Also where axes are transposed, and bytes are read straight to their place."""
+    (tmp_path / "chunk").write_bytes(RAW[:480].tobytes())
+    dtype = np.dtype("u2")
+    layout = Layout((4, 60), dtype, dtype, axis_order=(1, 0))
+    expected = RAW[:480].view("u2").reshape(60, 4).T
+    reader = FileReader(Coalescing(0), always, adapts=False)
+    file = open_local(str(tmp_path / "chunk"))
+    try:
+        out = np.zeros((3, 4, 60), dtype)
+        reader.read(file, layout, (slice(None), slice(None)), out, (slice(None),))
+        assert (out == expected).all()
+        with pytest.raises(ValueError, match="broadcast"):
+            reader.read(file, layout, (slice(None), slice(None)), out[0, 0], (slice(None),))
+    finally:
+        file.close()
+
+
 class TestThreads:
     """Whether a short read is tried on the event loop."""
 
     @pytest.fixture
-    def opened(self, tmp_path, monkeypatch):
-        """Return the array, and the threads that open its chunk, one after the other."""
-        monkeypatch.setattr(fetch, "quick_places", places := getters._QuickPlaces())
-        monkeypatch.setattr(OpenFile, "is_on_disk", True)
-        monkeypatch.setattr(getters, "QUICK_OPEN_SECONDS", 1000.0)
-        monkeypatch.setattr(getters, "QUICK_READ_SECONDS", 1000.0)
+    def read(self, tmp_path, disk):
+        """Return a function that reads elements, and whether each was read on the event loop."""
         create(tmp_path, (400, 400), dtype="f8")[:] = 1
-        threads, open_file = [], os.open
-
-        def record(path, *args, **kwargs):
-            if str(tmp_path / "c") in str(path):
-                threads.append(threading.current_thread().name)
-            return open_file(path, *args, **kwargs)
-
-        monkeypatch.setattr(os, "open", record)
         with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
             array = zarr.open_array(tmp_path, mode="r")
-            yield lambda: [array[3, k] for k in range(3)] == [1] * 3 and threads, places
 
-    def test_on_the_loop_where_the_last_one_was_quick(self, opened, monkeypatch):
-        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
-        read, _ = opened
-        assert [name == "zarr_io" for name in read()] == [False, True, True]
+            def read():
+                assert [array[3, k] for k in range(3)] == [1] * 3
+                return disk.are_on_loop
 
-    @pytest.mark.parametrize("what", ["QUICK_OPEN_SECONDS", "QUICK_READ_SECONDS", "is_on_disk"])
-    def test_in_threads_elsewhere(self, opened, monkeypatch, what):
+            yield read
+
+    def test_on_the_loop_where_the_last_one_was_quick(self, read):
+        assert read() == [False, True, True]
+
+    @pytest.mark.parametrize(
+        "how", [{"open_seconds": 2e-4}, {"read_seconds": 1e-3}, {"is_local": False}], ids=str
+    )
+    def test_in_threads_elsewhere(self, read, disk, how):
         """On a network to open a file may take long, and for ever where it is gone."""
-        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
-        if what == "is_on_disk":
-            monkeypatch.setattr(OpenFile, what, False)
-        else:
-            monkeypatch.setattr(getters, what, -1.0)
-        read, _ = opened
-        assert "zarr_io" not in read()
+        vars(disk).update(how)
+        assert not any(read())
 
-    def test_in_a_thread_where_it_would_wait(self, opened, monkeypatch):
+    def test_in_a_thread_where_it_would_wait(self, read, disk):
         """Until a read there is quick again."""
-        monkeypatch.setattr(OpenFile, "must_not_wait", raising(BlockingIOError))
-        read, _ = opened
-        assert [name == "zarr_io" for name in read()] == [False, True, False, True, False]
+        disk.error = BlockingIOError()
+        assert read() == [False, True, False, True, False]
 
-    def test_once_where_it_can_not_be_tried(self, opened, monkeypatch):
-        monkeypatch.setattr(OpenFile, "must_not_wait", raising(NotImplementedError))
-        read, places = opened
-        assert [name == "zarr_io" for name in read()] == [False, True, False, False]
-        assert not places._places
+    def test_once_where_the_file_system_does_not_know(self, read, disk):
+        disk.error = OSError(errno.EOPNOTSUPP, "not supported")
+        assert read() == [False, True, False, False]
+
+    def test_once_where_the_system_can_not_try(self, read, monkeypatch):
+        monkeypatch.delattr(os, "RWF_NOWAIT", raising=False)
+        assert read() == [False, True, False, False]
 
     def test_few_places_are_remembered(self):
         places = getters._QuickPlaces()

@@ -50,21 +50,21 @@ DATA = np.arange(100, 124).reshape(4, 6)
 @pytest.mark.usefixtures("pipeline")
 class TestValues:
     @pytest.mark.matrix
-    @pytest.mark.parametrize("max_gap_bytes", [0, 100, None])
     @BY_ENDIAN
     @pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
-    def test_every_data_type_and_selection(self, tmp_path, counting, case, endian, max_gap_bytes):
+    def test_every_data_type_and_selection(self, tmp_path, counting, case, endian):
         shape, chunks = (7, 5, 6), (4, 5, 3)
-        rng = random.Random(str((case.name, endian, max_gap_bytes)))  # noqa: S311
+        rng = random.Random(str((case.name, endian)))  # noqa: S311
         data = case.array(case.dtype.newbyteorder("="))[
             np.array([rng.randrange(12) for _ in range(np.prod(shape))]).reshape(shape)
         ]
         create(tmp_path, shape, chunks, case.dtype, endian)[:] = data
         array = zarr.open_array(counting)
-        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
-            for way, selection, expected in random_selections(rng, shape, 4):
-                selected = select(array, way, selection)
-                assert np.asarray(selected).tolist() == expected(data).tolist()
+        for max_gap_bytes in (0, 100, None):
+            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
+                for way, selection, expected in random_selections(rng, shape, 2):
+                    selected = select(array, way, selection)
+                    assert np.asarray(selected).tolist() == expected(data).tolist()
 
     @pytest.mark.parametrize("shape", [(), (1,), (17,), (3, 1, 4), (2, 3, 2, 3, 2)], ids=str)
     def test_every_number_of_axes(self, tmp_path, counting, shape):
@@ -160,7 +160,7 @@ class TestRequests:
 
     def test_points_never_fetch_more_than_the_chunk(self, array, counting):
         rng = np.random.default_rng(0)
-        points = tuple(rng.integers(0, 1024, 50_000 if EVERYTHING else 2_000) for _ in "xy")
+        points = tuple(rng.integers(0, 1024, 10_000 if EVERYTHING else 2_000) for _ in "xy")
         for max_gap_bytes in (0, 64, 4096, 10**9):
             counting.requests.clear()
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):

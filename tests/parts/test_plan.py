@@ -230,12 +230,17 @@ def test_a_dense_selection_by_arrays_is_one_range(selection, coalescing, expecte
         ((np.array([0, 7]), np.array([0, 7])), Coalescing(0, dense_bytes=31)),
         ((np.array([0, 7]), slice(None)), Coalescing(0)),  # two pieces, however long they are
         (np.ix_([0, 7], [0, 1, 7]), Coalescing(0)),
+        (np.ix_([0, 7], [0, 2, 3, 4, 5]), Coalescing(0, dense_bytes=16)),  # two rows, far apart
     ],
     ids=str,
 )
 def test_a_sparse_selection_by_arrays_is_planned(selection, coalescing):
     plan = plan_read(selection, (8, 8), 1, coalescing)
     assert plan.num_requests > 1
+
+
+def test_a_mask_of_nothing_needs_nothing():
+    assert plan_read((np.array([False]),), (1,), 1, Coalescing(0)).num_requests == 0
 
 
 def test_a_chunk_without_axes_is_read_whole():
@@ -382,6 +387,14 @@ class TestFiles:
         shape = 1000, 1001  # of no other test
         plans = [plan_read((slice(0, 50), k), shape, 8, self.COALESCING) for k in (5, 5, 6)]
         assert plans[0] is plans[1] is not plans[2]
+
+    def test_parts_are_those_of_a_shape(self):
+        """An output of another shape is no box of the selection, before and after it is known."""
+        planner = planning.Planner(layout_of((1000, 1003), 8), self.COALESCING)
+        selection = slice(0, 50), slice(3, 7)
+        plan = planner.plan(selection)
+        for shape, are_known in [((50, 4), True), ((4, 50), False), ((50, 4), True)] * 2:
+            assert (planner.parts(selection, plan, shape, 400) is not None) == are_known
 
     def test_plans_that_are_kept_are_few_and_small(self):
         for k in range(2 * MAX_CACHED):

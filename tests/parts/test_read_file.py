@@ -4,13 +4,13 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 
 import numpy as np
 import pytest
 import zarr
 
 import numcodecs_bytes
-from numcodecs_bytes._parts import open_file
 
 SIZE = 2048  # a chunk of 32 MiB
 FAR = [(5, 7), (slice(0, 60, 59), 5)]  # one piece, and two that are 0.5 or 1 MiB apart
@@ -112,10 +112,10 @@ def test_where_the_system_does_not_say_so_the_first_pieces_are_timed(read, monke
         now += 0 if is_quick else 1
         return now
 
-    monkeypatch.setattr(open_file, "_quick_devices", set())
     monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr("numcodecs_bytes._parts.open_file.time.perf_counter", clock)
-    num_fetched, _ = read((slice(0, 60, 59), 5))
+    monkeypatch.setattr(time, "perf_counter", clock)
+    for _ in range(2):  # by the first one, it is known whether the last read of the disk was quick
+        num_fetched, _ = read((slice(0, 60, 59), 5))
     assert (num_fetched > 1 << 18) == is_quick
     assert is_quick or num_fetched < 8192
 

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -19,18 +20,22 @@ from helpers import (
     HAS_STRUCT,
     ZARRS_PIPELINE,
     CountingStore,
+    end_interpreter,
     random_array,
     random_selections,
+    ranges_from,
     select,
+    set_costs,
     spec_of,
+    use_threads,
 )
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 from numcodecs_bytes import zarr_pipeline
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._parts import batch, fetch, getters, refusals, shards, stores
-from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._zarr_versions import DECODES_INDEX_AT_ONCE
+from numcodecs_bytes._parts import refusals
+from numcodecs_bytes._parts.stores import LOCAL_COSTS, local_coalescing
+from numcodecs_bytes._zarr_versions import encode_index
 from numcodecs_bytes.check import check
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -82,17 +87,21 @@ class Requests(list):
 
     def __init__(self, monkeypatch):
         super().__init__()
-        get_range = stores._get_object_range
+        obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
+        get_async = obstore.get_async
         self.after = lambda: None
 
-        async def get(store, path, start, end):
-            self.append((start, end))
-            answer = await get_range(store, path, start, end)
-            raw = None if answer is None else await answer.read()
+        async def get(store, path, *, options=None):
+            answer = await get_async(store, path, options=options)
+            asked = (options or {}).get("range")
+            if asked is None:
+                return answer
+            self.append((-asked["suffix"], None) if isinstance(asked, dict) else tuple(asked))
+            raw = await answer.bytes_async()
             self.after()
-            return answer and answer._replace(read=lambda: _return(raw))
+            return types.SimpleNamespace(meta=answer.meta, bytes_async=lambda: _return(raw))
 
-        monkeypatch.setattr(stores, "_get_object_range", get)
+        monkeypatch.setattr(obstore, "get_async", get)
 
 
 async def _return(value):
@@ -132,10 +141,13 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
     # Nor read raw bytes or structures in shards: their fill values have no hash.
     dtypes = [*DTYPES, [("a", ">i4"), ("b", "<f8")]] if HAS_STRUCT else DTYPES[:-1]
     dtype = np.dtype(rng.choice(dtypes))
-    monkeypatch.setattr(batch, "PARALLEL_BYTES", rng.choice([0, MIB]))
-    costs = stores.LOCAL_COSTS._replace(block_bytes=rng.choice([20, 200, MIB]))
-    costs = costs._replace(whole_bytes=rng.choice([0, costs.whole_bytes]))
-    monkeypatch.setattr(stores, "LOCAL_COSTS", costs)
+    threads = use_threads(rng.choice([1, 2]))
+    set_costs(
+        monkeypatch,
+        local_coalescing,
+        block_bytes=rng.choice([20, 200, MIB]),
+        whole_bytes=rng.choice([0, LOCAL_COSTS.whole_bytes]),
+    )
     codec = rng.choice([BytesCodec, zarr.codecs.BytesCodec])
     codecs = [codec(endian=rng.choice(["little", "big"]))]
     for _ in range(rng.randint(0, 2) if inner else 0):
@@ -159,7 +171,7 @@ def test_any_selection_of_any_array(tmp_path, seed, monkeypatch, left):
         data = zarr.open_array(tmp_path / "a", mode="r")[...]
     store = rng.choice([*STORES, str, str])(tmp_path / "a")
     gap = rng.choice([None, None, 0, 30])
-    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
+    with threads, zarr.config.set({"numcodecs_bytes.max_gap_bytes": gap}):
         array = zarr.open_array(store, mode="r", config={"order": rng.choice("CF")})
         left.clear()
         for way, selection, of_numpy in random_selections(rng, shape, 5) if shape else ():
@@ -281,17 +293,16 @@ class TestBytes:
             assert np.array_equal(array[...], self.DATA)
         assert calls == ["open", (at, self.INDEX), (self.INDEX - at if at == 0 else 0, 16 * 256)]
 
-    def test_many_shards_are_read_together(self, tmp_path, calls, monkeypatch, left):
+    def test_many_shards_are_read_together(self, tmp_path, left):
         """Also some that are missing, and in any order of axes in memory."""
-        monkeypatch.setattr(batch, "PARALLEL_BYTES", 0)
         data = np.random.default_rng(0).random((40, 40)).astype("f4")
         array = create_shards(tmp_path, (40, 40), (8, 8), (4, 4))
         array[...] = data
         (tmp_path / "c/2/3").unlink()
         data[16:24, 24:32] = 0
         array = zarr.open_array(tmp_path, mode="r")
-        calls.clear()
-        assert np.array_equal(array[1:39, ::3], data[1:39, ::3])
+        with use_threads(3):
+            assert np.array_equal(array[1:39, ::3], data[1:39, ::3])
         assert not left
 
 
@@ -435,15 +446,16 @@ class TestVersions:
         return found
 
     def test_a_file_that_is_replaced_after_its_index(self, tmp_path, raws, monkeypatch):
-        chunk, decode = tmp_path / "0/c/0/0", shards.Shard.decode_index
+        chunk, new, preadv = tmp_path / "0/c/0/0", tmp_path / "new", os.preadv
+        new.write_bytes(raws[1])
 
-        def replace(self, *args):
-            new = tmp_path / "new"
-            new.write_bytes(raws[1])
-            new.replace(chunk)
-            return decode(self, *args)
+        def then_replace(*args):
+            num = preadv(*args)
+            if new.exists():
+                new.replace(chunk)
+            return num
 
-        monkeypatch.setattr(shards.Shard, "decode_index", replace)
+        monkeypatch.setattr(os, "preadv", then_replace)
         array = zarr.open_array(tmp_path / "0", mode="r")
         assert np.array_equal(array[:, 5], self.DATA[:, 5])
         assert chunk.read_bytes() == raws[1]
@@ -486,7 +498,7 @@ class TestVersions:
 
 
 @pytest.mark.parametrize("is_shard", [False, True])
-def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, is_shard):
+def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, caplog, is_shard):
     """Also inside a shard, or a large chunk; what was not read is read in the waiting thread."""
     shape = 128, 160  # no small chunk, which would be read in one go
     data = np.arange(128 * 160, dtype=">f4").reshape(shape)
@@ -494,112 +506,107 @@ def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, is_shar
     if not is_shard:
         array = zarr.create_array(tmp_path / "a", data=data, chunks=shape, compressors=None)
     array[...] = data
-    calls, others = [], []
-    fill = OpenFile._fill
+    calls, others, preadv = [], [], os.preadv
 
     def note(*args):
         name = threading.current_thread().name
         (calls if name.startswith("numcodecs_bytes") else others).append(args)
-        return fill(*args)
+        if len(calls) == 4:
+            end_interpreter(monkeypatch)
+        return preadv(*args)
 
-    monkeypatch.setattr(OpenFile, "_fill", note)
-    monkeypatch.setattr(stores, "LOCAL_COSTS", stores.LOCAL_COSTS._replace(block_bytes=256))
-    monkeypatch.setattr(batch, "is_ending", lambda: len(calls) > 3)
+    monkeypatch.setattr(os, "preadv", note)
+    set_costs(monkeypatch, local_coalescing, block_bytes=256)
     assert np.array_equal(array[1:, 1:], data[1:, 1:])
+    assert len(others) > 40
     assert len(calls) == 4
-    if DECODES_INDEX_AT_ONCE or not is_shard:
-        assert len(others) > 40
+    assert "a defect" not in caplog.text
+
+
+class Refuses(CountingStore):
+    """Refuse the first range, by an error or with the whole."""
+
+    def __init__(self, root, how):
+        super().__init__(root)
+        self.how, self.num_refused = how, 0
+
+    async def get(self, key, prototype=None, byte_range=None):
+        if byte_range is None or self.num_refused:
+            return await super().get(key, prototype, byte_range)
+        self.num_refused += 1
+        if self.how == "error":
+            raise NotImplementedError
+        return await super().get(key, prototype)
 
 
 class TestRefusals:
     """A store that once refused a range is not asked again."""
 
     @pytest.mark.parametrize("refuse", ["whole", "error"])
-    def test_a_store_that_refuses_ranges(self, tmp_path, monkeypatch, left, refuse, caplog):
+    def test_a_store_that_refuses_ranges(self, tmp_path, left, refuse, caplog):
         data = np.arange(64 * 64, dtype="f4").reshape(64, 64)
         create_shards(tmp_path, (64, 64), (64, 64), (8, 8))[...] = data
-        store, asked = CountingStore(tmp_path), []
-        monkeypatch.setattr(shards, "find_source", lambda _: stores.Remote())
-
-        def answer(self, start, end):
-            asked.append((start, end))
-            if refuse == "error":
-                raise NotImplementedError
-            return self.byte_getter.get(self._prototype)
-
+        store = Refuses(tmp_path, refuse)
         caplog.set_level("INFO")
-        monkeypatch.setattr(getters.OnLoop, "get_range", answer)
-        array = zarr.open_array(store, mode="r")
-        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        array = zarr.open_array(store, mode="r+")
+        with ranges_from(Refuses), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             # All inner chunks: zarr itself reads the whole shard.
             assert np.array_equal(array[:, 1::8], data[:, 1::8])
-        assert len(asked) == len(left) == 1
+        assert store.num_refused == len(left) == 1
         assert array.store in refusals.refusing
         assert "does not support byte ranges" in caplog.text
 
 
-@pytest.mark.skipif(not DECODES_INDEX_AT_ONCE, reason="the index needs an event loop")
 class TestThreads:
     """Short reads are on the event loop where the page cache has them."""
 
     @pytest.fixture
-    def read(self, tmp_path, monkeypatch):
-        """Return a function that reads elements, and returns the threads that did it."""
-        places = getters._QuickPlaces()
-        monkeypatch.setattr(fetch, "quick_places", places)
-        monkeypatch.setattr(batch, "quick_places", places)
-        monkeypatch.setattr(OpenFile, "is_on_disk", True)
-        monkeypatch.setattr(getters, "QUICK_OPEN_SECONDS", 1000.0)
-        monkeypatch.setattr(getters, "QUICK_READ_SECONDS", 1000.0)
+    def read(self, tmp_path, disk):
+        """Return a function that reads elements, and whether each was read on the event loop."""
         array = create_shards(tmp_path, (400, 400), (400, 400), (100, 100))
         array[...] = 1
-        threads, opening = [], os.open
-
-        def record(path, *args, **more):
-            if "/c/" in str(path):
-                threads.append(threading.current_thread().name)
-            return opening(path, *args, **more)
-
-        monkeypatch.setattr(os, "open", record)
         array = zarr.open_array(tmp_path, mode="r")
 
         def read():
-            threads.clear()
             assert [array[3, k] for k in range(3)] == [1] * 3
-            return [name == "zarr_io" for name in threads]
+            return disk.are_on_loop
 
         return read
 
-    def test_on_the_loop_where_the_last_one_was_quick(self, read, monkeypatch):
-        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
+    def test_on_the_loop_where_the_last_one_was_quick(self, read):
         assert read() == [False, True, True]
 
-    def test_in_a_thread_where_it_would_wait(self, read, monkeypatch):
-        def at_once(_):
-            raise BlockingIOError
-
-        monkeypatch.setattr(OpenFile, "must_not_wait", at_once)
+    def test_in_a_thread_where_it_would_wait(self, read, disk):
+        disk.error = BlockingIOError()
         assert read() == [False, True, False, True, False]
 
-    def test_much_is_read_in_a_thread(self, read, monkeypatch):
-        monkeypatch.setattr(OpenFile, "must_not_wait", lambda _: None)
-        monkeypatch.setattr(batch, "AT_ONCE_BYTES", 200)
-        assert read() == [False] + [True, False] * 2
+    def test_a_large_index_is_read_in_a_thread(self, tmp_path, disk):
+        array = create_shards(tmp_path, (1 << 15, 2), (1 << 15, 2), (1, 2))  # of 512 KiB
+        array[3] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        assert [array[3, k] for k in (0, 1, 0)] == [1] * 3
+        assert disk.are_on_loop == [False] + [True, False] * 2
 
 
-def test_an_index_is_decoded_in_a_thread_and_on_a_loop(tmp_path):
-    array = create_shards(tmp_path, (32, 32), (32, 32), (8, 8))
+@pytest.mark.parametrize("index_codecs", [["big"], ["little", "crc32c"]], ids=str)
+def test_an_index_is_decoded_and_encoded_as_zarr_does(tmp_path, index_codecs):
+    codecs = [
+        zarr.codecs.Crc32cCodec() if name == "crc32c" else zarr.codecs.BytesCodec(endian=name)
+        for name in index_codecs
+    ]
+    codec = zarr.codecs.ShardingCodec(chunk_shape=(8, 8), index_codecs=codecs)
+    settings = {"shape": (32, 32), "chunks": (32, 32), "dtype": "f4", "compressors": None}
+    array = zarr.create_array(tmp_path, serializer=codec, **settings)
     array[8:] = 1
     pipeline = zarr_pipeline.BytesPipeline.from_codecs(array.metadata.codecs)
     shard = pipeline._layout_of(spec_of((32, 32), "f4"))
     raw = np.frombuffer((tmp_path / "c/0/0").read_bytes(), np.uint8)[-shard.index_bytes :]
-
-    async def on_loop():
-        return await shard.decode_index_on_loop(raw)
-
-    expected = asyncio.run(on_loop())
-    assert expected.shape == (4, 4, 2)
-    np.testing.assert_array_equal(shard.decode_index(raw), expected)
+    index = shard.decode_index(raw)
+    buffer = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
+    zarrs = asyncio.run(shard.codec._decode_shard_index(buffer, (4, 4)))
+    np.testing.assert_array_equal(index, zarrs.offsets_and_lengths)
+    assert index.shape == (4, 4, 2)
+    assert encode_index(shard.codec, index).tobytes() == raw.tobytes()
     assert math.prod(shard.spec.shape) * 4 + shard.index_bytes == shard.num_bytes
 
 

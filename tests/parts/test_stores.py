@@ -551,7 +551,8 @@ def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
             for way, selection, expected in random_selections(rng, SHAPE, 3 if EVERYTHING else 1):
                 selected = np.asarray(select(array, way, selection))
                 assert np.array_equal(selected, expected(DATA))
-                assert np.array_equal(selected, select(alone, way, selection))
+                if max_gap_bytes is None:  # no other gap changes what zarr alone does
+                    assert np.array_equal(selected, select(alone, way, selection))
     assert np.array_equal(array[:], DATA)
 
 
@@ -694,20 +695,22 @@ class TestObjectStore:
         assert reads == ["ranges"] * 6 + ["whole"]
 
 
-FAR_OBJECTS = stores._FAR_OBJECTS
-
-
 class TestSplitRequests:
     """A long range of an object is fetched by several requests at once."""
 
     @pytest.fixture
-    def store(self, tmp_path, monkeypatch):
+    def near(self, tmp_path, monkeypatch):
         """Return a store of 2 chunks of 24 KiB, of which 1 KiB is long enough to be split."""
         upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
         create(tmp_path, (128, 48), (64, 48))[...] = self.DATA
-        monkeypatch.setattr(stores, "_FAR_OBJECTS", {"obstore.store.LocalStore"})
-        set_costs(monkeypatch, stores.Remote, part=1 << 10)
+        set_costs(monkeypatch, stores.Remote, part_bytes=1 << 10)
         return zarr.storage.ObjectStore(upstream.LocalStore(str(tmp_path)), read_only=True)
+
+    @pytest.fixture
+    def store(self, near, monkeypatch):
+        """Return the same, as if its files were far away."""
+        monkeypatch.setattr(stores, "_FAR_OBJECTS", {"obstore.store.LocalStore"})
+        return near
 
     DATA = np.arange(128 * 48).reshape(128, 48) * 1.5
 
@@ -841,15 +844,14 @@ class TestSplitRequests:
         ):
             array[:64]
 
-    def test_files_of_this_machine_are_not_split(self, store, asked, monkeypatch):
-        monkeypatch.setattr(stores, "_FAR_OBJECTS", FAR_OBJECTS)
-        assert np.array_equal(open_array(store, mode="r")[:64], self.DATA[:64])
+    def test_files_of_this_machine_are_not_split(self, near, asked):
+        assert np.array_equal(open_array(near, mode="r")[:64], self.DATA[:64])
         assert asked.ranges == []
 
     def test_the_classes_of_far_stores_have_these_names(self):
         upstream = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
         for kind in (upstream.S3Store, upstream.GCSStore, upstream.AzureStore, upstream.HTTPStore):
-            assert stores._known_name(kind) in FAR_OBJECTS
+            assert stores._known_name(kind) in stores._FAR_OBJECTS
 
 
 class TestReplacedMethods:

@@ -11,7 +11,7 @@ from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.locks import NotInPlace
 from numcodecs_bytes._parts.product import parse_product
-from numcodecs_bytes._parts.write_file import Changes, Costs, Item, Pace
+from numcodecs_bytes._parts.write_file import Assignment, Changes, Pace, WriteCosts
 
 SEEDS = range(1000 if EVERYTHING else 200)
 DTYPES = ["u1", "f8", "i4", "S5", "c16"]
@@ -46,7 +46,7 @@ def random_selection(rng, shape):
 
 
 def random_costs(rng):
-    return Costs(
+    return WriteCosts(
         block_bytes=rng.choice([1, 16, 64, 1 << 18]),
         pieces_per_block=rng.choice([0, 2, 32]),
         dense_bytes=rng.choice([0, 20, 256]),
@@ -64,12 +64,12 @@ def chunk_in(raw, layout, start):
     return np.ndarray(shape, layout.stored, raw, start).transpose(np.argsort(order, kind="stable"))
 
 
-def write(path, items, costs, in_blocks=None):
+def write(path, items, starts, costs, in_blocks=None):
     """Write to a file as `Changes` would, or the other way."""
     changes = Changes(items, costs)
     with path.open("r+b") as file:
-        in_blocks = changes.in_blocks if in_blocks is None else in_blocks
-        changes.write(file.fileno(), Pace(costs), lambda: True, in_blocks=in_blocks)
+        in_blocks = changes.suits_blocks(lambda: starts) if in_blocks is None else in_blocks
+        changes.write(file.fileno(), starts, Pace(costs), lambda: True, in_blocks=in_blocks)
     return changes
 
 
@@ -89,9 +89,16 @@ def test_the_same_as_numpy(tmp_path, seed):
             values = values.ravel()[0]
         chunk[selection] = values
         num_bytes += np.size(chunk[selection]) * layout.item_size
-        items.append(Item(layout, selection, np.asarray(values), encode_array, start))
+        items.append((Assignment(layout, selection, np.asarray(values), encode_array), start))
+    unplaced = random_layout(rng)
+    nothing = Assignment(unplaced, random_selection(rng, unplaced.shape), 1, encode_array)
+    changes = Changes([nothing], WriteCosts())
+    num_bytes += changes.num_bytes
+    items.append((nothing, None))
     rng.shuffle(items)
-    changes = write(tmp_path / "file", items, random_costs(rng), rng.choice([None, True, False]))
+    items, starts = zip(*items, strict=True)
+    in_blocks = rng.choice([None, True, False])
+    changes = write(tmp_path / "file", items, starts, random_costs(rng), in_blocks)
     assert changes.num_bytes == num_bytes
     assert (tmp_path / "file").read_bytes() == expected.tobytes()
 
@@ -105,14 +112,14 @@ def test_products_are_cut_by_bytes(seed):
     numbers = np.arange(np.prod(layout.shape, dtype=int)) * layout.item_size
     numbers = numbers.reshape([layout.shape[k] for k in layout.as_stored])
     numbers = numbers.transpose(np.argsort(layout.as_stored, kind="stable"))
-    selected = parse_product(selection, layout, start)
+    selected = parse_product(selection, layout)
     stored = selected.as_stored(numbers[selection] + start).ravel().tolist()
     assert selected.shape == np.shape(numbers[selection])
     if selected.expand is not None:
         stored = sorted(set(stored))
     if not stored:
         return
-    product = selected.product
+    product = selected.product._replace(start=start)
     assert product.span == (min(stored), max(stored) + layout.item_size)
     runs, length = product.runs()
     inside = np.arange(0, length, layout.item_size)
@@ -147,8 +154,8 @@ def test_points_are_written_in_the_order_in_which_they_are_stored(tmp_path, monk
     runs = np.arange(0, 1 << 16, 1 << 12)
     points = numbers.permutation(np.add.outer(runs, np.arange(7)).ravel())
     monkeypatch.setattr(os, "pwrite", record)
-    item = Item(layout, (points,), points.astype("f8"), encode_array)
-    write(tmp_path / "file", [item], Costs(pieces_per_block=1000))
+    item = Assignment(layout, (points,), points.astype("f8"), encode_array)
+    write(tmp_path / "file", [item], [0], WriteCosts(pieces_per_block=1000))
     assert written == [(8 * start, 7 * 8) for start in runs]
     expected = np.zeros(1 << 16)
     expected[points] = points
@@ -158,15 +165,19 @@ def test_points_are_written_in_the_order_in_which_they_are_stored(tmp_path, monk
 def test_a_selection_that_is_not_known():
     layout = Layout((4, 4), np.dtype("f8"), np.dtype("f8"))
     with pytest.raises(NotInPlace, match="its selection.*is not known"):
-        Changes([Item(layout, (slice(None, None, -1), 0), np.ones(4), encode_array)], Costs())
+        Changes(
+            [Assignment(layout, (slice(None, None, -1), 0), np.ones(4), encode_array)], WriteCosts()
+        )
 
 
 def test_what_is_not_wanted_any_more_is_not_written(tmp_path):
     layout = Layout((4,), np.dtype("f8"), np.dtype("f8"))
-    changes = Changes([Item(layout, (slice(2),), np.ones(2), encode_array)], Costs())
+    changes = Changes([Assignment(layout, (slice(2),), np.ones(2), encode_array)], WriteCosts())
     (tmp_path / "file").write_bytes(bytes(32))
     with (tmp_path / "file").open("r+b") as file:
         for in_blocks in (False, True):
             with pytest.raises(InterruptedError, match="cancelled"):
-                changes.write(file.fileno(), Pace(Costs()), lambda: False, in_blocks=in_blocks)
+                changes.write(
+                    file.fileno(), [0], Pace(WriteCosts()), lambda: False, in_blocks=in_blocks
+                )
     assert (tmp_path / "file").read_bytes() == bytes(32)

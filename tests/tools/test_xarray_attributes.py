@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import metadata_v2, write_v2
+from helpers import HAS_STRUCT, metadata_v2, write_v2
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes.check import check
@@ -137,7 +137,8 @@ def store_of(dtype, elements, fill_value, attributes, names=("x",)):
 def read(store, zarr_format):
     """Return the dimensions, data type and values that xarray reads, or why it can't."""
     try:
-        opened = xr.open_zarr(store, consolidated=False, zarr_format=zarr_format)["a"].load()
+        settings = {"chunks": None, "consolidated": False, "zarr_format": zarr_format}
+        opened = xr.open_zarr(store, **settings)["a"].load()
     except Exception as error:  # noqa: BLE001 # xarray raises anything
         return error
     return opened.dims, opened.dtype, opened.to_numpy()
@@ -186,10 +187,12 @@ def assert_same(store):
 def test_xarray_reads_the_same(dtype, fill_value, everything):
     """A plain number as _FillValue made xarray raise; another than fill_value masked other ones."""
     failed, number = [], len(dtype)
+    # All take five minutes, and depend little on zarr: one half with old versions, one with new.
+    step, first = (2, int(HAS_STRUCT)) if everything else (9, 0)
     for case, (spelled, others) in CASES.items():
         for name, value in spelled.items():
             number += 1
-            if not everything and number % 9:
+            if number % step != first:
                 continue
             attributes = others | {case.partition(",")[0].partition(" ")[0]: value}
             store = store_of(dtype, DTYPES[dtype][0], fill_value, attributes)

@@ -1,0 +1,110 @@
+"""Write regions of a sharded dataset with xarray, by threads, processes and Dask's workers.
+
+A model writes one time step after the other, and many of them share a shard. That is what xarray
+warns of (`safe_chunks`), and with zarr alone, steps are lost: each writer reads the shard, changes
+it and writes it again. Written in place, none is lost.
+
+Every writer must write in place; see docs/write-in-place.md.
+
+Needs ``pip install ".[examples]"``.
+"""
+
+import functools
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import dask.array
+import numpy as np
+import xarray as xr
+import zarr
+from dask.distributed import Client, LocalCluster
+
+import numcodecs_bytes
+
+SHAPE = NUM_STEPS, NUM_ROWS, NUM_COLUMNS = 48, 256, 256
+ENCODING = {"t2m": {"chunks": (5, 64, 64), "shards": (30, 256, 256), "compressors": None}}
+DIMS = ("time", "y", "x")
+IN_PLACE = functools.partial(numcodecs_bytes.set_options, write_in_place="require")
+
+
+def create(path: Path) -> None:
+    """Write the metadata of two shards, whose size is known in advance."""
+    lazy = dask.array.zeros(SHAPE, "f4", chunks=SHAPE)
+    dataset = xr.Dataset({"t2m": (DIMS, lazy)})
+    dataset.to_zarr(path, encoding=ENCODING, compute=False, zarr_format=3, consolidated=False)
+
+
+def simulate(path: Path, step: int) -> None:
+    """Write one time step."""
+    values = np.full((1, NUM_ROWS, NUM_COLUMNS), step + 1, "f4")
+    region = {"time": slice(step, step + 1)}
+    dataset = xr.Dataset({"t2m": (DIMS, values)})
+    dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
+
+
+def simulate_all(path: Path, executor: Executor) -> None:
+    """Write all time steps by threads or processes."""
+    with executor:
+        list(executor.map(functools.partial(simulate, path), range(NUM_STEPS)))
+
+
+def by_threads(path: Path, _: Any) -> None:
+    """Write with eight threads of this process."""
+    simulate_all(path, ThreadPoolExecutor(8))
+
+
+def by_processes(path: Path, set_options: Callable[[], Any]) -> None:
+    """Write with four processes."""
+    spawn = multiprocessing.get_context("spawn")
+    simulate_all(path, ProcessPoolExecutor(4, spawn, initializer=set_options))
+
+
+def by_dask(path: Path, set_options: Callable[[], Any]) -> None:
+    """Write one Dask array, whose chunks align with no shard, on two workers."""
+    steps = dask.array.arange(1, NUM_STEPS + 1, dtype="f4", chunks=7)[:, None, None]
+    dataset = xr.Dataset({"t2m": (DIMS, dask.array.broadcast_to(steps, SHAPE))})
+    dataset = dataset.chunk(time=7, y=100, x=100)
+    options: dict[str, Any] = {"dashboard_address": None, "silence_logs": "ERROR"}
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_worker_callbacks(set_options)
+        region = {"time": slice(NUM_STEPS)}
+        dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
+
+
+def num_lost(path: Path) -> int:
+    """Return of how many time steps something is lost."""
+    found = xr.open_zarr(path, consolidated=False)["t2m"].values
+    expected = np.arange(1, NUM_STEPS + 1)[:, None, None]
+    return int((found != expected).any(axis=(1, 2)).sum())
+
+
+def nothing() -> None:
+    """Set no option."""
+
+
+def main() -> None:
+    """Write each way, with zarr alone and in place; print how many time steps are lost."""
+    with IN_PLACE():
+        print(f"in place: {zarr.config.get('codec_pipeline.path')}")
+    with tempfile.TemporaryDirectory() as folder:
+        for write in (by_threads, by_processes, by_dask):
+            path = Path(folder, write.__name__)
+            create(path / "alone")
+            write(path / "alone", nothing)
+            lost = num_lost(path / "alone")
+            with IN_PLACE():
+                create(path / "in place")
+                write(path / "in place", IN_PLACE)
+            assert num_lost(path / "in place") == 0
+            print(f"{write.__name__}: {lost} of {NUM_STEPS} steps lost; in place: none")
+
+
+if __name__ == "__main__":
+    main()
