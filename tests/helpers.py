@@ -326,6 +326,11 @@ class Disk:
         monkeypatch.setattr(os, "major", lambda _: int(self.is_local))
         monkeypatch.setattr(time, "perf_counter", lambda: self._now)
 
+    def read(self, array):
+        """Read three elements of ones; return `are_on_loop`."""
+        assert [array[3, k] for k in range(3)] == [1] * 3
+        return self.are_on_loop
+
     def open(self, path, *args, **more):
         if "/c/" in str(path):
             self.are_on_loop.append(threading.current_thread().name == "zarr_io")

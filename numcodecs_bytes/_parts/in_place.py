@@ -155,7 +155,7 @@ async def hand_on(
 
     await _until_locked(
         {
-            k: _UncopiedPath(items[k][0], file, are_shards)
+            k: _UncopiedPath(items[k][0], file, is_shard=are_shards)
             if isinstance(file, str)
             else items[k][0]
             for k, file in files.items()
@@ -167,7 +167,7 @@ async def hand_on(
 class _UncopiedPath(StorePath):
     """Replaces or deletes a chunk unless somebody copies it, who would undo that: `is_copied`."""
 
-    def __init__(self, path: StorePath, file: str, is_shard: bool) -> None:  # noqa: FBT001
+    def __init__(self, path: StorePath, file: str, *, is_shard: bool) -> None:
         super().__init__(path.store, path.path)
         self._file, self._is_shard = file, is_shard
         self.is_copied = False

@@ -341,7 +341,14 @@ class Shard:
         """A complete shard where there was none."""
         return self.grown(self.no_index, self.start_of_data)
 
-    def grown(self, index: Any, end: int, needed: tuple[Indices, ...] | None = None) -> GrownShard:
+    def grown(
+        self,
+        index: Any,
+        end: int,
+        needed: tuple[Indices, ...] | None = None,
+        *,
+        doubles: bool = True,
+    ) -> GrownShard:
         """Return a shard in which missing inner chunks follow the others, which end at `end`.
 
         They do in Morton order, as zarr stores them.
@@ -353,8 +360,10 @@ class Shard:
         end : int
             Where those that are there end in bytes.
         needed : tuple of numpy.ndarray, optional
-            Which inner chunks must have a place, as coordinates. Then as many as are there get one,
-            or more if more are needed, so that a shard does not grow too often. By default, all do.
+            Which inner chunks must have a place, as coordinates. By default, all get one.
+        doubles : bool
+            Whether at least as many of these get one as are there, so that a shard does not grow
+            too often.
         """
         order = tuple(morton_order(self._grid_shape).T)
         is_missing = index[(*order, 0)] == MISSING
@@ -362,7 +371,7 @@ class Shard:
             is_needed = np.zeros(self._grid_shape, bool)
             is_needed[needed] = True
             is_new = is_missing & is_needed[order]
-            num_present = self.num_chunks - np.count_nonzero(is_missing)
+            num_present = self.num_chunks - np.count_nonzero(is_missing) if doubles else 0
             others = np.flatnonzero(is_missing & ~is_new)
             last = np.flatnonzero(is_new)[-1]
             others = np.roll(others, -np.searchsorted(others, last))  # those that follow first

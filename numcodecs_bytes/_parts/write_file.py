@@ -48,7 +48,8 @@ class WriteCosts(NamedTuple):
         how many of values that may be a chunk's own memory are copied to memory, not to a file.
     small_bytes, most : int
         A new chunk that is not longer, or not so many times as long as what is selected of it, is
-        put together in memory.
+        put together in memory. A shard that is not longer is made complete whatever its fill value:
+        that takes at most 1 ms more than to write what is needed.
     parallel_bytes : int
         After more bytes of a chunk, all cores together are faster than one thread.
     slow_seconds, bytes_per_second, slow_workers : float, float, int
@@ -166,7 +167,7 @@ class Changes:
             Whether to rewrite blocks, instead of writing each piece.
         """
         pace.begin()
-        placed, block = self._placed(starts), list[_Piece]()
+        placed, block = self._placed(starts), list[_InBlock]()
         for start, part in placed:
             for cut, product in part.blocks(start) if in_blocks else part.pieces(start):
                 if not is_wanted():
@@ -178,12 +179,12 @@ class Changes:
                 if block and not (0 <= end - block[0].start <= self._costs.block_bytes):
                     _rewrite(descriptor, block)
                     block = []
-                block.append(_Piece(first, end, part, cut, product))
+                block.append(_InBlock(first, end, part, cut, product))
         if block:
             _rewrite(descriptor, block)
 
 
-class _Piece(NamedTuple):
+class _InBlock(NamedTuple):
     """Some elements of a part, which lie between two bytes of a file."""
 
     start: int
@@ -193,13 +194,13 @@ class _Piece(NamedTuple):
     product: Product
 
 
-def _rewrite(descriptor: int, pieces: list[_Piece]) -> None:
-    """Read a block that contains pieces, change it and write it."""
-    start = min([piece.start for piece in pieces])
-    block = np.empty(max([piece.end for piece in pieces]) - start, np.uint8)
+def _rewrite(descriptor: int, changes: list[_InBlock]) -> None:
+    """Read a block, change what is in it and write it."""
+    start = min([each.start for each in changes])
+    block = np.empty(max([each.end for each in changes]) - start, np.uint8)
     read_at(descriptor, block, start)
-    for piece in pieces:
-        piece.part.change(block, start, piece.cut, piece.product)
+    for each in changes:
+        each.part.put_into(block, start, each.cut, each.product)
     write_at(descriptor, block.data, start)
 
 
@@ -284,7 +285,7 @@ class Prepared:
         cuts = self._product.cuts(num_bytes, in_pieces=True)
         return self._product._replace(start=start).split(cuts)
 
-    def change(self, block: UInt8Array, start: int, cut: Cut, product: Product) -> None:
+    def put_into(self, block: UInt8Array, start: int, cut: Cut, product: Product) -> None:
         """Change a block that begins at `start`; the last of the elements at one place wins."""
         steady, others = list[int](), list[int]()
         for k, along in enumerate(product.offsets):

@@ -6,7 +6,8 @@ lacks an inner chunk that is written is copied to one that is complete: what is 
 place, so that whoever has read the old index finds the same in the new file.
 
 Zeros take no space in a file. A shard with another fill value that is not small gets places only
-for what is written, and as many as it had before, so that it is copied a few times and not often.
+for what is written, and as many as it had before, so that it is copied a few times and not often;
+on a disk that is full, for what is written alone.
 """
 
 import errno
@@ -191,6 +192,19 @@ class ChunkWrite:
 class ShardWrite(ChunkWrite):
     """Values that are written to parts of the inner chunks of a shard."""
 
+    _may_take_more = True  # space than for what is written
+
+    def change(self, pace: Pace, is_wanted: IsWanted) -> None:
+        """Write all of it, or raise LockedError or NotInPlace."""
+        try:
+            super().change(pace, is_wanted)
+        except OSError as error:
+            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            if not is_full or not self._may_take_more or not self._fill_value.any():
+                raise
+            self._may_take_more = False
+            super().change(pace, is_wanted)
+
     @staticmethod
     def _layout_of(stored: Shard) -> Layout:
         return stored.layout
@@ -217,14 +231,13 @@ class ShardWrite(ChunkWrite):
         shard: Shard = self._stored
         try:
             raw = shard.read_index(OpenFile(descriptor, num_bytes), lambda: True)
-            index = shard.decode_index(raw)
+            try:
+                index = shard.decode_index(raw)
+            except (TypeError, ValueError) as error:  # a checksum, say, is a ValueError
+                raise ReadWhole(why=f"its index can't be read ({error})") from error
             end = shard.end_of_data(index, num_bytes)
-        except OSError:
-            raise
         except ReadWhole as why:
-            raise NotInPlace(why.why) from None
-        except Exception as error:  # whatever the codecs of the index raise
-            raise NotInPlace(f"its index can't be read ({error})") from error
+            raise NotInPlace(why.why) from why.__cause__
         self._starts = self._starts_in(index)
         if None not in self._starts or not self._lacks_any():
             return None
@@ -245,9 +258,11 @@ class ShardWrite(ChunkWrite):
     def _grown(self, index: Any, end: int) -> GrownShard:
         """Return the shard with a place for what is written: complete if that costs no space."""
         shard: Shard = self._stored
-        if self._fill_value.any() and shard.num_bytes > self._costs.small_bytes:
+        doubles, is_large = self._may_take_more, shard.num_bytes > self._costs.small_bytes
+        if self._fill_value.any() and (is_large or not doubles):
             needed = np.array(self._are_needed)
-            return shard.grown(index, end, tuple(along[needed] for along in self._coordinates))
+            places = tuple(along[needed] for along in self._coordinates)
+            return shard.grown(index, end, places, doubles=doubles)
         return shard.new if index is shard.no_index else shard.grown(index, end)
 
     def _contents(self, shard: GrownShard, begin: Fill, is_wanted: IsWanted) -> Fill:

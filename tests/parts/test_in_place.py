@@ -1367,8 +1367,8 @@ def writing(path, pipeline, code=None):
             writer.close()
 
 
-def expected_of(shape, ranks):
-    data, n = np.zeros(shape), shape[0] // 4
+def expected_of(array, ranks):
+    data, n = np.full(array.shape, array.fill_value), array.shape[0] // 4
     for k in ranks:
         value = 100 * ROUNDS + k
         data[k:n:NUM] = value
@@ -1378,15 +1378,23 @@ def expected_of(shape, ranks):
     return data
 
 
-STATES = ["missing chunks", "chunks", "missing shards", "shards"]
+STATES = ["missing chunks", "chunks", "missing shards", "shards", "growing shards"]
 
 
 def shared_array(path, state):
-    """Return an array of two chunks, or of two shards that have one of their inner chunks."""
-    more = ((64, 16), "f8") if "shards" in state else ((256, 64), "f8")
-    array = create(path, (512, 64), *more, **({"shards": (256, 64)} if "shards" in state else {}))
+    """Return an array of two chunks, or of two shards that have one of their inner chunks.
+
+    Shards that grow are larger than those that are made complete at once.
+    """
+    shape, whole, inner, more = (512, 64), (256, 64), (64, 16), {}
+    if "growing" in state:
+        shape, whole, inner, more = (2048, 128), (1024, 128), (128, 32), {"fill_value": 1.5}
+    if "shards" in state:
+        array = create(path, shape, inner, "f8", shards=whole, **more)
+    else:
+        array = create(path, shape, whole, "f8")
     if "missing" not in state:
-        array[0, 0] = array[300, 0] = 1
+        array[0, 0] = array[shape[0] // 2 + 16, 0] = 1
     return array
 
 
@@ -1397,7 +1405,7 @@ def test_many_processes_lose_nothing(tmp_path, pipeline, state):
     array = shared_array(tmp_path, state)
     with writing(tmp_path, pipeline) as writers:
         assert [writer.wait(120) for writer in writers] == [0] * NUM
-    assert np.array_equal(array[...], expected_of(array.shape, range(NUM)))
+    assert np.array_equal(array[...], expected_of(array, range(NUM)))
     assert len(list(tmp_path.rglob("c/*/*"))) == 2
 
 
@@ -1411,7 +1419,7 @@ def test_many_threads_lose_nothing(tmp_path, state):
         thread.start()
     for thread in threads:
         thread.join()
-    assert np.array_equal(array[...], expected_of(array.shape, range(NUM)))
+    assert np.array_equal(array[...], expected_of(array, range(NUM)))
 
 
 @pytest.mark.parametrize("seed", range(10 if EVERYTHING else 2))
@@ -1428,8 +1436,8 @@ def test_killed_writers_harm_nobody(tmp_path, seed, inner):
             time.sleep(rng.random() * 0.05)
             writers[k].kill()
         assert [writer.wait(120) for writer in writers[2:]] == [0] * (NUM - 2)
-    data, expected = array[...], expected_of(array.shape, range(NUM))
-    of_killed = expected_of(array.shape, (0, 1)) != 0
+    data, expected = array[...], expected_of(array, range(NUM))
+    of_killed = expected_of(array, (0, 1)) != 0
     assert np.array_equal(data[~of_killed], expected[~of_killed])
     assert (data[of_killed] % 100 <= 1).all()  # of theirs, or the fill value
     files = [p for p in tmp_path.rglob("c/*/*") if p.suffix != ".unfinished"]
