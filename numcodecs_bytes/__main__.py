@@ -1,4 +1,4 @@
-"""python -m numcodecs_bytes: check the installation, check a store, or migrate it to Zarr v3.
+"""python -m numcodecs_bytes: the installation and its options; check stores, or migrate them.
 
 What imports zarr is imported where it is needed, so that Ctrl-C is answered from the beginning.
 """
@@ -13,6 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from numcodecs_bytes._options import PIPELINES
+
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _ABOUT_REPORT = """\
@@ -20,9 +22,28 @@ Report which classes numcodecs and zarr use for the codec "bytes".
 
 exit status:
   0  they are those of numcodecs_bytes
-  1  they are not, or zarr's settings name what does not exist
+  1  they are not, or a setting is wrong
   2  wrong arguments
 """
+_ABOUT_ENABLE = """\
+Use a codec pipeline of this package in all programs of this environment that
+start from now on, unless zarr's config or the program chooses another one; with
+--write-in-place, parts of chunks in local files are written in place.
+"""
+_MORE_ON_ENABLE = """\
+exit status:
+  0  done
+  1  done, but other settings take precedence
+  2  nothing is written, or wrong arguments
+"""
+_ABOUT_DISABLE = """\
+Remove the options that "enable" wrote.
+"""
+_OTHER_WRITERS = """\
+Programs without numcodecs_bytes, or in other environments, go on rewriting whole
+chunks, and then writers that share a chunk lose each other's data in silence. To
+make them fail instead, set for all of several writers
+  ZARR_CODEC_PIPELINE__PATH=numcodecs_bytes.zarr_pipeline.{pipeline}"""
 _ABOUT_CHECK = """\
 Report for each array in a Zarr hierarchy whether parts of its chunks can be
 read, and its problems: metadata, chunks of a wrong length, invalid bools.
@@ -79,7 +100,12 @@ def _format(found: dict[str, Any]) -> str:
     lines += [f"  zarr, data types r*, bfloat16, ...: {how}"]
     if found["writes_in_place"]:
         lines += [f"  parts of chunks are written in place: {found['writes_in_place']}"]
-    lines += [f"  {o['key']} is {o['value']!r} by {o['source']}" for o in found["overrides"]]
+    for setting in (*found["options"], *found["overrides"]):
+        lines.append(
+            f"  {setting['error']}"
+            if "error" in setting
+            else f"  {setting['key']} is {setting['value']!r} by {setting['source']}"
+        )
     if found["other_codec"]:
         lines += [f"  {found['other_codec']}"]
     return "\n".join(lines)
@@ -91,8 +117,49 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
     found = report()
     text = json.dumps(found, indent=2) if options.json else _format(found)
-    is_in_use = found["picked_up"] and not any(answer["error"] for answer in found["answers"])
+    is_in_use = found["picked_up"] and not any(
+        each.get("error") for each in (*found["answers"], *found["options"])
+    )
     return 0 if is_in_use else 1, text
+
+
+def _enable(options: argparse.Namespace) -> tuple[int, str]:
+    """Write options for this environment; return the exit status, and what is in use then."""
+    from numcodecs_bytes._parts.settings import configured_write_in_place  # noqa: PLC0415
+    from numcodecs_bytes._tools.installation import enable, is_used  # noqa: PLC0415 # see above
+
+    mode = options.write_in_place
+    given = {"pipeline": options.pipeline} | ({"write_in_place": mode} if mode else {})
+    try:
+        path = enable(given)
+    except (OSError, ValueError) as error:
+        print(f"nothing is enabled: {error}", file=sys.stderr)
+        return 2, ""
+    status, text = _report(options)
+    if not is_used(options.pipeline) or configured_write_in_place() != (mode or False):
+        status = 1
+        print(f"{path} is written, but other settings take precedence", file=sys.stderr)
+    if options.json:
+        return status, text
+    lines = [f"written to {path}", text]
+    if mode:
+        lines.append(_OTHER_WRITERS.format(pipeline=options.pipeline))
+    return status, "\n".join(lines)
+
+
+def _disable(options: argparse.Namespace) -> tuple[int, str]:
+    """Remove the options of this environment; return the exit status, and what is in use then."""
+    from numcodecs_bytes._tools.installation import disable  # noqa: PLC0415 # see above
+
+    try:
+        path = disable()
+    except OSError as error:
+        print(f"nothing is disabled: {error}", file=sys.stderr)
+        return 2, ""
+    status, text = _report(options)
+    if options.json:
+        return status, text
+    return status, f"{'nothing was enabled' if path is None else f'removed {path}'}\n{text}"
 
 
 def _explain_nothing(location: str) -> str:
@@ -225,6 +292,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers()
+    enable = commands.add_parser(
+        "enable",
+        help="use our codec pipeline in all programs of this environment",
+        description=_ABOUT_ENABLE,
+        epilog=_MORE_ON_ENABLE,
+        **layout,
+    )
+    enable.set_defaults(run=_enable)
+    enable.add_argument(
+        "--pipeline", choices=PIPELINES, default=PIPELINES[0], help="default: %(default)s"
+    )
+    enable.add_argument(
+        "--write-in-place",
+        nargs="?",
+        const=True,
+        choices=["require"],
+        help="write parts of chunks in place; with `require`, raise an error where that can't be",
+    )
+    disable = commands.add_parser(
+        "disable", help="remove what `enable` wrote", description=_ABOUT_DISABLE, **layout
+    )
+    disable.set_defaults(run=_disable)
     check = commands.add_parser(
         "check",
         help="find problems in the arrays of a store",
@@ -286,6 +375,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="JSON",
             help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
         )
+    for command in (enable, disable, check, migrate):
         command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
     return parser
 

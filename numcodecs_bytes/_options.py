@@ -1,7 +1,7 @@
 """Options of this package, and what they may be: `set_options`.
 
-This module does not import zarr, because importing numcodecs must stay quick. What zarr's config
-says is read in ``_parts/settings.py``.
+This module does not import zarr, because importing numcodecs must stay quick. Environment variables
+and files are read in ``_parts/settings.py``.
 """
 
 import importlib
@@ -11,6 +11,19 @@ from typing import Any, Self
 
 PIPELINES = ("BytesPipeline", "FusedBytesPipeline")
 _PIPELINES = "numcodecs_bytes.zarr_pipeline"
+
+
+def parse_pipeline(name: Any) -> str:
+    """Return zarr's path of `pipeline`, or raise ValueError."""
+    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
+    from numcodecs_bytes._zarr_versions import FusedCodecPipeline  # noqa: PLC0415
+
+    if name not in PIPELINES:
+        raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
+    if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
+        raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
+    return f"{_PIPELINES}.{name}"
 
 
 def parse_gap_bytes(gap: Any) -> int:
@@ -51,20 +64,22 @@ def _wrong(name: str, expected: str, value: Any) -> ValueError:
 
 
 PARSERS: dict[str, Callable[[Any], Any]] = {
+    "pipeline": parse_pipeline,
     "max_gap_bytes": parse_gap_bytes,
     "split_requests": parse_split_requests,
     "stores_with_ranges": parse_stores_with_ranges,
     "write_in_place": parse_write_in_place,
 }
-chosen: dict[str, Any] = {}  # what `set_options` has set
+chosen: dict[str, Any] = {}  # what `set_options` has set, as parsed
+_before: Any = None  # zarr's pipeline before `set_options` set one
 
 
 class set_options:  # noqa: N801 # used like a function, as in xarray
     """Set options of this package in this process, for good or inside a ``with``.
 
-    They hold for all threads; leaving a ``with`` restores the earlier values. They take precedence
-    over zarr's config, in which all but ``pipeline`` are called ``numcodecs_bytes.max_gap_bytes``,
-    and so on.
+    They hold for all threads; leaving a ``with`` restores the earlier values. What is not set here
+    is looked up in environment variables (``NUMCODECS_BYTES_MAX_GAP_BYTES``), then in zarr's config
+    (``numcodecs_bytes.max_gap_bytes``), then in what ``numcodecs-bytes enable`` wrote.
 
     Parameters
     ----------
@@ -81,6 +96,8 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
         Whether parts of chunks in local files are written in place, which a pipeline of this
         package does: ``BytesPipeline``, unless another one was chosen. With 'require', what can't
         be written so raises an error.
+    reset : bool
+        Whether to forget first what earlier calls have set.
 
     Raises
     ------
@@ -101,7 +118,7 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
     >>> client.register_worker_callbacks(options)  # doctest: +SKIP
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 # one for each option
         self,
         *,
         pipeline: str | None = None,
@@ -109,8 +126,10 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
         split_requests: bool | None = None,
         stores_with_ranges: list[str] | None = None,
         write_in_place: bool | str | None = None,
+        reset: bool = False,
     ) -> None:
         given = {
+            "pipeline": pipeline,
             "max_gap_bytes": max_gap_bytes,
             "split_requests": split_requests,
             "stores_with_ranges": stores_with_ranges,
@@ -118,9 +137,13 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
         }
         parsed = {n: PARSERS[n](value) for n, value in given.items() if value is not None}
         if parsed.get("write_in_place") and pipeline is None:
-            pipeline = _pipeline_that_writes(parsed["write_in_place"])
-        self._scope = None if pipeline is None else _set_pipeline(pipeline)
-        self._before = {name: chosen.get(name) for name in parsed}
+            parsed |= _pipeline_that_writes(parsed["write_in_place"], is_reset=reset)
+        forgotten = set(chosen) - set(parsed) if reset else set()
+        self._before = {name: chosen.get(name) for name in (*parsed, *forgotten)}
+        has_pipeline = "pipeline" in self._before
+        self._scope = _set_pipeline(parsed.get("pipeline")) if has_pipeline else None
+        for name in forgotten:
+            del chosen[name]
         chosen.update(parsed)
 
     def __enter__(self) -> Self:
@@ -136,35 +159,41 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
             self._scope.__exit__(None, None, None)
 
 
-def _pipeline_that_writes(mode: bool | str) -> str | None:  # noqa: FBT001
-    """Return the pipeline to set so that parts are written in place; None if one is chosen.
+def _pipeline_that_writes(mode: bool | str, *, is_reset: bool) -> dict[str, str]:  # noqa: FBT001
+    """Return the pipeline to set so that parts are written in place; none if one is chosen.
 
     Raises ValueError if what is required has been made impossible by the choice of another one.
     """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
-    from numcodecs_bytes._zarr_versions import has_default_pipeline  # noqa: PLC0415
+    from numcodecs_bytes._parts.settings import configured_pipeline  # noqa: PLC0415
+    from numcodecs_bytes._zarr_versions import is_default_pipeline  # noqa: PLC0415
 
-    if has_default_pipeline():
-        return PIPELINES[0]
-    path = zarr.config.get("codec_pipeline.path")
+    path = _pipeline_of_others() if is_reset else zarr.config.get("codec_pipeline.path")
+    if is_default_pipeline(path):
+        return {"pipeline": configured_pipeline() or f"{_PIPELINES}.{PIPELINES[0]}"}
     if mode == "require" and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
         raise ValueError(
             "write_in_place='require' needs a pipeline of numcodecs_bytes, but zarr's "
             f"codec_pipeline.path is {path}: add pipeline='BytesPipeline'"
         )
-    return None
+    return {}
 
 
-def _set_pipeline(name: str) -> Any:
-    """Set zarr's pipeline to one of ours; return what restores it."""
+def _pipeline_of_others() -> Any:
+    """Return zarr's pipeline if `set_options` sets none."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
-    from numcodecs_bytes._zarr_versions import FusedCodecPipeline  # noqa: PLC0415
+    current = zarr.config.get("codec_pipeline.path")
+    return _before if current is chosen.get("pipeline") else current
 
-    if name not in PIPELINES:
-        raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
-    if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
-        raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
-    importlib.import_module(_PIPELINES)  # programs that are frozen have no entry points
-    return zarr.config.set({"codec_pipeline.path": f"{_PIPELINES}.{name}"})
+
+def _set_pipeline(path: str | None) -> Any:
+    """Set zarr's pipeline, None to that of others; return what restores it."""
+    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
+    global _before  # noqa: PLW0603
+    _before = _pipeline_of_others()
+    if path is not None:
+        importlib.import_module(_PIPELINES)  # programs that are frozen have no entry points
+    return zarr.config.set({"codec_pipeline.path": path or _before})

@@ -94,11 +94,10 @@ def encode_index(codec: Any, entries: Any) -> Any:
     return buffer.as_numpy_array()
 
 
-def has_default_pipeline() -> bool:
-    """Whether nobody has chosen a codec pipeline in zarr's config.
+def is_default_pipeline(path: Any) -> bool:
+    """Whether a path of a codec pipeline in zarr's config is there because nobody has chosen one.
 
-    A pipeline that was chosen is a different object than the default, even if the text is the same.
+    One that was chosen is a different object than the default, even if the text is the same.
     """
     config: Any = zarr.config
-    path = config.get("codec_pipeline.path")
     return any(path is default.get("codec_pipeline", {}).get("path") for default in config.defaults)

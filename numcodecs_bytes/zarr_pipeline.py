@@ -18,6 +18,7 @@ asks for it. Everything else is left to zarr's pipeline.
 ... )  # doctest: +SKIP
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -59,7 +60,11 @@ from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.settings import configured_gap_bytes, configured_write_in_place
+from numcodecs_bytes._parts.settings import (
+    configured_gap_bytes,
+    configured_pipeline,
+    configured_write_in_place,
+)
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
@@ -67,6 +72,7 @@ from numcodecs_bytes._zarr_versions import (
     HAS_STRUCT,
     FusedCodecPipeline,
     has_sync_index,
+    is_default_pipeline,
 )
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec, ReadsParts
@@ -260,6 +266,18 @@ class ReadsBatches:
     """Mixin for one of zarr's pipelines: reads batches of uncompressed chunks."""
 
     _setting: str  # zarr's setting for the number of threads
+
+    @classmethod
+    def from_codecs(cls, *codecs: Any, **settings: Any) -> Any:
+        """Return the pipeline of codecs, like zarr's.
+
+        Raises ValueError if this is the default only because the option `pipeline` is wrong.
+        """
+        with contextlib.suppress(AttributeError):  # of a config that has no defaults
+            if is_default_pipeline(zarr.config.get("codec_pipeline.path")):
+                configured_pipeline()
+        zarrs: Any = super()
+        return zarrs.from_codecs(*codecs, **settings)
 
     @functools.cached_property
     def _layout_of(self) -> LayoutOf | None:

@@ -88,7 +88,8 @@ def start_program(*arguments, files=(None, None, None)):
 
 
 def _environment(given):
-    outside = {k: v for k, v in os.environ.items() if not k.startswith("ZARR_")}
+    ours = ("ZARR_", "NUMCODECS_BYTES_")
+    outside = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return outside | {k: str(v) for k, v in given.items()}
 
 

@@ -30,7 +30,7 @@ def test_options_take_precedence_over_zarrs_config():
 
 
 def test_an_empty_environment_variable_sets_nothing():
-    """As in ``ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE= python ...``; 1 is True."""
+    """As in ``NUMCODECS_BYTES_WRITE_IN_PLACE= python ...``; 1 is True."""
     names = [f"numcodecs_bytes.{name}" for name in PARSERS]
     with zarr.config.set(dict.fromkeys(names, "")):
         assert settings.configured_gap_bytes() is None
@@ -129,7 +129,7 @@ print(*names, zarr.config.get("codec_pipeline.path").rsplit(".", 1)[-1])
 class TestFirstPipeline:
     """What the environment and zarr's config say when zarr first looks up a pipeline."""
 
-    VARIABLE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
+    VARIABLE = "NUMCODECS_BYTES_WRITE_IN_PLACE"
 
     def run(self, tmp_path, variables, config=None, status=0):
         code = ("-c", WRITER, tmp_path / "a", repr(config or {}))
@@ -152,6 +152,29 @@ class TestFirstPipeline:
         else:
             assert set(self.run(tmp_path, {self.VARIABLE: value})) == {"BatchedCodecPipeline"}
 
+    def test_zarrs_environment(self, tmp_path):
+        """As long as zarr takes variables that it does not know."""
+        variables = {"ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE": "require"}
+        assert self.run(tmp_path, variables) == ["BytesPipeline"] * 3
+
+    @pytest.mark.parametrize("name", OUR_PIPELINES)
+    def test_the_option_pipeline(self, tmp_path, name):
+        name = name.rsplit(".", 1)[-1]
+        assert self.run(tmp_path, {"NUMCODECS_BYTES_PIPELINE": name}) == [name] * 3
+        others = {"NUMCODECS_BYTES_PIPELINE": name, self.VARIABLE: "require"}
+        assert self.run(tmp_path, others) == [name] * 3
+        (tmp_path / "zarr.yaml").write_text(f"numcodecs_bytes: {{pipeline: {name}}}")
+        assert self.run(tmp_path, {"ZARR_CONFIG": str(tmp_path / "zarr.yaml")}) == [name] * 3
+
+    def test_the_option_pipeline_is_wrong(self, tmp_path):
+        """An error when an array is opened, unless another pipeline was chosen."""
+        variables = {"NUMCODECS_BYTES_PIPELINE": "Bytes"}
+        error = self.run(tmp_path, variables, status=1)
+        assert "the option numcodecs_bytes.pipeline must be 'BytesPipeline' or" in error
+        assert "got 'Bytes' (set by environment variable NUMCODECS_BYTES_PIPELINE)" in error
+        variables["ZARR_CODEC_PIPELINE__PATH"] = PIPELINES[0]
+        assert set(self.run(tmp_path, variables)) == {PIPELINES[0].rsplit(".", 1)[-1]}
+
     def test_a_file(self, tmp_path):
         (tmp_path / "zarr.yaml").write_text("numcodecs_bytes: {write_in_place: require}")
         found = self.run(tmp_path, {"ZARR_CONFIG": str(tmp_path / "zarr.yaml")})
@@ -171,6 +194,123 @@ class TestFirstPipeline:
             assert f"codec_pipeline.path is {path}" in error
         else:
             assert self.run(tmp_path, variables) == [path.rsplit(".", 1)[-1]] * 3
+
+
+SETTINGS = """
+import sys, warnings
+from numcodecs_bytes._parts import settings
+import numcodecs_bytes, zarr
+zarr.config.set({"numcodecs_bytes.max_gap_bytes": 2, "numcodecs_bytes.split_requests": False})
+values = settings.configured_gap_bytes(), settings.splits_requests()
+with numcodecs_bytes.set_options(max_gap_bytes=1, split_requests=True):
+    print(*values, settings.configured_gap_bytes(), settings.splits_requests())
+"""
+
+
+class TestVariables:
+    def test_precedence(self):
+        """`set_options`, variables of ours, zarr's config."""
+        done = run_program("-c", SETTINGS, NUMCODECS_BYTES_MAX_GAP_BYTES=3)
+        assert done.stdout.split() == ["3", "False", "1", "True"]
+        assert run_program("-c", SETTINGS).stdout.split() == ["2", "False", "1", "True"]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "value"),
+        [
+            ("write_in_place", "1", True),
+            ("write_in_place", "true", True),
+            ("write_in_place", "FALSE", False),
+            ("write_in_place", "require", "require"),
+            ("max_gap_bytes", " 4096 ", 4096),
+            ("max_gap_bytes", "", None),
+            ("split_requests", "False", False),
+            ("stores_with_ranges", "a.B", ["a.B"]),
+            ("stores_with_ranges", "['a.B', 'c.D']", ["a.B", "c.D"]),
+        ],
+    )
+    def test_values(self, name, text, value):
+        code = f"from numcodecs_bytes._parts import settings; print(settings._option({name!r}))"
+        done = run_program("-c", code, **{f"NUMCODECS_BYTES_{name.upper()}": text})
+        assert done.stdout.strip() == repr(value).strip("'")
+
+    def test_a_wrong_value(self, tmp_path):
+        """It is an error where the option is used, and not before."""
+        create(tmp_path, (64, 64), (64, 64))[:] = 1
+        code = f"import zarr; a = zarr.open_array({str(tmp_path)!r}); print('opened'); a[3]"
+        done = run_program("-c", code, status=1, NUMCODECS_BYTES_MAX_GAP_BYTES="4 KiB")
+        assert done.stdout == "opened\n"
+        assert "numcodecs_bytes.max_gap_bytes must be a number of bytes, 0 or more" in done.stderr
+        assert "got '4 KiB' (set by environment variable NUMCODECS_BYTES_MAX_GAP" in done.stderr
+
+    OPENS = "import zarr; [zarr.create_array({}, shape=4, dtype='i4')[:] for _ in range(3)]"
+
+    def test_unknown_ones_are_named_once(self, tmp_path):
+        (tmp_path / "zarr.yaml").write_text("numcodecs_bytes: {write_inplace: true}")
+        variables = {"NUMCODECS_BYTES_GAP": 1, "ZARR_CONFIG": tmp_path / "zarr.yaml"}
+        done = run_program("-c", self.OPENS, NUMCODECS_BYTES_TESTS="all", **variables)
+        assert done.stderr.count("Warning") == 1
+        assert "no option 'gap' by environment variable NUMCODECS_BYTES_GAP" in done.stderr
+        assert "'write_inplace' by zarr's config: it has pipeline, max_gap" in done.stderr
+        run_program("-W", "error", "-c", self.OPENS, **variables)
+
+    def test_the_one_of_the_tests_is_known(self):
+        run_program("-W", "error", "-c", self.OPENS, NUMCODECS_BYTES_TESTS="all")
+
+
+class TestReset:
+    def test_of_options(self):
+        with numcodecs_bytes.set_options(max_gap_bytes=3, write_in_place=False):
+            with numcodecs_bytes.set_options(reset=True, write_in_place=True):
+                assert settings.configured_gap_bytes() is None
+                assert settings.configured_write_in_place() is True
+            assert settings.configured_gap_bytes() == 3
+            assert settings.configured_write_in_place() is False
+
+    @pytest.mark.parametrize("chosen", [None, *PIPELINES])
+    def test_of_the_pipeline(self, chosen):
+        """It is the one from before, and it is the default if that was."""
+        with zarr.config.set({} if chosen is None else {"codec_pipeline.path": "".join(chosen)}):
+            before = zarr.config.get("codec_pipeline.path")
+            for name in OUR_PIPELINES:
+                numcodecs_bytes.set_options(pipeline=name.rsplit(".", 1)[-1])
+            assert zarr.config.get("codec_pipeline.path") == OUR_PIPELINES[-1]
+            with numcodecs_bytes.set_options(reset=True):
+                assert zarr.config.get("codec_pipeline.path") is before
+                with numcodecs_bytes.set_options(pipeline="BytesPipeline"):
+                    assert pipeline_here() == "BytesPipeline"
+                assert zarr.config.get("codec_pipeline.path") is before
+            assert zarr.config.get("codec_pipeline.path") == OUR_PIPELINES[-1]
+            numcodecs_bytes.set_options(reset=True)
+            assert zarr.config.get("codec_pipeline.path") is before
+            numcodecs_bytes.set_options(reset=True)
+            assert zarr.config.get("codec_pipeline.path") is before
+
+    def test_writes_in_place_need_no_pipeline_that_is_forgotten(self):
+        with numcodecs_bytes.set_options(pipeline=OUR_PIPELINES[-1].rsplit(".", 1)[-1]):
+            with numcodecs_bytes.set_options(write_in_place=True, reset=True):
+                assert pipeline_here() == "BytesPipeline"
+            assert zarr.config.get("codec_pipeline.path") == OUR_PIPELINES[-1]
+
+    def test_of_what_another_program_has_replaced(self):
+        """It stays."""
+        with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
+            numcodecs_bytes.set_options(pipeline="BytesPipeline")
+            zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[-1]})
+            numcodecs_bytes.set_options(reset=True)
+            assert zarr.config.get("codec_pipeline.path") == OUR_PIPELINES[-1]
+
+    def test_a_requirement_is_judged_by_what_is_left(self):
+        with zarr.config.set({"codec_pipeline.path": "".join(PIPELINES[0])}):
+            numcodecs_bytes.set_options(pipeline="BytesPipeline")
+            with numcodecs_bytes.set_options(write_in_place="require"):
+                assert pipeline_here() == "BytesPipeline"
+            other = "zarr.core.codec_pipeline.Batched" + "CodecPipeline"
+            with zarr.config.set({"codec_pipeline.path": other}):
+                numcodecs_bytes.set_options(pipeline="BytesPipeline")
+                with pytest.raises(ValueError, match="needs a pipeline of numcodecs_bytes"):
+                    numcodecs_bytes.set_options(write_in_place="require", reset=True)
+                assert pipeline_here() == "BytesPipeline"
+                numcodecs_bytes.set_options(reset=True)
 
 
 @pytest.mark.skipif(FusedCodecPipeline is not None, reason="this zarr has a fused pipeline")

@@ -298,10 +298,20 @@ class TestReport:
         ],
     )
     def test_written_in_place(self, pipeline, mode, said):
-        found = self.report(
-            ZARR_CODEC_PIPELINE__PATH=pipeline, ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE=mode
-        )
+        variables = {"NUMCODECS_BYTES_WRITE_IN_PLACE": mode, "ZARR_CODEC_PIPELINE__PATH": pipeline}
+        found = self.report(status=int(mode == "always"), **variables)
         assert re.search(f"written in place: {said}", found)
+
+    def test_options_and_what_sets_them(self, tmp_path):
+        file = tmp_path / "zarr.yaml"
+        file.write_text("{numcodecs_bytes: {split_requests: false, max_gap_bytes: 1}}")
+        variables = {"NUMCODECS_BYTES_PIPELINE": "BytesPipeline", "ZARR_CONFIG": file}
+        found = self.report(ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=2, **variables).splitlines()
+        assert [line.replace("numcodecs_bytes.", "") for line in found[-3:]] == [
+            "  pipeline is 'BytesPipeline' by environment variable NUMCODECS_BYTES_PIPELINE",
+            "  max_gap_bytes is '2' by environment variable ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES",
+            f"  split_requests is 'False' by file {file}",
+        ]
 
     def test_a_pipeline_that_does_not_exist(self):
         """zarr opens no array then, whichever codec it would use."""

@@ -1,12 +1,14 @@
 """Entry point of zarr's codec pipelines: `BytesPipeline`, which users may choose.
 
 zarr loads all pipelines when it opens its first array, before it looks up in its config which one
-to use. Whoever asks for writes in place and has not chosen a pipeline gets ours, for good.
+to use. If nobody has chosen one there, what this package's own option says is used, for good.
 
 With an unsupported version of zarr this is a placeholder, and zarr tells users who chose our
 pipeline that it does not exist.
 """
 
+import contextlib
+import warnings
 from typing import Any
 
 import zarr
@@ -20,27 +22,44 @@ class NoPipeline:
     """A placeholder for zarr to register under a name that nobody chooses."""
 
 
-def _make_default_of_writers() -> None:
-    """Make BytesPipeline the default if writes in place are asked for."""
-    from numcodecs_bytes._parts.settings import configured_write_in_place  # noqa: PLC0415
-    from numcodecs_bytes._zarr_versions import has_default_pipeline  # noqa: PLC0415
+def _set_default() -> None:
+    """Make the configured pipeline the default, or BytesPipeline if it is to write in place."""
+    from numcodecs_bytes._parts.settings import (  # noqa: PLC0415
+        configured_pipeline,
+        configured_write_in_place,
+    )
+    from numcodecs_bytes._zarr_versions import is_default_pipeline  # noqa: PLC0415
     from numcodecs_bytes.zarr_pipeline import PIPELINE  # noqa: PLC0415
 
+    config: Any = zarr.config
     try:
-        is_wanted = configured_write_in_place()
-    except ValueError:  # which our pipeline raises when something is written
-        is_wanted = True
-    if is_wanted and has_default_pipeline():
+        path = configured_pipeline() or (PIPELINE if configured_write_in_place() else None)
+    except ValueError:  # which our pipeline raises when an array is opened or written
+        path = PIPELINE
+    if path is not None and is_default_pipeline(config.get("codec_pipeline.path")):
         # Modified in place, because zarr.config.reset() restores the defaults.
-        config: Any = zarr.config
-        config.defaults[0]["codec_pipeline"]["path"] = PIPELINE
-        config.config["codec_pipeline"]["path"] = PIPELINE
+        config.defaults[0]["codec_pipeline"]["path"] = path
+        config.config["codec_pipeline"]["path"] = path
+
+
+def _warn_of_unknown() -> None:
+    """Warn of options that there are not; never raise."""
+    from numcodecs_bytes._options import PARSERS  # noqa: PLC0415
+    from numcodecs_bytes._parts.settings import unknown_options  # noqa: PLC0415
+
+    with contextlib.suppress(Warning, ValueError):  # of a file that is damaged, as above
+        if unknown := unknown_options():
+            warnings.warn(
+                f"numcodecs_bytes has no option {', '.join(unknown)}: it has {', '.join(PARSERS)}",
+                stacklevel=3,
+            )
 
 
 BytesPipeline: Any = NoPipeline
 try:
     from numcodecs_bytes.zarr_pipeline import BytesPipeline
 
-    _make_default_of_writers()
+    _set_default()
+    _warn_of_unknown()
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     step_aside("codec pipelines", error)

@@ -1,30 +1,138 @@
-"""The options that are set: by `set_options`, else in zarr's config under ``numcodecs_bytes``.
+"""The options that are set: by `set_options`, or else outside of the program.
 
-Each raises ValueError if its value is wrong. A zarr that refuses unknown keys has none of ours.
+Outside, environment variables take precedence over zarr's config (its files, its variables, what a
+program sets there), and that over a file of the environment, which ``numcodecs-bytes enable``
+writes. zarr does not read that file, so that it is harmless without this package.
+
+Each option raises ValueError if its value is wrong. A zarr that refuses unknown keys has none of
+ours.
 """
 
-import contextlib
-from typing import Any
+import ast
+import functools
+import logging
+import os
+import site
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import zarr
 
 from numcodecs_bytes._options import PARSERS, chosen
 
-_SPELLINGS = {"numcodecs_bytes", "numcodecs-bytes"}  # to zarr's config, they are the same
+PREFIX = "NUMCODECS_BYTES_"
+FILE = Path("etc", "zarr", "numcodecs_bytes.toml")  # in the folder of an environment
+_NOT_OPTIONS = {"tests"}
+_logger = logging.getLogger("numcodecs_bytes")
+
+
+class Given(NamedTuple):
+    """A value of an option, and what sets it."""
+
+    value: Any
+    source: str
+
+
+def configured(name: str) -> Iterator[Given]:
+    """Yield what an option is set to outside of `set_options`; what takes precedence first."""
+    for options in (_in_variables(), _in_zarrs_config(), _in_file()):
+        given = options.get(name)
+        if given is not None and given.value is not None and given.value != "":
+            yield given
 
 
 def _option(name: str) -> Any:
     """Return an option, or None if it is not set."""
-    if name in chosen:
-        return chosen[name]
+    return chosen[name] if name in chosen else _configured_option(name)
+
+
+def _configured_option(name: str) -> Any:
+    """Do the same, but for what `set_options` has set."""
+    if not (_in_variables() or _in_zarrs_config() or _in_file()):  # as is usual
+        return None
+    for value, source in configured(name):
+        try:
+            return PARSERS[name](value)
+        except ValueError as error:
+            raise ValueError(f"{error} (set by {source})") from None
+    return None
+
+
+@functools.cache
+def _in_variables() -> Mapping[str, Given]:
+    """Return the options in environment variables."""
+    found = {}
+    for variable, text in os.environ.items():
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and name not in _NOT_OPTIONS:
+            found[name] = Given(_parse(text), f"environment variable {variable}")
+    return found
+
+
+def _parse(text: str) -> Any:
+    """Return the value that a text stands for: a literal of Python, also `true`, or itself."""
+    text = text.strip()
+    try:
+        return ast.literal_eval(text.title() if text.lower() in {"true", "false"} else text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def _in_zarrs_config() -> Mapping[str, Given]:
+    """Return the options in zarr's config."""
     # This takes a tenth of the time of zarr.config.get.
     known = getattr(zarr.config, "config", None)
-    if not isinstance(known, dict) or _SPELLINGS.isdisjoint(known):
-        return None
-    value = None
-    with contextlib.suppress(KeyError, AttributeError, ValueError, TypeError):
-        value = zarr.config.get(f"numcodecs_bytes.{name}", None)
-    return None if value is None or value == "" else PARSERS[name](value)
+    if not isinstance(known, dict):
+        return {}
+    options = known.get("numcodecs_bytes") or known.get("numcodecs-bytes")  # to zarr the same
+    if not isinstance(options, dict):
+        return {}
+    given = dict(options)  # which another thread may change
+    return {str(k).replace("-", "_"): Given(v, "zarr's config") for k, v in given.items()}
+
+
+@functools.cache
+def _in_file() -> Mapping[str, Given]:
+    """Return the options in the file of the environment; else in that of the one it is based on."""
+    for path in environment_files():
+        try:
+            with path.open("rb") as file:
+                options = tomllib.load(file)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            _logger.warning("numcodecs_bytes can't read its options: %s", error)
+            continue
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); `numcodecs-bytes disable` removes it"
+            ) from error
+        return {name: Given(value, f"file {path}") for name, value in options.items()}
+    return {}
+
+
+def environment_files() -> list[Path]:
+    """Return the files that are read: that of this environment, and of the one it is based on."""
+    prefixes = [sys.prefix, *getattr(site, "PREFIXES", [])]
+    return [Path(prefix) / FILE for prefix in dict.fromkeys(prefixes)]
+
+
+def unknown_options() -> list[str]:
+    """Return what is set that there is not, each with what sets it."""
+    return [
+        f"{name!r} by {given.source}"
+        for options in (_in_variables(), _in_zarrs_config(), _in_file())
+        for name, given in options.items()
+        if name not in PARSERS
+    ]
+
+
+def configured_pipeline() -> str | None:
+    """Return the path of the codec pipeline to use unless zarr's config has another one."""
+    return _configured_option("pipeline")  # type: ignore[no-any-return]
 
 
 def configured_gap_bytes() -> int | None:

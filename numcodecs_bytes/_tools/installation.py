@@ -1,7 +1,9 @@
-"""Which classes numcodecs and zarr use for the codec, and which settings override them."""
+"""Which classes numcodecs and zarr use for the codec, and what sets options; `enable` sets some."""
 
 import inspect
+import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -12,8 +14,9 @@ import zarr
 import zarr.dtype
 import zarr.registry
 
+from numcodecs_bytes._options import PARSERS
 from numcodecs_bytes._parts.in_place import has_pipeline
-from numcodecs_bytes._parts.settings import configured_write_in_place
+from numcodecs_bytes._parts.settings import FILE, configured, configured_write_in_place
 from numcodecs_bytes.codec import Bytes
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
@@ -35,7 +38,12 @@ def report() -> dict[str, Any]:
         "answers": answers,
         "writes_in_place": _writes_in_place(),
         "other_codec": explain_other_codec(),
-        "overrides": [*_overrides("bytes"), *_overrides("endian")],
+        "options": _options(),
+        "overrides": [
+            override
+            for key in ("codecs.bytes", "codecs.endian", "codec_pipeline.path")
+            for override in _overrides(key)
+        ],
         "finds_data_types": _finds_data_types(),
     }
 
@@ -99,13 +107,29 @@ def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, A
     }
 
 
-def _overrides(name: str) -> Iterator[dict[str, str]]:
-    """Yield the files, variables and calls that set `codecs.<name>`; the last one takes effect."""
-    config = zarr.config
+def _options() -> list[dict[str, str]]:
+    """Return the options that are set, what sets them, and what is wrong with them."""
+    found = []
+    for name, parse in PARSERS.items():
+        try:
+            for value, source in configured(name):
+                key = f"numcodecs_bytes.{name}"
+                found += [*_overrides(key)][-1:] or [_override(key, value, source)]
+                parse(value)
+                break
+        except ValueError as error:
+            found.append(_override(f"numcodecs_bytes.{name}", "", "") | {"error": str(error)})
+    return found
 
-    def setting(collected: Mapping[str, Any]) -> Any:
-        codecs = collected.get("codecs", {})
-        return codecs.get(name) if isinstance(codecs, dict) else codecs
+
+def _overrides(key: str) -> Iterator[dict[str, str]]:
+    """Yield the files, variables and calls that set a key of zarr's config; the last one wins."""
+    config, names = zarr.config, key.split(".")
+
+    def setting(collected: Any) -> Any:
+        for name in names:
+            collected = collected.get(name) if isinstance(collected, Mapping) else None
+        return collected
 
     files = [
         file
@@ -117,7 +141,7 @@ def _overrides(name: str) -> Iterator[dict[str, str]]:
     variables = [
         variable
         for variable in os.environ
-        if variable.removeprefix(config.env_prefix).lower() in ("codecs", f"codecs__{name}")
+        if variable.removeprefix(config.env_prefix).lower() in (names[0], "__".join(names))
     ]
     sources.append(
         (
@@ -130,11 +154,50 @@ def _overrides(name: str) -> Iterator[dict[str, str]]:
         found = setting(collected)
         if found is not None:
             value = found
-            yield _override(name, value, source)
+            yield _override(key, value, source)
     current = setting(config.config)
-    if name == "bytes" and current != value:
-        yield _override(name, current, "zarr.config.set")
+    if key != "codecs.endian" and current != value:
+        yield _override(key, current, "zarr.config.set")
 
 
-def _override(name: str, value: Any, source: str) -> dict[str, str]:
-    return {"key": f"codecs.{name}", "value": str(value), "source": source}
+def _override(key: str, value: Any, source: str) -> dict[str, str]:
+    return {"key": key, "value": str(value), "source": source}
+
+
+def enable(options: Mapping[str, Any]) -> Path:
+    """Write options for all programs of this environment; return the file.
+
+    Raises ValueError if a value is wrong, and OSError if the file can't be written. Then an earlier
+    one is unchanged.
+    """
+    lines = [
+        "# Options of numcodecs_bytes for all programs of this environment, as written by",
+        "# `numcodecs-bytes enable`; `numcodecs-bytes disable` removes them.",
+    ]
+    for name, value in options.items():
+        PARSERS[name](value)
+        lines.append(f"{name} = {json.dumps(value)}")
+    path = Path(sys.prefix) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        unfinished.write_text("\n".join([*lines, ""]))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def is_used(pipeline: str) -> bool:
+    """Whether arrays that are opened now get the pipeline of this name."""
+    return bool(PARSERS["pipeline"](pipeline) == zarr.config.get("codec_pipeline.path"))
+
+
+def disable() -> Path | None:
+    """Remove what `enable` wrote; return the file, or None if there is none."""
+    path = Path(sys.prefix) / FILE
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return path

@@ -1226,9 +1226,7 @@ zarr.open_array(Store(sys.argv[1]), mode="r")[7]
             ("__main__.Store", 768),
             ("['__main__.Store']", 768),
         ):
-            done = run_program(
-                "-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value
-            )
+            done = run_program("-c", program, folder, NUMCODECS_BYTES_STORES_WITH_RANGES=value)
             assert done.stdout.split() == [str(expected)]
 
 
