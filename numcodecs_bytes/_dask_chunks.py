@@ -1,0 +1,253 @@
+"""Chunks for Dask that split stored chunks only where each byte is still read once: `dask_chunks`.
+
+zarr is imported only when it is called, because importing numcodecs must stay quick.
+"""
+
+import itertools
+import math
+import re
+import warnings
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from numcodecs_bytes._core.dtypes import has_variable_length
+
+if TYPE_CHECKING:
+    import zarr
+
+# Along an axis: the length of all of Dask's chunks but the last, or the length of each.
+Lengths = int | tuple[int, ...]
+
+
+class Stored(NamedTuple):
+    """How an array is stored, as far as Dask's chunks depend on it.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Shape of the array in elements.
+    item_size : int
+        Size of an element in bytes.
+    chunks : tuple
+        Shape of the stored chunks, or in shards of the inner chunks. Where they differ, the lengths
+        of all along each axis.
+    unit : tuple
+        Shape of what is read at least: one element, or a stored chunk.
+    levels : sequence of tuple of int
+        Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
+        Empty if the size of a chunk in bytes is unknown, or chunks differ.
+    axes : sequence of int
+        The axes, beginning with that along which elements are stored side by side.
+    """
+
+    shape: tuple[int, ...]
+    item_size: int
+    chunks: tuple[Any, ...]
+    unit: tuple[Any, ...]
+    levels: tuple[tuple[int, ...], ...]
+    axes: tuple[int, ...]
+
+
+@overload
+def dask_chunks(source: "zarr.Array[Any]", size: int | str) -> tuple[Lengths, ...]: ...
+@overload
+def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ...
+def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str, Lengths]:
+    """Return chunks for Dask of about a given size, with which each byte is read once.
+
+    Stored chunks that are larger are split along the axes that are stored slowest, so that a part
+    is one range of bytes. Smaller ones are grouped, and never split if they can't be read in part
+    (``python -m numcodecs_bytes check`` says why). In shards, this is about the inner chunks.
+
+    Parameters
+    ----------
+    source : zarr.Array or zarr.Group
+        An array that was opened, not just created; or a group of arrays with named dimensions, such
+        as xarray writes. A pipeline must be set before it is opened.
+    size : int or str
+        Largest size of a chunk of Dask's in bytes as stored, such as ``"64 MiB"``. Only an element,
+        or a chunk that can't be split, may be larger.
+
+    Returns
+    -------
+    tuple or dict
+        Of an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
+        along each axis, or, where one length can't align with stored chunks, the length of each. Of
+        a group, for ``xarray.open_zarr(path, chunks=...)``: the same by the name of the dimension.
+        The array with the most bytes decides first.
+
+    Raises
+    ------
+    TypeError
+        If `source` is neither an array nor a group.
+    ValueError
+        If `size` is no size, or no array of a group has named dimensions.
+
+    Warns
+    -----
+    UserWarning
+        If the chunks do not suit some arrays of a group, which are stored in another way than the
+        larger ones, and may be read more than once. It names them.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> store = zarr.storage.MemoryStore()
+    >>> shape = (365, 721, 1440)
+    >>> _ = zarr.create_array(store, shape=shape, chunks=shape, dtype="f4", compressors=None)
+    >>> dask_chunks(zarr.open_array(store), "64 MiB")
+    (16, 721, 1440)
+    """
+    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
+    num_bytes = _parse_size(size)
+    if isinstance(source, zarr.Array):
+        return plan_chunks(_stored(source), num_bytes, {})
+    if isinstance(source, zarr.Group):
+        return _chunks_of_group(source, num_bytes)
+    raise TypeError(
+        f"dask_chunks takes a zarr.Array or a zarr.Group, got {type(source).__qualname__}: open "
+        "the store with zarr.open"
+    )
+
+
+def _parse_size(size: Any) -> int:
+    """Return a number of bytes, which may be written as Dask does."""
+    pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
+    found = re.fullmatch(pattern, str(size), re.IGNORECASE)
+    number, prefix, is_binary = found.groups() if found else ("0", None, "")
+    power = " kmgtp".index((prefix or " ").lower())
+    num_bytes = int(float(number) * (1024 if is_binary else 1000) ** power)
+    if num_bytes < 1:
+        raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
+    return num_bytes
+
+
+def _stored(array: Any) -> Stored:
+    """Return how an array is stored."""
+    # They import `numcodecs_bytes.zarr`, and so zarr.
+    from numcodecs_bytes._tools.partial_reads import partial_reads  # noqa: PLC0415
+    from numcodecs_bytes.zarr_pipeline import stored_as  # noqa: PLC0415
+
+    shape, item_size, axes = array.shape, array.dtype.itemsize, range(array.ndim)
+    try:
+        chunks = array.chunks
+        levels = [*([array.shards] if array.shards else []), shape]
+        unit = chunks
+        if partial_reads(array).now:
+            stored: Any = stored_as(array)
+            axes = getattr(stored, "layout", stored).as_stored if stored else axes
+            unit, levels = (1,) * array.ndim, [chunks, *levels]
+    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
+        chunks = unit = array.read_chunk_sizes
+        levels = []
+    if has_variable_length(array.dtype):
+        levels = []
+    return Stored(shape, item_size, chunks, unit, tuple(levels), tuple(axes)[::-1])
+
+
+def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
+    """Return the lengths of Dask's chunks along each axis; those that are given stay.
+
+    They grow from a unit along one axis after the other, from level to level, until they reach the
+    size. So they are whole along the axes before the last one, and one unit along those after it.
+    """
+    lengths = dict(enumerate(stored.unit)) | given
+    for level, axis in itertools.product(stored.levels, stored.axes):
+        if axis in given:
+            continue
+        longest = [_longest(lengths[k], length) for k, length in enumerate(stored.shape)]
+        end = _longest(level[axis], stored.shape[axis])
+        num = math.ceil(end / longest[axis])
+        num_that_fit = max(size // max(math.prod(longest) * stored.item_size, 1), 1)
+        if num > num_that_fit:
+            num_parts = math.ceil(num / num_that_fit)
+            lengths[axis] = _split(num, num_parts, longest[axis], stored.shape[axis])
+            break
+        lengths[axis] = end
+    return tuple(lengths.values())
+
+
+def _longest(lengths: Lengths, length: int) -> int:
+    """Return the longest of Dask's chunks along an axis, at least 1."""
+    longest = lengths if isinstance(lengths, int) else max(lengths)
+    return max(min(longest, length), 1)
+
+
+def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
+    """Return lengths with which each run of `num` units on an axis has about `num_parts` parts."""
+    run = num * unit
+    if run >= length:
+        return math.ceil(num / num_parts) * unit
+    # One length for all, which xarray and Dask need to write to zarr, if it is not too small.
+    for k in range(num_parts, 2 * num_parts):
+        if num % k == 0:
+            return run // k
+    ends = np.arange(1, num_parts + 1) * num // num_parts * unit
+    edges = (np.arange(0, length, run)[:, np.newaxis] + ends).ravel()
+    return tuple(np.diff(np.unique(edges.clip(max=length)), prepend=0).tolist())
+
+
+def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
+    """Return chunks for each dimension, and warn of the arrays that they do not suit."""
+    found = [(name, array, _dimensions(array)) for name, array in group.arrays()]
+    found = sorted((one for one in found if one[2]), key=lambda one: (-one[1].nbytes, one[0]))
+    if not found:
+        raise ValueError(
+            f"the group {group.name!r} has no arrays whose dimensions have names, which xarray "
+            "needs: pass a group that has, or an array"
+        )
+    chunks: dict[str, Lengths] = {}
+    unsuited = []
+    for name, array, dimensions in found:
+        if dimensions == [name]:
+            continue  # xarray makes an index of it, in memory
+        stored = _stored(array)
+        given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
+        lengths = plan_chunks(stored, size, given)
+        chunks |= dict(zip(dimensions, lengths, strict=True))
+        if not is_read_once(stored, lengths):
+            unsuited.append(name)
+    if unsuited:
+        names = ", ".join(map(repr, unsuited))
+        warnings.warn(
+            f"the chunks suit the largest array, {found[0][0]!r}, but parts of {names} do not lie "
+            "in one piece, and may be read more than once: load these first, or open them by "
+            "themselves",
+            stacklevel=3,
+        )
+    return chunks
+
+
+def _dimensions(array: Any) -> list[str]:
+    """Return the names of an array's dimensions; none if xarray can't read them."""
+    names = getattr(array.metadata, "dimension_names", None)
+    if array.metadata.zarr_format == 2:
+        names = array.attrs.get("_ARRAY_DIMENSIONS")
+    return list(names) if names and None not in names and len(names) == array.ndim else []
+
+
+def is_read_once(stored: Stored, chunks: tuple[Lengths, ...]) -> bool:
+    """Whether Dask's chunks are whole stored chunks, or parts that are one range of bytes each."""
+    is_cut = False
+    for axis in stored.axes:
+        length, here, there = stored.shape[axis], chunks[axis], stored.chunks[axis]
+        edges, stored_edges = _edges(here, length), _edges(there, length)
+        starts, ends = edges[:-1], edges[1:]
+        are_whole = np.isin(starts, stored_edges) & np.isin(ends, stored_edges)
+        first = np.searchsorted(stored_edges, starts, "right")
+        last = np.searchsorted(stored_edges, ends, "left")
+        if not (are_whole | (first == last)).all():
+            return False
+        if is_cut and min(_longest(here, length), _longest(there, length)) > 1:
+            return False
+        is_cut |= not are_whole.all()
+    return not is_cut or stored.unit != stored.chunks
+
+
+def _edges(lengths: Lengths, length: int) -> Any:
+    """Return where chunks begin on an axis, and where the last one ends."""
+    if isinstance(lengths, int):
+        return np.append(np.arange(0, length, lengths), length)
+    return np.cumsum([0, *lengths])
