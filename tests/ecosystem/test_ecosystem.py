@@ -57,11 +57,13 @@ def shown(num_bytes):
 
 
 def test_bytes_for_a_row_are_as_documented(tmp_path):
-    found = run(tmp_path / "with", "rows.py"), run(tmp_path / "alone", "rows.py", "alone")
+    found = [run(tmp_path / "with", "rows.py")]
+    if not version("zarr").startswith("3.1."):  # by itself, it reads smaller parts of a shard
+        found.append(run(tmp_path / "alone", "rows.py", "alone"))
     rows = [
         line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if "iB |" in line
     ]
     assert sorted(name for name, *_ in rows) == sorted(found[0])
-    for name, *documented in rows:  # zarr 3.4 reads larger parts of a shard than 3.1.6
-        for cell, by in zip(documented, found, strict=True):
-            assert shown(by[name]) in cell.split(" or "), (name, cell)
+    for name, *documented in rows:
+        for cell, by in zip(documented, found, strict=False):
+            assert shown(by[name]) == cell, (name, cell)
