@@ -251,7 +251,7 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         if _trace.active and not _is_index(chunk_spec):
-            _trace.note_not_seen("decoded whole: compressed, filtered, or to be changed")
+            _trace.note_not_seen("decoded whole: compressed, filtered, or about to be changed")
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")

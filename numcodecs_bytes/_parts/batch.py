@@ -261,7 +261,9 @@ def _always() -> bool:
 def _log_once(error: Exception) -> None:
     if type(error) not in _logged:
         _logged.add(type(error))
-        logger.warning("chunks are read again after this error, a defect", exc_info=error)
+        logger.warning(
+            "chunks are read again after this error, a bug in numcodecs_bytes", exc_info=error
+        )
 
 
 _logged: set[type[Exception]] = set()

@@ -92,7 +92,7 @@ async def _fetch(getter: Getter, layout: Layout, selection: Any) -> Any:
         if layout.item_size and getter.is_on_cpu:
             source = find_source(getter.byte_getter)
         else:
-            source = Whole("" if getter.is_on_cpu else "it is wanted on a GPU")
+            source = Whole("" if getter.is_on_cpu else "it goes to a GPU")
         if not isinstance(source, Remote):
             fetched, plan, refusal = await _fetch_from(getter, layout, selection, source)
         else:

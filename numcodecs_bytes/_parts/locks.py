@@ -156,7 +156,7 @@ def _open(path: str, mode: int) -> int:
     try:
         # Opening a pipe would affect those who write to it.
         if not stat.S_ISREG(os.lstat(path).st_mode):
-            raise NotInPlace("it is not a regular file, or a symbolic link")
+            raise NotInPlace("it is a symbolic link, or not a regular file")
         return os.open(path, mode | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise _MissingError from None

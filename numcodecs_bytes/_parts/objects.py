@@ -119,7 +119,7 @@ async def _read_group(
         scatter(batch.out, fetched, [one.item for one in found], layout, batch.drop_axes)
     except GIVES_UP:  # chunk by chunk, it is raised again
         return
-    why = "it lies beside others"
+    why = "it is next to others, and was read with them"
     counted = _trace.Fetched(getter.num_requests, getter.num_bytes, why)
     for one in found:
         exist[one.k] = True

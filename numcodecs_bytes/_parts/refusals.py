@@ -71,7 +71,7 @@ class Changed(ReadWhole):
 
     def __init__(self) -> None:
         super().__init__(
-            why="it keeps being overwritten, or is deleted; or its store tells no versions"
+            why="it is deleted or keeps being overwritten, or its store reports no versions"
         )
 
 

@@ -390,7 +390,7 @@ def _of_store(store: Any) -> SourceOf:
 
     def unless_odd(path: str) -> Source:
         if (how := objects.get(path)) is not None:
-            return Whole(f"the store does not answer ranges of it (it {how})")
+            return Whole(f"the store does not answer its byte ranges (it {how})")
         return source_of(path)
 
     return unless_odd

@@ -521,7 +521,7 @@ def test_a_read_that_is_not_wanted_any_more_stops(tmp_path, monkeypatch, caplog,
     assert np.array_equal(array[1:, 1:], data[1:, 1:])
     assert len(others) > 40
     assert len(calls) == 4
-    assert "a defect" not in caplog.text
+    assert "a bug" not in caplog.text
 
 
 class Refuses(CountingStore):
