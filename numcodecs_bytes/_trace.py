@@ -129,7 +129,7 @@ def trace() -> Trace:
     ...     row = zarr.open_array(array.store)[0]
     >>> total = traced.report()["total"]
     >>> total["bytes_selected"], total["bytes_fetched"], total["why_whole"]
-    (32, 128, {'that saves nothing: it is in memory, for example': 1})
+    (32, 128, {'nothing to save: in memory, for example': 1})
     """
     return Trace()
 

@@ -154,7 +154,7 @@ async def _fetch_parts(
 ) -> tuple[UInt8Array | None, Plan] | None:
     """Return the bytes and their plan, or None if the chunk is read whole."""
     if isinstance(source, Whole):
-        getter.why = source.why or "that saves nothing: it is in memory, for example"
+        getter.why = source.why or "nothing to save: in memory, for example"
         return None
     gap = configured_gap_bytes()
     if isinstance(source, Remote):
