@@ -1,5 +1,6 @@
 """python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
 
+import contextlib
 import functools
 import http.server
 import importlib.util
@@ -7,6 +8,7 @@ import json
 import lzma
 import os
 import shutil
+import tempfile
 import threading
 import tracemalloc
 import warnings
@@ -461,8 +463,62 @@ class TestChunks:
         path = write_array(tmp_path / "beside", bytes(8), "int16", [BIG])
         for name in ("1", "00", "0.1", "x0"):
             path.joinpath("c", name).write_bytes(b"1")
-        assert check(path)[""].num_chunks == 1
-        assert not problems_of(path)
+        (found,) = check(path).values()
+        assert (found.num_chunks, found.problems) == (1, [])
+        assert found.notes == [
+            "4 files are not chunks of the array, so zarr does not read them: c/0.1, c/00, c/1, ..."
+        ]
+
+    @pytest.mark.parametrize("location", ["{0}", "file://{0}", "{0}.zip"])
+    @pytest.mark.parametrize(
+        ("settings", "others"),
+        [
+            ({}, ["c/2/0", "c/0/1", "c/0/0.5a.partial", "x"]),
+            ({"chunk_key_encoding": {"name": "v2", "separator": "."}}, ["0/0", "2.0"]),
+            ({"zarr_format": 2}, ["0/0", "0.0.0", "2.0", ".DS_Store"]),
+            ({"chunks": (1, 2), "shards": (2, 2)}, ["c/2/0", "c/0/0.unfinished"]),
+            ({"shape": (), "chunks": ()}, ["d", "0"]),
+            ({"shape": (), "chunks": (), "zarr_format": 2}, ["1"]),
+            ({}, ["inner/zarr.json", "inner/.zarray"]),
+        ],
+        ids=str,
+    )
+    def test_values_that_nobody_reads(self, tmp_path, settings, others, location):
+        """Chunks beyond the shape after it shrank, leftovers, and keys in another notation."""
+        if "file:" in location:
+            pytest.importorskip("fsspec")
+        settings = {
+            "shape": (3, 2),
+            "chunks": (2, 2),
+            "dtype": "i2",
+            "compressors": None,
+        } | settings
+        array = zarr.create_array(tmp_path / "group/a", **settings)
+        array[...] = 1
+        zarr.create_group(tmp_path / "group", zarr_format=array.metadata.zarr_format)
+        for name in (".zattrs", ".nczarray"):
+            (tmp_path / "group/a" / name).write_text("{}")
+
+        def notes():
+            if location.endswith(".zip"):  # with members for the folders
+                shutil.make_archive(str(tmp_path / "group"), "zip", tmp_path / "group")
+            (found,) = check(location.format(tmp_path / "group")).values()
+            assert (found.path, found.problems) == ("a", [])
+            return [note for note in found.notes if "full length" not in note]
+
+        assert notes() == []
+        for name in others:
+            file = tmp_path / "group/a" / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(b"1")
+        (note,) = notes()
+        what = (
+            "1 file is not a chunk" if len(others) == 1 else f"{len(others)} files are not chunks"
+        )
+        assert note.startswith(f"{what} of the array, so zarr does not read ")
+        *named, last = note.rpartition(": ")[2].split(", ")
+        assert (last == "...") == (len(others) > 3)
+        assert set(named) | {last} - {"..."} <= set(others)
 
     def test_chunks_without_length(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], chunks=(0,))
@@ -484,6 +540,138 @@ class TestChunks:
         assert found.num_problems == found.num_chunks == 100
         assert len(found.problems) == 10
         assert all("holds 1 bytes, expected 2: it is truncated" in p for p in found.problems)
+
+
+@contextlib.contextmanager
+def denied(*paths):
+    """Have nobody read some paths, not even root, who becomes another user meanwhile."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("this system has no modes")
+    user, modes = os.geteuid(), [path.stat().st_mode for path in paths]
+    for path in paths:
+        path.chmod(0)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        for path, mode in zip(paths, modes, strict=True):
+            path.chmod(mode)
+
+
+class TestPermissions:
+    @pytest.fixture
+    def folder(self):
+        """A group of arrays of two chunks each, where other users may go, unlike in tmp_path."""
+        with tempfile.TemporaryDirectory() as name:
+            Path(name).chmod(0o755)
+            yield self.written(Path(name, "a"))
+
+    def written(self, folder):
+        group = zarr.create_group(folder)
+        settings = {"shape": (2, 2), "chunks": (1, 2), "dtype": "i2", "compressors": None}
+        for name, more in {
+            "plain": {},
+            "bools": {"dtype": "?"},
+            "zipped": {"compressors": "auto"},
+            "shards": {"chunks": (1, 1), "shards": (1, 2)},
+        }.items():
+            group.create_array(name, **(settings | more))[:] = 1
+        return folder
+
+    @pytest.mark.parametrize("location", ["{}", "file://{}"])
+    @pytest.mark.parametrize("name", ["plain", "bools", "zipped", "shards"])
+    def test_a_chunk_that_may_not_be_read(self, folder, name, location):
+        """The length of an uncompressed chunk is right, so there were 0 problems."""
+        if "file:" in location:
+            pytest.importorskip("fsspec")
+        with denied(folder / name / "c/1/0"):
+            found = check(location.format(folder))
+        (problem,) = found.pop(name).problems
+        assert problem.startswith(f"chunk {name}/c/1/0 can't be read: PermissionError: ")
+        assert not any(report.problems for report in found.values())
+
+    def test_a_folder_of_chunks_that_may_not_be_listed(self, folder):
+        """Its chunks were said to be missing, and to read as the fill value."""
+        with denied(folder / "plain/c/1"):
+            found = check(folder)
+        report = found.pop("plain")
+        (problem,) = report.problems
+        assert problem.startswith("a folder of chunks can't be listed: PermissionError: ")
+        assert "plain/c/1" in problem
+        assert report.notes == ["1 of 2 chunks are present; the others were not found"]
+        assert not any(report.problems for report in found.values())
+
+    @pytest.mark.parametrize("mode", [0o444, 0o111])
+    def test_a_folder_that_may_be_listed_or_searched_alone(self, folder, mode):
+        (folder / "plain/c/1").chmod(mode)
+        with denied():
+            (problem,) = check(folder)["plain"].problems
+        (folder / "plain/c/1").chmod(0o755)
+        assert "PermissionError: " in problem
+
+    @pytest.mark.parametrize("name", ["", "/zarr.json"])
+    def test_an_array_that_may_not_be_read(self, folder, name):
+        with denied(Path(f"{folder}/plain{name}")):
+            (problem,) = check(folder)["plain"].problems
+        assert problem.startswith("its metadata can't be read: PermissionError: ")
+
+    def test_a_store_that_forbids_one_chunk(self, folder):
+        """It was said of the array that it can't be checked, and nothing of its other chunks."""
+
+        class Forbidding(zarr.storage.LocalStore):
+            async def getsize(self, key):
+                if key.endswith("plain/c/0/0"):
+                    raise PermissionError("Forbidden")
+                return await super().getsize(key)
+
+        (folder / "plain/c/1/0").write_bytes(b"1")
+        found = {report.path: report for report in checks.check(Forbidding(folder))}
+        assert found["plain"].problems == [
+            "chunk plain/c/0/0 can't be read: PermissionError: Forbidden",
+            "chunk plain/c/1/0 holds 1 bytes, expected 4: it is truncated",
+        ]
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    def test_a_pipe_is_no_chunk(self, folder):
+        """zarr would wait for its writer; it was said to be missing."""
+        (folder / "plain/c/1/0").unlink()
+        os.mkfifo(folder / "plain/c/1/0")
+        assert check(folder)["plain"].num_problems == 1
+
+    def test_a_damaged_member_of_a_zip_file(self, folder):
+        """What precedes its bytes gives another name; none of the chunks was checked."""
+        with zipfile.ZipFile(f"{folder}.zip", "w") as archive:
+            for path in ("zarr.json", "c/0/0", "c/1/0"):
+                archive.write(folder / "plain" / path, path)
+        archive = Path(f"{folder}.zip")
+        archive.write_bytes(archive.read_bytes().replace(b"c/1/0", b"c/9/0", 1))
+        (report,) = check(archive).values()
+        assert report.num_chunks == 2
+        (problem,) = report.problems
+        assert problem.startswith("chunk c/1/0 can't be read: BadZipFile: ")
+
+    def test_a_remote_chunk_takes_one_request(self):
+        """In object stores, the request for the size needs the permission to read."""
+        requests = []
+
+        class Counting(zarr.storage.MemoryStore):
+            async def getsize(self, key):
+                requests.append(("size", key))
+                return 2
+
+            async def get(self, key, *more, **options):
+                requests.append(("get", key))
+                return await super().get(key, *more, **options)
+
+        store = Counting()
+        zarr.create_array(store, shape=2, chunks=1, dtype="i2", compressors=None)[:] = 1
+        requests.clear()
+        (report,) = checks.check(store)
+        assert report.num_chunks == 2
+        of_chunks = [(how, key) for how, key in requests if key.startswith("c/")]
+        assert sorted(of_chunks) == [("size", "c/0"), ("size", "c/1")]
 
 
 BOMBS = {
@@ -726,6 +914,12 @@ class TestKindsOfStores:
         (tmp_path / "bad.json").write_text(json.dumps(netcdf))
         (problem,) = problems_of(tmp_path / "bad.json")
         assert problem == "chunk v/0 holds 300 bytes, expected 400: it is truncated"
+        os.truncate(tmp_path / "a.nc", (tmp_path / "a.nc").stat().st_size - 1)
+        (problem,) = problems_of(tmp_path / "a.json")
+        assert problem == "chunk v/0 holds 399 bytes, expected 400: it is truncated"
+        (tmp_path / "a.nc").unlink()
+        (problem,) = problems_of(tmp_path / "a.json")
+        assert problem.startswith("chunk v/0 can't be read: FileNotFoundError: ")
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     def test_references_in_parquet(self, tmp_path, netcdf):

@@ -26,10 +26,10 @@ from numcodecs_bytes._tools.bounded_compressors import (
     bounded,
     max_encoded,
 )
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, count
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
-    can_list,
+    Listing,
     chunks_of,
     describe_error,
     join,
@@ -65,16 +65,17 @@ def check_chunks(
     grid = [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
     is_alone = codecs in ([], ["bytes"], ["endian"])
     num_bytes = math.prod(chunk_shape) * _stored_item_size(array) if is_alone else None
-    readable = None if is_alone else array
-    if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
-        readable = _with_bytes_for_bools(array, codecs, report)
-    if readable is not None:
-        readable = _within(limits.max_chunk_bytes, readable, report)
+    readable = _readable(array, codecs, report, limits, is_alone=is_alone)
     full_bytes, num_full = _bytes_of_full_shard(array), 0
+    listing = Listing()
     undecoded: list[str] = []
     first: tuple[str, int] | None = None
-    for index, key, size in itertools.islice(_chunks_present(array, grid, bar), limits.max_chunks):
+    present = _chunks_present(array, grid, bar, listing)
+    for index, key, size in itertools.islice(present, limits.max_chunks):
         report.num_chunks += 1
+        if isinstance(size, Exception):
+            report.add_problem(f"chunk {key} can't be read: {describe_error(size)}")
+            continue
         num_full += size == full_bytes
         is_suitable = 2 <= size <= limits.max_chunk_bytes
         first = first or ((key, size) if is_suitable else None)
@@ -87,24 +88,36 @@ def check_chunks(
                     report.add_problem(f"chunk {key} {problem}")
             except LimitExceededError as error:
                 undecoded.append(f"chunk {key}: {error}")
-    report.notes += [f"chunks that were not decoded: {len(undecoded)}; {u}" for u in undecoded[:1]]
-    _note_missing(array, math.prod(grid), report, limits)
-    if num_full:
-        report.notes.append(f"{num_full} of {report.num_chunks} shards have their full length")
+    if undecoded:
+        report.notes.append(f"chunks that were not decoded: {len(undecoded)}; {undecoded[0]}")
+    _add_listing(listing, math.prod(grid), num_full, report, limits)
     return first
+
+
+def _readable(
+    array: Any, codecs: list[str], report: ArrayReport, limits: Limits, *, is_alone: bool
+) -> Any:
+    """Return the array as it is to be read; None if only the sizes of its chunks are checked."""
+    readable = None if is_alone else array
+    if any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype)):
+        readable = _with_bytes_for_bools(array, codecs, report)
+    return None if readable is None else _within(limits.max_chunk_bytes, readable, report)
 
 
 def _bytes_of_full_shard(array: Any) -> int | None:
     """Return the length of a shard with all of its inner chunks, if these are uncompressed."""
-    stored = stored_as(array)
+    try:
+        stored = stored_as(array)
+    except Exception:  # noqa: BLE001 # metadata may say anything; what is wrong is found elsewhere
+        return None
     return stored.num_bytes if isinstance(stored, Shard) else None
 
 
 def _chunks_present(
-    array: Any, grid: list[int], bar: Any
-) -> Iterator[tuple[tuple[int, ...], str, int]]:
-    """Yield the index, key and size in bytes of each chunk that exists in the store."""
-    for batch in chunks_of(array, grid, bar):
+    array: Any, grid: list[int], bar: Any, listing: Listing
+) -> Iterator[tuple[tuple[int, ...], str, int | Exception]]:
+    """Yield the index and key of each chunk that exists, and its size in bytes or an error."""
+    for batch in chunks_of(array, grid, bar, listing):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         for index, key, size in zip(batch, keys, sync(sizes_of(array.store, keys)), strict=True):
             if size is not None:
@@ -133,18 +146,33 @@ def _wrong_length(size: int, expected: int | None) -> str | None:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-def _note_missing(array: Any, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
-    if report.num_chunks == limits.max_chunks:
+def _add_listing(
+    listing: Listing, num_in_all: int, num_full: int, report: ArrayReport, limits: Limits
+) -> None:
+    """Report folders that can't be listed, how many chunks there are, and which other files."""
+    for error in listing.errors:
+        report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
+    is_cut_short = report.num_chunks == limits.max_chunks
+    if is_cut_short:
         report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were checked")
-    elif num_in_all > MAX_UNLISTED and not can_list(array):
+    elif num_in_all > MAX_UNLISTED and not listing.is_complete:
         report.notes.append(
             f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
         )
     elif report.num_chunks < num_in_all:
+        others = "were not found" if listing.errors else "read as the fill value"
         report.notes.append(
-            f"{report.num_chunks} of {num_in_all} chunks are present; the others read as the fill "
-            "value"
+            f"{report.num_chunks} of {num_in_all} chunks are present; the others {others}"
         )
+    if listing.num_others and not is_cut_short:
+        are = "is not a chunk" if listing.num_others == 1 else "are not chunks"
+        names = [*listing.others, *["..."][: listing.num_others - len(listing.others)]]
+        report.notes.append(
+            f"{count(listing.num_others, 'file')} {are} of the array, so zarr does not read "
+            f"{'it' if listing.num_others == 1 else 'them'}: {', '.join(names)}"
+        )
+    if num_full:
+        report.notes.append(f"{num_full} of {report.num_chunks} shards have their full length")
 
 
 def _stored_item_size(array: Any) -> int:

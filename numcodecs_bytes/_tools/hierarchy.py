@@ -6,9 +6,12 @@ import itertools
 import json
 import math
 import operator
+import os
 import re
 import reprlib
+import stat
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +20,49 @@ import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from numcodecs_bytes._parts.refusals import ReadWhole
+from numcodecs_bytes._parts.stores import File, source_finder
+
 T = TypeVar("T")
 
-_BATCH_LENGTH = 64
+# How many chunks are listed at a time, and how many of them one thread opens.
+_BATCH_LENGTH, _NUM_OPENED = 64, 8
 # How many chunks of an array are probed in a store that can't list them.
 MAX_UNLISTED = 100_000
+_NO_FILE = -1  # in place of a size
+# How many files that are no chunks are named.
+_MAX_NAMED = 3
+# What Zarr and NCZarr store next to chunks.
+_METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
+
+
+@dataclass
+class Listing:
+    """What is found out while an array's chunks are listed, besides the chunks.
+
+    Attributes
+    ----------
+    is_complete : bool
+        Whether the store lists its keys; otherwise `MAX_UNLISTED` keys are probed at most.
+    others : list of str
+        The first files below the array that are neither its chunks nor metadata.
+    num_others : int
+        Number of these files.
+    errors : list of OSError
+        Why folders can't be listed.
+    """
+
+    is_complete: bool = False
+    others: list[str] = field(default_factory=list)
+    num_others: int = 0
+    errors: list[OSError] = field(default_factory=list)
+
+    def add_other(self, name: str) -> None:
+        """Count a file that is not a chunk, unless it is metadata or a folder in a zip file."""
+        if name and not name.endswith("/") and not _METADATA.fullmatch(name):
+            self.num_others += 1
+            if self.num_others <= _MAX_NAMED:
+                self.others.append(name)
 
 
 def describe_error(error: Exception) -> str:
@@ -139,11 +180,13 @@ def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterato
 def document_at(store: zarr.abc.store.Store, key: str) -> Any:
     """Return a JSON object in the store, None if it does not exist, or the error of reading it."""
     try:
-        if isinstance(store, zarr.storage.LocalStore) and not (store.root / key).is_file():
-            return None  # reading a pipe, for example, might never end
+        if isinstance(store, zarr.storage.LocalStore):
+            mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
+            if not stat.S_ISREG(mode):
+                return None  # reading a pipe, for example, might never end
         raw = sync(store.get(key, default_buffer_prototype()))
         return None if raw is None else _object(json.loads(raw.to_bytes()))
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # noqa: BLE001 # files, stores and networks raise anything
         return error
@@ -173,13 +216,15 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def chunks_of(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int, ...]]]:
+def chunks_of(
+    array: Any, grid: list[int], bar: Any, listing: Listing
+) -> Iterator[list[tuple[int, ...]]]:
     """Yield batches of the indices of chunks that exist or, if the store can't list, may exist."""
     if bar is not None:
         bar.total = (bar.total or 0) + math.prod(grid)
         bar.refresh()
     num_left = math.prod(grid)
-    for batch in _listed_chunks(array, grid) or _all_chunks(grid):
+    for batch in _listed_chunks(array, grid, listing) or _all_chunks(grid):
         yield batch
         num_left -= len(batch)
         if bar is not None:
@@ -191,7 +236,7 @@ def chunks_of(array: Any, grid: list[int], bar: Any) -> Iterator[list[tuple[int,
 def first_chunk(array: Any) -> tuple[slice, ...] | None:
     """Return the region of the first chunk that exists, within the first 100 batches, or None."""
     grid = [-(-size // n) for size, n in zip(array.shape, array.chunks, strict=True)]
-    for batch in itertools.islice(chunks_of(array, grid, None), 100):
+    for batch in itertools.islice(chunks_of(array, grid, None, Listing()), 100):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         for index, size in zip(batch, sync(sizes_of(array.store, keys)), strict=True):
             if size is not None:
@@ -201,32 +246,50 @@ def first_chunk(array: Any) -> tuple[slice, ...] | None:
     return None
 
 
-def can_list(array: Any) -> bool:
-    """Whether the store lists an array's chunks and their keys can be converted to indices."""
+def _listed_chunks(
+    array: Any, grid: list[int], listing: Listing
+) -> Iterator[list[tuple[int, ...]]] | None:
+    """Return the indices of the chunks that the store lists in batches, None if it can't list."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
-        return False
-    prefix = f"{array.path}/".lstrip("/")
-    first = sync(_take(array.store.list_prefix(prefix)))
-    return any(key.startswith(prefix) for key in first)  # at least the metadata
-
-
-def _listed_chunks(array: Any, grid: list[int]) -> Iterator[list[tuple[int, ...]]] | None:
-    """Return the indices of the chunks that the store lists in batches, None if it can't list."""
-    if not can_list(array):
         return None
     prefix = f"{array.path}/".lstrip("/")
-    keys = array.store.list_prefix(prefix)
-    first = sync(_take(keys))
+    batches = _list_below(array.store, prefix, listing)
+    first = next(batches, [])
+    listing.is_complete = any(key.startswith(prefix) for key in first)  # at least the metadata
+    if not listing.is_complete:
+        listing.errors.clear()  # all chunks are probed
+        return None
 
     def index_of(key: str) -> tuple[int, ...] | None:
         name = key.removeprefix(prefix)
         index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
         is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
-        return index if is_in_grid and array.metadata.encode_chunk_key(index) == name else None
+        if is_in_grid and array.metadata.encode_chunk_key(index) == name:
+            return index
+        listing.add_other(name)
+        return None
 
-    batches = itertools.chain([first], iter(lambda: sync(_take(keys)), []))
+    batches = itertools.chain([first], batches)
     return ([i for i in map(index_of, batch) if i is not None] for batch in batches)
+
+
+def _list_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[list[str]]:
+    """Yield the keys with a prefix in batches."""
+    if type(store) is zarr.storage.LocalStore:
+        files = _files_below(store.root, prefix, listing)
+        yield from iter(lambda: list(itertools.islice(files, _BATCH_LENGTH)), [])
+    else:
+        keys = store.list_prefix(prefix)
+        yield from iter(lambda: sync(_take(keys)), [])
+
+
+def _files_below(root: Path, prefix: str, listing: Listing) -> Iterator[str]:
+    """Yield the keys of local files; zarr's `list_prefix` skips folders that can't be listed."""
+    for folder, folders, names in os.walk(root / prefix, onerror=listing.errors.append):
+        folders.sort()
+        below = "/".join(Path(folder).relative_to(root).parts)
+        yield from (join(below, name) for name in sorted(names))
 
 
 def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
@@ -255,12 +318,44 @@ def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | None]:
-    """Return the size of each chunk in bytes, None for those that do not exist."""
+async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
+    """Return the size of each chunk in bytes, None if it does not exist, or why it can't be read.
 
-    async def size_of(key: str) -> int | None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return await store.getsize(key)
+    Files are opened: their size alone does not tell whether they can be. In object stores, the
+    request for the size needs the permission to read.
+    """
+    parts = [keys[i : i + _NUM_OPENED] for i in range(0, len(keys), _NUM_OPENED)]
+    opened = await asyncio.gather(*(asyncio.to_thread(_open_each, store, part) for part in parts))
+    sizes = list(itertools.chain.from_iterable(opened))
+    others = [i for i, size in enumerate(sizes) if size == _NO_FILE]
+    answers = await asyncio.gather(*(_ask_for_size(store, keys[i]) for i in others))
+    for i, answer in zip(others, answers, strict=True):
+        sizes[i] = answer
+    return sizes
+
+
+async def _ask_for_size(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
+    try:
+        return await store.getsize(key)
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError as error:
+        return error
 
-    return await asyncio.gather(*map(size_of, keys))
+
+def _open_each(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
+    """Return the same for chunks in local files, and `_NO_FILE` for others."""
+    find = source_finder()
+    return [_size_of_file(find(zarr.storage.StorePath(store, key))) for key in keys]
+
+
+def _size_of_file(source: Any) -> int | Exception | None:
+    if not isinstance(source, File):
+        return _NO_FILE
+    try:
+        with contextlib.closing(source.open()) as file:
+            return file.num_bytes
+    except ReadWhole:
+        return _NO_FILE
+    except Exception as error:  # noqa: BLE001 # files and archives raise anything
+        return None if isinstance(error, source.missing) else error
