@@ -63,7 +63,7 @@ example:
 _ABOUT_MIGRATE = """\
 Write zarr.json next to the metadata of every Zarr v2 array and group, without
 touching a chunk. Nodes that can't be migrated are listed and left unchanged,
-and so are the groups above them.
+and so are the groups above them, unless you exclude what can't be migrated.
 """
 _MORE_ON_MIGRATE = """\
 exit status:
@@ -171,6 +171,15 @@ def _explain_nothing(location: str) -> str:
     return what
 
 
+def _progress_bar(unit: str) -> Any:
+    """Return a context of a progress bar on stderr, if that is a terminal, or of None."""
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 # optional
+    except ImportError:
+        return contextlib.nullcontext()
+    return tqdm(unit=unit, disable=None)
+
+
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
     from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
@@ -178,9 +187,6 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     from numcodecs_bytes._tools.partial_reads import advise  # noqa: PLC0415
     from numcodecs_bytes.check import check  # noqa: PLC0415
 
-    tqdm: Any = None
-    with contextlib.suppress(ImportError):
-        from tqdm import tqdm  # type: ignore[no-redef,import-untyped] # noqa: PLC0415 # optional
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
     limits = Limits(**{name: number for name, number in given.items() if number})
     names = ("branch", "tag", "snapshot")
@@ -192,11 +198,11 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     for location in options.stores:
         num_before = len(reports)
         try:
-            with tqdm(unit=" chunks", disable=None) if tqdm else contextlib.nullcontext() as bar:
+            with _progress_bar(" chunks") as bar:
                 for found in check(location, limits, bar, **where):
                     reports.append((location, found))
                     if not options.json and (found.num_problems or not options.only_problems):
-                        with tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+                        with contextlib.nullcontext() if bar is None else bar.external_write_mode():
                             name = location if len(options.stores) > 1 else ""
                             print(found.format(name), flush=True)
         except BrokenPipeError:
@@ -231,15 +237,19 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
     from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
 
-    location, names = options.store, ("dry_run", "overwrite", "undo", "storage_options")
+    location = options.store
+    names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     try:
-        nodes = migrate(location, **{name: getattr(options, name) for name in names})
+        with _progress_bar(" nodes") as bar:
+            nodes = migrate(location, bar=bar, **{name: getattr(options, name) for name in names})
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         why = describe_error(error)
         print(f"can't migrate {location}: {why}", file=sys.stderr)
         return 2, json.dumps({"error": why}, indent=2) if options.json else ""
     wrong = "kept" if options.undo else "refused"
-    num_wrong = sum(found.status == wrong for found in nodes)
+    num_wrong, num_excluded = (
+        sum(found.status == status for found in nodes) for status in (wrong, "excluded")
+    )
     status = 1 if num_wrong or not nodes else 0
     if options.json:
         found_nodes = [dataclasses.asdict(found) for found in nodes]
@@ -248,9 +258,10 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
         return status, f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there"
     lines = [str(found) for found in nodes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
-    lines.append(f"{counted}, {num_wrong} {wrong}")
+    excluded = f", {num_excluded} excluded" if num_excluded else ""
+    lines.append(f"{counted}, {num_wrong} {wrong}{excluded}")
     is_archive = Path(location).is_file()  # from which zarr removes nothing
-    if not (num_wrong or is_archive or options.dry_run or options.undo):
+    if not (num_wrong or num_excluded or is_archive or options.dry_run or options.undo):
         also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "
@@ -367,6 +378,13 @@ def _parser() -> argparse.ArgumentParser:
         "--undo",
         action="store_true",
         help="remove the zarr.json files instead, if they are what this command writes",
+    )
+    migrate.add_argument(
+        "--exclude",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="leave an array or group, and all below it, in Zarr v2; can be repeated",
     )
     for command in (check, migrate):
         command.add_argument(

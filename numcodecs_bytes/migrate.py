@@ -10,10 +10,10 @@ import json
 import operator
 import reprlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import zarr
 import zarr.abc.store
@@ -39,6 +39,8 @@ from numcodecs_bytes._zarr_versions import HAS_STRUCT
 
 __all__ = ["NodeReport", "migrate"]
 
+T = TypeVar("T")
+
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
 
@@ -54,10 +56,11 @@ class NodeReport:
     kind : {'array', 'group'}
         Kind of the node.
     status : str
-        The outcome: "migrated", "Zarr v3 already" or "refused"; or, if a migration is undone,
-        "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be undone".
+        The outcome: "migrated", "Zarr v3 already", "refused" or "excluded"; or, if a migration is
+        undone, "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be
+        undone".
     reasons : list of str
-        Why it was refused or kept.
+        Why it was refused or kept, or what becomes of it, as it was excluded.
     notes : list of str
         What programs that read Zarr v3 should know of it.
     """
@@ -78,12 +81,25 @@ class NodeReport:
         return "\n".join(map(printable, lines))
 
 
-def migrate(
+@dataclass(frozen=True)
+class _Options:
+    """The options of `migrate`."""
+
+    dry_run: bool
+    overwrite: bool
+    undo: bool
+    exclude: frozenset[str]
+    bar: Any
+
+
+def migrate(  # noqa: PLR0913 # the options of the command
     store: zarr.abc.store.Store | str | Path,
     *,
     dry_run: bool = False,
     overwrite: bool = False,
     undo: bool = False,
+    exclude: Collection[str] = (),
+    bar: Any = None,
     storage_options: dict[str, Any] | None = None,
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
@@ -91,7 +107,8 @@ def migrate(
     Neither chunks nor Zarr v2 metadata is changed. An array is migrated only if two chunks read the
     same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first
     one of the array itself. The Zarr v3 metadata of a group hides all nodes below it that are still
-    Zarr v2, so a group is migrated after all nodes below it, or not at all.
+    Zarr v2, so a group is migrated after all nodes below it, or not at all; only nodes that are
+    excluded may be hidden.
 
     A zip file is not changed in place: a copy of it with the new metadata is written beside it,
     read back, and put in its place.
@@ -107,6 +124,10 @@ def migrate(
     undo : bool
         Whether to remove Zarr v3 metadata instead: those that equal what would be written. A group
         of Zarr v3 shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
+    exclude : collection of str
+        Paths of arrays and groups that stay as they are, with all nodes below them.
+    bar : optional
+        A progress bar with tqdm's interface; it counts nodes, and the documents that are written.
     storage_options : dict, optional
         What fsspec is to be given for a URL.
 
@@ -119,54 +140,66 @@ def migrate(
     Raises
     ------
     ValueError
-        If the store is read-only, is an open `ZipStore`, or can't list its contents; if both
-        `overwrite` and `undo` are true; or if `storage_options` are given for what is no URL.
+        If the store is read-only, is an open `ZipStore`, or can't list its contents; if `undo` is
+        given together with `overwrite` or `exclude`; if there is no node at an excluded path; or if
+        `storage_options` are given for what is no URL.
     OSError
         If the store can't be written.
     """
-    if overwrite and undo:
-        raise ValueError("overwrite and undo can't both be true")
-    options = {"dry_run": dry_run, "overwrite": overwrite, "undo": undo}
+    if undo and (overwrite or exclude):
+        raise ValueError("undo can't be combined with overwrite or exclude")
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
+    excluded = frozenset(path.strip("/") for path in exclude)
+    options = _Options(dry_run, overwrite, undo, excluded, bar)
     if not isinstance(store, str | Path):
         if storage_options:
             raise ValueError("storage_options are for URLs, not for open stores")
-        return _migrate(store, None, **options)
+        return _migrate(store, None, options)
     archive = Archive(store) if Path(store).is_file() else None
     location = open_store(store, read_only=dry_run, storage_options=storage_options)
     with contextlib.closing(location) as opened:
-        return _migrate(opened, archive, **options)
+        return _migrate(opened, archive, options)
 
 
 def _migrate(
-    store: zarr.abc.store.Store,
-    archive: Archive | None,
-    *,
-    dry_run: bool,
-    overwrite: bool,
-    undo: bool,
+    store: zarr.abc.store.Store, archive: Archive | None, options: _Options
 ) -> list[NodeReport]:
     """Migrate a store, which is the content of an archive if there is one."""
-    if not dry_run and archive is None:
+    if not options.dry_run and archive is None:
         _refuse_archive(store)
         if store.read_only:
             raise ValueError("the store is read-only")
     if not store.supports_listing:
         raise ValueError("the store can't list its contents, so nodes might be missed")
-    nodes = dict(_find_nodes(store))
-    if undo:
-        reports, changes = _plan_to_undo(nodes, "to be undone" if dry_run else "undone")
-    else:
-        outcome = "to be migrated" if dry_run else "migrated"
-        plan = _Plan(store, nodes, outcome, overwrite=overwrite)
-        reports, changes = plan.reports, plan.changes
-    if dry_run:
+    nodes = dict(_counted(_find_nodes(store), options.bar, "reading metadata"))
+    unknown = sorted(options.exclude - nodes.keys())
+    if unknown:
+        raise ValueError(
+            f"can't exclude {unknown[0]!r}: there is no such array or group; expected a path in "
+            "the store, such as 'group/array'"
+        )
+    reports, changes = (_plan_to_undo if options.undo else _plan)(store, nodes, options)
+    if options.dry_run:
         return reports
     if archive is None:
-        _write(store, changes, nodes)
+        _write(store, changes, nodes, options.bar)
     elif changes:
         store.close()  # Windows replaces no file that is open
-        archive.replace(changes)
+        for members in _counted([changes], options.bar, "copying the zip file", 1):
+            archive.replace(members)
     return reports
+
+
+def _counted(items: Iterable[T], bar: Any, what: str, total: int | None = None) -> Iterator[T]:
+    """Yield items, and show on a progress bar, if there is one, how many are done."""
+    if bar is not None:
+        bar.set_description(what)
+        bar.reset(total)
+    for item in items:
+        yield item
+        if bar is not None:
+            bar.update()
 
 
 def _refuse_archive(store: zarr.abc.store.Store) -> None:
@@ -209,38 +242,49 @@ def _kind(documents: _Documents) -> str:
     return "array" if is_array else "group"
 
 
+# The outcome for each node, and what is to be written or, if it is None, removed, in that order.
+_Outcome = tuple[list[NodeReport], dict[str, bytes | None]]
+
+
+def _plan(store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options) -> _Outcome:
+    """Return the outcome for each node, and what is to be written, children before parents."""
+    plan = _Plan(store, nodes, options)
+    for path, documents in _counted(reversed(nodes.items()), options.bar, "comparing", len(nodes)):
+        plan.add(path, documents)
+    return plan.reports, plan.changes
+
+
 class _Plan:
     """What is to be written, in that order, and the outcome for each node."""
 
     def __init__(
-        self,
-        store: zarr.abc.store.Store,
-        nodes: dict[str, _Documents],
-        outcome: str,
-        *,
-        overwrite: bool,
+        self, store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options
     ) -> None:
-        self.store, self.nodes, self.overwrite = store, nodes, overwrite
-        self.outcome = outcome  # of what is neither refused nor Zarr v3 already
+        self.store, self.options = store, options
         self.reports: list[NodeReport] = []
         self.changes: dict[str, bytes | None] = {}
         # Zarr v3 documents, as they will be.
         self.after = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
         # By the path of a group, the paths of nodes below it.
         self.refused: dict[str, list[str]] = {}
-        self.changed: dict[str, list[str]] = {}
+        self.old: dict[str, list[str]] = {}
         self.only_new: dict[str, list[str]] = {}
         for path, documents in nodes.items():
-            if not _is_old(documents):
-                _note(self.only_new, path)
-        for path, documents in reversed(nodes.items()):
-            self._add(path, documents)
+            _note(self.old if _is_old(documents) else self.only_new, path)
 
-    def _add(self, path: str, documents: _Documents) -> None:
-        found = documents.get("zarr.json")
-        if not _is_old(documents) and not _is_consolidated(found):
+    def add(self, path: str, documents: _Documents) -> None:
+        """Plan what a node needs, after all nodes below it."""
+        is_old = _is_old(documents)
+        if not is_old and not (_is_consolidated(documents.get("zarr.json")) and path in self.old):
             return
-        report = NodeReport(path, _kind(documents), self.outcome)
+        outcome = "to be migrated" if self.options.dry_run else "migrated"
+        report = NodeReport(path, _kind(documents), outcome)
+        if not self.options.exclude.isdisjoint([path, *_above(path)]):
+            if is_old:
+                report.status = "excluded"
+                report.reasons = [_what_becomes_of(documents)]
+                self.reports.append(report)
+            return
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
@@ -249,7 +293,7 @@ class _Plan:
         except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
             report.status, report.reasons, report.notes = "refused", [describe_error(error)], []
             _note(self.refused, path)
-        if _is_old(documents) or report.status != "Zarr v3 already":
+        if is_old or report.status != "Zarr v3 already":
             self.reports.append(report)
 
     def _change(self, path: str, documents: _Documents, report: NodeReport) -> bool:
@@ -259,21 +303,17 @@ class _Plan:
             compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
         report.notes += _codecs_of_numcodecs(document)
         found = documents.get("zarr.json")
-        is_consolidated = _is_consolidated(found)
-        if found is not None and _are_equal(_without_consolidated(found), document):
-            below = self.changed if is_consolidated else {}
-            if path not in below and (is_consolidated or ".zmetadata" not in documents):
-                return False
-        else:
+        if found is None or not _are_equal(_without_consolidated(found), document):
             if found is not None:
                 self._refuse_to_replace(path, documents, document)
             _refuse_to_hide(self.refused.get(path, []))
             _refuse_struct(document)
-        if is_consolidated or ".zmetadata" in documents:
+        if _is_consolidated(found) or ".zmetadata" in documents:
             document = _consolidated(path, document, self.after)
+        if found is not None and _are_equal(found, document):
+            return False
         self.after[path] = document
         self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
-        _note(self.changed, path)
         return True
 
     def _refuse_to_replace(
@@ -291,7 +331,7 @@ class _Plan:
                 f"zarr.json has what Zarr v2 lacks, so it is kept: {'; '.join(only_in_v3)}. "
                 "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
             )
-        if not self.overwrite:
+        if not self.options.overwrite:
             raise ValueError(
                 f"zarr.json exists, but not with the {_differing(found, document)} that would be "
                 "written; --overwrite replaces it"
@@ -299,16 +339,17 @@ class _Plan:
 
 
 def _plan_to_undo(
-    nodes: dict[str, _Documents], outcome: str
-) -> tuple[list[NodeReport], dict[str, bytes | None]]:
-    """Return a report for each node, and which documents to remove, parents before children.
+    _store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options
+) -> _Outcome:
+    """Return the outcome for each node, and which documents to remove, parents before children.
 
     At every moment, the Zarr v3 groups that are left show what they have shown before.
     """
+    outcome = "to be undone" if options.dry_run else "undone"
     new = {path: found["zarr.json"] for path, found in nodes.items() if "zarr.json" in found}
     kept: dict[str, list[str]] = {}  # by the path of the topmost Zarr v3 group
     reports, tops = [], {}
-    for path, documents in nodes.items():
+    for path, documents in _counted(nodes.items(), options.bar, "comparing", len(nodes)):
         report = NodeReport(path, _kind(documents), "Zarr v2 already")
         reports.append(report)
         if path not in new:
@@ -333,6 +374,16 @@ def _plan_to_undo(
         else:
             changes[join(report.path, "zarr.json")] = None
     return reports, changes
+
+
+def _what_becomes_of(documents: _Documents) -> str:
+    """Return how to read a node that is excluded."""
+    if "zarr.json" in documents:
+        return "its Zarr v3 metadata stays as it is"
+    return (
+        "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own path, or "
+        "the group above it with zarr_format=2"
+    )
 
 
 def _refuse_to_remove(path: str, documents: _Documents, new: dict[str, Any]) -> None:
@@ -420,7 +471,8 @@ def _refuse_to_hide(below: list[str]) -> None:
     if below:
         raise ValueError(
             "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
-            f"{', '.join(sorted(below))}"
+            f"{', '.join(sorted(below))}; to migrate it without them, exclude those that can't be "
+            "migrated (--exclude PATH)"
         )
 
 
@@ -491,10 +543,13 @@ def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -
 
 
 def _write(
-    store: zarr.abc.store.Store, changes: dict[str, bytes | None], nodes: dict[str, _Documents]
+    store: zarr.abc.store.Store,
+    changes: dict[str, bytes | None],
+    nodes: dict[str, _Documents],
+    bar: Any,
 ) -> None:
     """Write or remove documents, unless another program has changed them since they were read."""
-    for key, raw in changes.items():
+    for key, raw in _counted(changes.items(), bar, "writing", len(changes)):
         before = nodes[key.rpartition("/")[0]].get("zarr.json")
         current = document_at(store, key)
         if isinstance(current, Exception):

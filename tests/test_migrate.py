@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numcodecs
@@ -697,8 +699,9 @@ class TestUndo:
             assert {report.status for report in migrate(folder, undo=True)} == {"undone"}
 
     def test_not_together_with_overwrite(self, folder, capsys):
-        with pytest.raises(ValueError, match="can't both be true"):
-            migrate(folder, undo=True, overwrite=True)
+        for options in ({"overwrite": True}, {"exclude": ["x"]}):
+            with pytest.raises(ValueError, match="undo can't be combined with"):
+                migrate(folder, undo=True, **options)
         with pytest.raises(SystemExit):
             main(["migrate", str(folder), "--undo", "--overwrite"])
         assert "not allowed with" in capsys.readouterr().err
@@ -715,6 +718,219 @@ class TestUndo:
         capsys.readouterr()
         assert main(["migrate", str(folder), "--undo", "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["num_kept"] == 6
+
+
+def shown(path):
+    """Return the paths of all nodes that a Zarr v3 group shows, by itself and consolidated."""
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "Object at bad is not recognized"
+        for is_consolidated in (False, None):
+            group = zarr.open_group(path, mode="r", zarr_format=3, use_consolidated=is_consolidated)
+            found.append(sorted(name for name, _ in group.members(max_depth=None)))
+    assert found[0] == found[1]
+    return found[0]
+
+
+class TestExclude:
+    """What can't be migrated, or is not to be, does not keep the groups above it in Zarr v2."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        """Groups with an array that can be migrated and one that can't in each."""
+        folder = tmp_path / "a"
+        for path in ("", "deep", "deep/in"):
+            zarr.create_group(folder / path, zarr_format=2)
+            write_v2(folder / path / "good", bytes(16), "<f4", [4])
+            write_v2(folder / path / "bad", None, **REFUSED["mixed"][0])
+        return folder
+
+    BAD = ("bad", "deep/bad", "deep/in/bad")
+    GOOD = ("deep", "deep/good", "deep/in", "deep/in/good", "good")
+
+    @pytest.mark.parametrize("is_consolidated", [False, True])
+    def test_arrays(self, folder, is_consolidated):
+        if is_consolidated:
+            for path in ("deep", ""):
+                zarr.consolidate_metadata(folder, path=path, zarr_format=2)
+        found = migrated(folder, exclude=["/bad/", *self.BAD[1:]])
+        assert {path for path, report in found.items() if report.status == "excluded"} == {
+            *self.BAD
+        }
+        assert {path for path, report in found.items() if report.status == "migrated"} == {
+            "",
+            *self.GOOD,
+        }
+        (reason,) = found["deep/bad"].reasons
+        assert reason.startswith("it stays in Zarr v2, which groups of Zarr v3 do not show: ")
+        assert shown(folder) == [*self.GOOD]
+        document = json.loads((folder / "zarr.json").read_text())
+        assert ("consolidated_metadata" in document) == is_consolidated
+        # What the report says of them.
+        assert zarr.open_array(folder, path="deep/bad", mode="r").metadata.zarr_format == 2
+        old = zarr.open_group(folder, mode="r", zarr_format=2)
+        assert old["deep/bad"].shape == zarr.open_array(folder / "deep/bad", mode="r").shape
+        again = migrated(folder, exclude=self.BAD)
+        assert {report.status for report in again.values()} == {"excluded", "Zarr v3 already"}
+
+    def test_groups(self, folder):
+        """With all that is below them."""
+        zarr.consolidate_metadata(folder, zarr_format=2)
+        found = migrated(folder, exclude=["bad", "deep"])
+        assert {path: report.status for path, report in found.items()} == {
+            **dict.fromkeys(["", "good"], "migrated"),
+            **dict.fromkeys([*self.BAD, *self.GOOD[:-1]], "excluded"),
+        }
+        assert shown(folder) == ["good"]
+        assert documents_in(folder) == {"zarr.json", "good/zarr.json"}
+
+    def test_a_name_that_begins_likewise_is_not_excluded(self, folder):
+        zarr.create_group(folder / "deeper", zarr_format=2)
+        found = migrated(folder, exclude=["deep", "bad"])
+        assert found["deeper"].status == "migrated"
+
+    def test_what_is_refused_still_keeps_the_groups_above_it(self, folder):
+        found = migrated(folder, exclude=["deep/bad"])
+        assert "could not be migrated: bad, deep, deep/in, deep/in/bad; " in found[""].reasons[0]
+        assert (
+            found["deep"]
+            .reasons[0]
+            .endswith("exclude those that can't be migrated (--exclude PATH)")
+        )
+        assert {path for path, report in found.items() if report.status == "migrated"} == {
+            *("good", "deep/good", "deep/in/good"),
+        }
+
+    def test_a_later_migration_completes_it(self, folder):
+        zarr.consolidate_metadata(folder, zarr_format=2)
+        migrated(folder, exclude=["deep/in", *self.BAD[:2]])
+        assert shown(folder) == ["deep", "deep/good", "good"]
+        for path in self.BAD:
+            write_v2(folder / path, bytes(16), "<f4", [4])
+        found = migrated(folder)
+        assert found[""].status == found["deep/in/bad"].status == "migrated"
+        assert found["good"].status == "Zarr v3 already"
+        assert shown(folder) == sorted([*self.BAD, *self.GOOD])
+        assert {report.status for report in migrated(folder).values()} == {"Zarr v3 already"}
+
+    def test_consolidated_metadata_is_completed_after_an_interruption(self, folder):
+        """The array was written, the group was not: it was left without it for ever."""
+        zarr.consolidate_metadata(folder, zarr_format=2)
+        migrated(folder, exclude=["good", *self.BAD])
+        before = (folder / "zarr.json").read_text()
+        migrated(folder, exclude=self.BAD)
+        (folder / "zarr.json").write_text(before)
+        assert migrated(folder, exclude=self.BAD)[""].status == "migrated"
+        assert shown(folder) == [*self.GOOD]
+
+    def test_what_has_zarr_v3_metadata_stays_as_it_is(self, folder):
+        migrated(folder)
+        before = edited(folder / "good/zarr.json", shape=[9])
+        found = migrated(folder, exclude=["good", *self.BAD])
+        assert found["good"].status == "excluded"
+        assert found["good"].reasons == ["its Zarr v3 metadata stays as it is"]
+        assert (folder / "good/zarr.json").read_text() == before
+        assert shown(folder) == [*self.GOOD]
+
+    @pytest.mark.parametrize("is_consolidated", [False, True])
+    def test_undo(self, folder, is_consolidated):
+        if is_consolidated:
+            zarr.consolidate_metadata(folder, zarr_format=2)
+        before = {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+        migrated(folder, exclude=self.BAD)
+        found = {report.path: report.status for report in migrate(folder, undo=True)}
+        assert {path for path, status in found.items() if status == "undone"} == {"", *self.GOOD}
+        assert {found[path] for path in self.BAD} == {"Zarr v2 already"}
+        assert {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()} == before
+
+    def test_what_is_no_node(self, folder, capsys):
+        for path in ("god", "good/0", "dee"):
+            assert main(["migrate", str(folder), "--exclude", path]) == 2
+            said = capsys.readouterr().err
+            assert f"can't exclude {path!r}: there is no such array or group" in said
+        assert documents_in(folder) == set()
+        with pytest.raises(TypeError, match="exclude must be a collection of paths, got 'good'"):
+            migrate(folder, exclude="good")
+
+    @pytest.mark.parametrize("suffix", ["", ".zip"])
+    def test_the_command(self, folder, capsys, suffix):
+        """The advice to remove Zarr v2 metadata would be wrong."""
+        if suffix:
+            shutil.make_archive(str(folder), "zip", folder)
+        command = ["migrate", f"{folder}{suffix}"]
+        for path in self.BAD:
+            command += ["--exclude", path]
+        assert main([*command, "--dry-run"]) == 0
+        assert "/deep                            group  to be migrated" in capsys.readouterr().out
+        assert main(command) == 0
+        out = capsys.readouterr().out
+        assert "/deep/bad                        array  excluded\n  it stays in Zarr v2" in out
+        assert out.endswith("9 arrays and groups, 0 refused, 3 excluded\n")
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        excluded = [node["path"] for node in found["nodes"] if node["status"] == "excluded"]
+        assert sorted(excluded) == [*self.BAD]
+
+
+class Bar:
+    """What is called of a progress bar, and how far it got in each phase."""
+
+    def __init__(self):
+        self.phases = []
+
+    def set_description(self, what):
+        self.phases.append([what, 0, None])
+
+    def reset(self, total):
+        self.phases[-1][2] = total
+
+    def update(self):
+        self.phases[-1][1] += 1
+
+
+class TestProgress:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        zarr.create_group(tmp_path / "a", zarr_format=2)
+        for name in ("x", "y"):
+            write_v2(tmp_path / "a" / name, None, "<i2")
+        return tmp_path / "a"
+
+    def test_a_folder(self, folder):
+        for options in ({}, {"undo": True}):
+            bar = Bar()
+            migrate(folder, bar=bar, **options)
+            assert bar.phases == [
+                ["reading metadata", 3, None],
+                ["comparing", 3, 3],
+                ["writing", 3, 3],
+            ]
+
+    def test_a_zip_file(self, folder):
+        bar = Bar()
+        migrate(shutil.make_archive(str(folder), "zip", folder), bar=bar)
+        assert bar.phases[-1] == ["copying the zip file", 1, 1]
+
+    def test_a_dry_run_writes_nothing(self, folder):
+        bar = Bar()
+        migrate(folder, bar=bar, dry_run=True)
+        assert [what for what, *_ in bar.phases] == ["reading metadata", "comparing"]
+
+    @pytest.mark.parametrize("is_terminal", [False, True])
+    def test_it_is_shown_on_a_terminal_alone(self, folder, capsys, monkeypatch, is_terminal):
+        pytest.importorskip("tqdm")
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+        assert main(["migrate", str(folder), "--json"]) == 0
+        said = capsys.readouterr()
+        assert ("writing: 100%" in said.err) == is_terminal
+        assert said.err or not is_terminal
+        assert json.loads(said.out)["num_refused"] == 0
+
+    def test_tqdm_is_optional(self, folder, capsys, monkeypatch):
+        monkeypatch.setitem(sys.modules, "tqdm", None)
+        assert main(["migrate", str(folder)]) == 0
+        assert main(["check", str(folder)]) == 0
+        assert capsys.readouterr().err == ""
 
 
 def problems_of(path):

@@ -81,13 +81,19 @@ def opened(path):
     return zarr.storage.ZipStore(path, mode="r") if path.suffix else zarr.storage.LocalStore(path)
 
 
-def assert_readable(path):
+def assert_readable(path, excluded=()):
     """Each array, by its own path and from the root, by either format that the root has."""
     with opened(path) as store:
         for zarr_format in (None, 2):
             root = zarr.open_group(store, mode="r", zarr_format=zarr_format)
+            shown = set(ARRAYS) - set(excluded if root.metadata.zarr_format == 3 else ())
+            members = {
+                name for name, found in root.members(max_depth=None) if hasattr(found, "shape")
+            }
+            assert members >= shown, zarr_format
             for name in ARRAYS:
-                assert root[name][:].tolist() == DATA.tolist(), (zarr_format, name)
+                if name in shown:
+                    assert root[name][:].tolist() == DATA.tolist(), (zarr_format, name)
                 array = zarr.open_array(store, path=name, mode="r", zarr_format=zarr_format)
                 assert array[:].tolist() == DATA.tolist(), (zarr_format, name)
 
@@ -144,22 +150,60 @@ def test_killed(tmp_path, kind, option, by, everything):
 
 @pytest.mark.matrix
 @KINDS
+@pytest.mark.parametrize("ending", ["all", "undo"])
+def test_killed_with_nodes_excluded(tmp_path, kind, ending, everything):
+    """Whatever is left, a later migration completes it, or it can be undone."""
+    tmp_path.joinpath("template").mkdir()
+    template = written(tmp_path / "template", kind)
+    exclude = ["--exclude", "deep/y"]
+    rng = random.Random(1)  # noqa: S311
+    whole = run(shutil.copytree(template.parent, tmp_path / "whole") / template.name, *exclude)
+    num_lines = int(whole.stdout.split()[-1])
+    for i in range(8 if everything else 3):
+        path = shutil.copytree(template.parent, tmp_path / str(i)) / template.name
+        run(path, *exclude, number=rng.randint(1, num_lines))
+        assert_readable(path, ["deep/y"])
+        if ending == "undo":
+            migrate(path, undo=True)
+        else:
+            run(path, number=rng.randint(1, num_lines))
+            assert_readable(path, ["deep/y"])
+        assert main(["migrate", str(path)]) == 0
+        assert_done(path)
+
+
+@pytest.mark.matrix
+@KINDS
 @OPTIONS
 def test_in_parallel(tmp_path, kind, option):
     """Some may refuse, with the reason; none destroys what another has written."""
     path = prepared(written(tmp_path, kind), option)
+    assert 0 in run_in_parallel(path, [[option]] * 4)
+    assert_done(path, option)
+
+
+@KINDS
+def test_in_parallel_with_nodes_excluded(tmp_path, kind):
+    """Of different nodes: what is left is completed by one more migration."""
+    path = written(tmp_path, kind)
+    run_in_parallel(path, [["--exclude", name] for name in ARRAYS] + [[]], ARRAYS)
+    assert main(["migrate", str(path)]) == 0
+    assert_done(path)
+
+
+def run_in_parallel(path, options, excluded=()):
+    """Run migrate several times at once; return the exit statuses."""
     statuses = set()
     with contextlib.ExitStack() as stack:
-        command = ("-m", "numcodecs_bytes", "migrate", path, option)
-        programs = [stack.enter_context(closing(start_program(*command))) for _ in range(4)]
+        command = ("-m", "numcodecs_bytes", "migrate", path)
+        programs = [stack.enter_context(closing(start_program(*command, *o))) for o in options]
         for program in programs:
             statuses.add(status := program.wait(60))
             said = program.stdout.read() + program.stderr.read()
             reasons = ("another process", "meanwhile", "kept")
             assert status == 0 or any(reason in said for reason in reasons), said
-            assert_readable(path)
-    assert 0 in statuses
-    assert_done(path, option)
+            assert_readable(path, excluded)
+    return statuses
 
 
 @KINDS
