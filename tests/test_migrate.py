@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import CHUNKS, DTYPES, HAS_STRUCT, SHAPE, random_array, run_python, write_v2
+from helpers import (
+    CHUNKS,
+    DTYPES,
+    HAS_STRUCT,
+    SHAPE,
+    bytes_codec,
+    random_array,
+    run_python,
+    write_array,
+    write_v2,
+)
 from zarr.core.buffer import default_buffer_prototype
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
@@ -75,6 +85,24 @@ def assert_same(path, data):
     assert array[:4].astype(data.dtype).tobytes() == data[:4].tobytes()
     old = zarr.open_array(path, zarr_format=2, mode="r")
     assert array[4:].astype(data.dtype).tobytes() == old[4:].tobytes()
+
+
+def read_without_us(path):
+    """Return what zarr alone reads at index 1, or its error."""
+    program = """
+import importlib.metadata, sys
+every = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **context: (
+    d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+)
+import zarr
+try:
+    print(zarr.open_array(sys.argv[1], zarr_format=3)[1].tolist())
+except ValueError as error:
+    print(error)
+assert "numcodecs_bytes" not in sys.modules
+"""
+    return run_python("-W", "ignore", "-c", program, path).stdout.strip()
 
 
 # Older versions of numcodecs have it only beside another package.
@@ -315,21 +343,30 @@ class TestArrays:
         assert zarr.open_array(path, zarr_format=3)[:].tolist() == before
 
     def test_without_this_package_the_values_are_the_same(self, tmp_path):
-        program = """
-import importlib.metadata, sys
-every = importlib.metadata.distributions
-importlib.metadata.distributions = lambda **context: (
-    d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
-)
-import zarr
-print(zarr.open_array(sys.argv[1], zarr_format=3)[1].tolist())
-assert "numcodecs_bytes" not in sys.modules
-"""
         data = random_array(">i4", (4, 3))
         create(tmp_path, data, chunks=(4, 3), filters=[numcodecs_bytes.Bytes("little", data.dtype)])
         migrated(tmp_path)
-        out = run_python("-W", "ignore", "-c", program, tmp_path).stdout
-        assert out.strip() == str(data[1].tolist())
+        assert read_without_us(tmp_path) == str(data[1].tolist())
+
+    @pytest.mark.parametrize(
+        ("name", "other", "error"),
+        [
+            ("complex_float32", "complex64", "No Zarr data type found that matches"),
+            ("complex_float64", "complex128", "No Zarr data type found that matches"),
+            ("endian", "bytes", "Expected 'bytes'. Got endian instead"),
+        ],
+    )
+    def test_names_to_be_replaced_before_an_uninstallation(self, tmp_path, name, other, error):
+        """What "If you uninstall it" in docs/check-and-migrate.md says of them."""
+        data = np.array([1, 2], "c16" if name.endswith("64") else "c8")
+        codec = bytes_codec("little", name if name == "endian" else "bytes")
+        data_type = "complex64" if name == "endian" else name
+        write_array(tmp_path, data.tobytes(), data_type, [codec], [2], fill_value=[0, 0])
+        assert zarr.open_array(tmp_path, mode="r")[1] == 2
+        assert error in read_without_us(tmp_path)
+        text = (tmp_path / "zarr.json").read_text()
+        (tmp_path / "zarr.json").write_text(text.replace(f'"{name}"', f'"{other}"', 1))
+        assert read_without_us(tmp_path) == "(2+0j)"
 
 
 REFUSED = {
