@@ -46,7 +46,8 @@ make them fail instead, set for all of several writers
   ZARR_CODEC_PIPELINE__PATH=numcodecs_bytes.zarr_pipeline.{pipeline}"""
 _ABOUT_CHECK = """\
 Report for each array in a Zarr hierarchy whether parts of its chunks can be
-read, and its problems: metadata, chunks of a wrong length, invalid bools.
+read, and its problems: metadata, chunks that have a wrong length or can't be
+read, invalid bools. Files that are not chunks are noted.
 Nothing is written. Chunks that are compressed, in shards, or contain bools
 are read whole.
 """

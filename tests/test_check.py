@@ -34,6 +34,7 @@ from helpers import (
 import numcodecs_bytes
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools import check_chunks
 from numcodecs_bytes._tools.locations import open_store
 
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
@@ -520,6 +521,16 @@ class TestChunks:
         assert (last == "...") == (len(others) > 3)
         assert set(named) | {last} - {"..."} <= set(others)
 
+    def test_an_array_whose_layout_is_not_found_out(self, tmp_path, monkeypatch):
+        """Only the number of full shards depends on it."""
+
+        def fail(_array):
+            raise ValueError("odd")
+
+        monkeypatch.setattr(check_chunks, "stored_as", fail)
+        path = write_array(tmp_path, bytes(7), "int16", [BIG])
+        assert problems_of(path) == ["chunk c/0 holds 7 bytes, expected 8: it is truncated"]
+
     def test_chunks_without_length(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], chunks=(0,))
         assert problems_of(path)
@@ -611,6 +622,14 @@ class TestPermissions:
         (folder / "plain/c/1").chmod(0o755)
         assert "PermissionError: " in problem
 
+    def test_an_array_that_may_be_searched_alone(self, folder):
+        """zarr reads it, so its chunks are looked for one by one."""
+        (folder / "plain").chmod(0o111)
+        with denied():
+            report = check(folder)["plain"]
+        (folder / "plain").chmod(0o755)
+        assert (report.num_chunks, report.problems, report.notes) == (2, [], [])
+
     @pytest.mark.parametrize("name", ["", "/zarr.json"])
     def test_an_array_that_may_not_be_read(self, folder, name):
         with denied(Path(f"{folder}/plain{name}")):
@@ -661,6 +680,11 @@ class TestPermissions:
                 requests.append(("size", key))
                 return 2
 
+            async def list_prefix(self, prefix):
+                requests.append(("list", prefix))
+                async for key in super().list_prefix(prefix):
+                    yield key
+
             async def get(self, key, *more, **options):
                 requests.append(("get", key))
                 return await super().get(key, *more, **options)
@@ -670,8 +694,8 @@ class TestPermissions:
         requests.clear()
         (report,) = checks.check(store)
         assert report.num_chunks == 2
-        of_chunks = [(how, key) for how, key in requests if key.startswith("c/")]
-        assert sorted(of_chunks) == [("size", "c/0"), ("size", "c/1")]
+        of_chunks = [(how, key) for how, key in requests if key[:2] in ("c/", "")]
+        assert sorted(of_chunks) == [("list", ""), ("size", "c/0"), ("size", "c/1")]
 
 
 BOMBS = {
@@ -910,6 +934,7 @@ class TestKindsOfStores:
         (tmp_path / "a.json").write_text(json.dumps(netcdf))
         (report,) = check(tmp_path / "a.json").values()
         assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
+        assert report.notes == []
         netcdf["refs"]["v/0"][2] = 300
         (tmp_path / "bad.json").write_text(json.dumps(netcdf))
         (problem,) = problems_of(tmp_path / "bad.json")
@@ -930,7 +955,7 @@ class TestKindsOfStores:
         with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
             (report,) = check(tmp_path / "a.parq").values()
         assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
-        assert report.partial_reads == "yes"
+        assert (report.partial_reads, report.notes) == ("yes", [])
 
     @pytest.mark.parametrize("is_named", [False, True])
     def test_an_unknown_store(self, healthy, is_named):
@@ -988,7 +1013,7 @@ class TestKindsOfStores:
         session.commit("a")
         (report,) = check(tmp_path).values()
         assert (report.path, report.num_chunks, report.problems) == ("v", 1, [])
-        assert report.partial_reads == "yes"
+        assert (report.partial_reads, report.notes) == ("yes", [])
 
     def test_a_zip_file_on_a_web_server(self, tmp_path):
         pytest.importorskip("aiohttp")

@@ -155,7 +155,7 @@ def _add_listing(
     is_cut_short = report.num_chunks == limits.max_chunks
     if is_cut_short:
         report.notes.append(f"{report.num_chunks} of {num_in_all} chunks were checked")
-    elif num_in_all > MAX_UNLISTED and not listing.is_complete:
+    elif num_in_all > MAX_UNLISTED and not listing.is_listed:
         report.notes.append(
             f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
         )

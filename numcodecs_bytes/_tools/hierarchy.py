@@ -42,8 +42,8 @@ class Listing:
 
     Attributes
     ----------
-    is_complete : bool
-        Whether the store lists its keys; otherwise `MAX_UNLISTED` keys are probed at most.
+    is_listed : bool
+        Whether the store lists the chunks; otherwise `MAX_UNLISTED` keys are probed at most.
     others : list of str
         The first files below the array that are neither its chunks nor metadata.
     num_others : int
@@ -52,7 +52,7 @@ class Listing:
         Why folders can't be listed.
     """
 
-    is_complete: bool = False
+    is_listed: bool = False
     others: list[str] = field(default_factory=list)
     num_others: int = 0
     errors: list[OSError] = field(default_factory=list)
@@ -256,8 +256,8 @@ def _listed_chunks(
     prefix = f"{array.path}/".lstrip("/")
     batches = _list_below(array.store, prefix, listing)
     first = next(batches, [])
-    listing.is_complete = any(key.startswith(prefix) for key in first)  # at least the metadata
-    if not listing.is_complete:
+    listing.is_listed = any(key.startswith(prefix) for key in first)  # at least the metadata
+    if not listing.is_listed:
         listing.errors.clear()  # all chunks are probed
         return None
 
