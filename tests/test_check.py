@@ -979,6 +979,14 @@ class TestKindsOfStores:
             "no: fsspec.implementations.zip.ZipFileSystem is not known to have reliable byte ranges"
         )
 
+    def test_metadata_is_not_searched_for_arrays(self, healthy):
+        """obstore raises an error for zarr.json/zarr.json, which was reported as a problem."""
+        stores = pytest.importorskip("obstore.store")
+        store = zarr.storage.ObjectStore(stores.LocalStore(healthy), read_only=True)
+        found = {report.path: report for report in checks.check(store)}
+        assert found.keys() == PARTIAL_READS.keys()
+        assert not any(report.problems for report in found.values())
+
     def test_a_store_that_fails_is_named_once(self):
         """An object store without credentials, for one."""
 

@@ -151,7 +151,8 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             # It may be an array: do not search its chunks for arrays.
             names = [name for name in names if name != "c" and not name[0].isdigit()]
             return [(path, document)], names
-        return [] if names else list(_consolidated(store, path, document)), names
+        found = [] if names else list(_consolidated(store, path, document))
+        return found, [name for name in names if not _METADATA.fullmatch(name)]
 
     return walk(store, look)
 
