@@ -672,7 +672,7 @@ class TestPermissions:
         assert problem.startswith("chunk c/1/0 can't be read: BadZipFile: ")
 
     def test_a_remote_chunk_takes_one_request(self):
-        """In object stores, the request for the size needs the permission to read."""
+        """Opening it, as a local file is, would take another one."""
         requests = []
 
         class Counting(zarr.storage.MemoryStore):

@@ -322,8 +322,9 @@ def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
 async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
     """Return the size of each chunk in bytes, None if it does not exist, or why it can't be read.
 
-    Files are opened: their size alone does not tell whether they can be. In object stores, the
-    request for the size needs the permission to read.
+    Files are opened: their size alone does not tell whether they can be. Of an object store, the
+    size may come with the listing; a request for each chunk, to see whether it is forbidden, would
+    take far longer than all the rest.
     """
     parts = [keys[i : i + _NUM_OPENED] for i in range(0, len(keys), _NUM_OPENED)]
     opened = await asyncio.gather(*(asyncio.to_thread(_open_each, store, part) for part in parts))
