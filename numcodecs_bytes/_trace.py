@@ -1,4 +1,4 @@
-"""Count what is fetched and written, while somebody wants to know: `trace`."""
+"""Counts what is fetched and written, for `trace`."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 MAX_NAME_LENGTH, MAX_STORE_LENGTH = 48, 200  # of an array in the table, and of a store
-HEAD = ("chunks", "read whole", "requests", "fetched", "selected", "written in place")
+HEAD = ("chunks", "read whole", "requests", "fetched", "zarr alone", "selected", "written in place")
 # A chunk counts as read whole if so much of it was fetched, and less was selected.
 WHOLE = 0.9
 
@@ -20,6 +20,7 @@ _NOTHING: Counts = {
     "why_again": {},
     "requests": 0,
     "bytes_fetched": 0,
+    "bytes_zarr_alone": 0,
     "bytes_selected": 0,
     "chunks_in_place": 0,
     "bytes_in_place": 0,
@@ -41,7 +42,7 @@ def _nothing() -> Counts:
 
 
 class Trace:
-    """What was read and written meanwhile; see `trace`."""
+    """Counts of what was read and written; see `trace`."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Counts] = {}
@@ -59,23 +60,26 @@ class Trace:
             active = tuple(one for one in active if one is not self)
 
     def report(self) -> dict[str, Any]:
-        """Return the counts of each array, those of all, and the chunks that were not seen.
+        """Return the counts of each array, their totals, and the chunks that were not seen.
 
         Returns
         -------
         dict
-            ``arrays``: from the name of an array to its counts. ``total``: the sum of these.
-            ``not_seen``: from what is known of other chunks to their number. Counts are
+            ``arrays``: maps each array's name to its counts. ``total``: the sum of these.
+            ``not_seen``: maps what is known of other chunks to their number. Counts are
 
             - ``chunks``: chunks, or shards, of which something was read; ``chunks_missing``: those
               of them that do not exist, and were read as the fill value
             - ``chunks_whole``: those that were fetched whole, or nearly, although less was
-              selected; ``why_whole``: why, and how many of them
-            - ``why_again``: which errors, that should not happen, made chunks be read once more,
-              and how many
+              selected; ``why_whole``: the reasons, and how many chunks each
+            - ``why_again``: unexpected errors after which chunks were read again, and how many
             - ``requests``: requests to the store, or reads of a file
             - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
               selected elements
+            - ``bytes_zarr_alone``: bytes that zarr alone fetches for the same: chunks as a whole;
+              of a shard, its index and the inner chunks of which something is selected (and since
+              zarr 3.4 what lies between these); to write a part of a chunk, all of it, before it
+              writes all of it
             - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
               and the bytes of these parts; ``why_not_in_place``: why others were not, though that
               was asked for, and how many
@@ -97,7 +101,7 @@ _lock = threading.Lock()
 
 
 def _reset() -> None:
-    """Count nothing in a process that was forked, in which nobody releases the lock."""
+    """Start without traces in a forked process, where nobody would release the lock."""
     global active, _lock
     active, _lock = (), threading.Lock()
 
@@ -109,10 +113,10 @@ if hasattr(os, "register_at_fork"):
 def trace() -> Trace:
     """Count what the codec and the pipelines of this package fetch and write.
 
-    Of compressed chunks, and wherever zarr fetches chunks itself, at most their number is known.
-    Arrays that were just created have zarr's own codec, and are not seen before they are opened
-    again; nor are those of Zarr v2 without a pipeline of this package. All threads of the process
-    are counted, but no other process.
+    For compressed chunks, and wherever zarr fetches chunks itself, only the count is known; with a
+    pipeline of this package, also the length of those in local files. Arrays returned by
+    ``create_array`` use zarr's own codec: open them again. Zarr v2 arrays are counted only with a
+    pipeline of this package. All threads of the process are counted, but no other process.
 
     Returns
     -------
@@ -143,11 +147,14 @@ class Fetched(NamedTuple):
         Requests to the store, or reads of a file, and the bytes that they returned.
     why : str
         Why the chunk was read whole; empty if it was to be read in part.
+    num_bytes_alone : int or None
+        Bytes that zarr alone fetches; None if these are all of the chunk.
     """
 
     num_requests: int = 0
     num_bytes: int = 0
     why: str = ""
+    num_bytes_alone: int | None = None
 
 
 def note_read(
@@ -166,15 +173,17 @@ def note_read(
     num_selected : int or None
         Bytes of the selected elements, None if the chunk is missing.
     """
+    alone = num_bytes if fetched.num_bytes_alone is None else fetched.num_bytes_alone
     counts: Counts = {
         "chunks": 1,
         "chunks_missing": int(num_selected is None),
         "requests": fetched.num_requests,
         "bytes_fetched": fetched.num_bytes,
+        "bytes_zarr_alone": 0 if num_selected is None else alone,
         "bytes_selected": num_selected or 0,
     }
     if num_selected is not None and num_selected < WHOLE * num_bytes <= fetched.num_bytes:
-        why = fetched.why or "small, or what is selected of it is close together"
+        why = fetched.why or "small, or the selected bytes are close together"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     note(byte_getter, num_axes, counts)
 
@@ -242,6 +251,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
             counts["chunks_whole"],
             counts["requests"],
             _size(counts["bytes_fetched"]),
+            _size(counts["bytes_zarr_alone"]),
             _size(counts["bytes_selected"]),
             _size(counts["bytes_in_place"]),
         )

@@ -21,6 +21,7 @@ asks for it. Everything else is left to zarr's pipeline.
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
+from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.settings import (
     configured_gap_bytes,
@@ -240,6 +242,23 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
         _trace.note(byte_setter, len(spec.shape), counts)
 
 
+def _note_encoded(item: Any, out: Any, *, is_shard: bool) -> None:
+    """Tell `numcodecs_bytes.trace` of a compressed or filtered chunk that zarr reads."""
+    byte_getter, spec, _, place, *_ = item
+    if is_in_shard(byte_getter):  # which is noted
+        return
+    source, num_bytes, num_selected = source_finder()(byte_getter), 0, None
+    if is_shard or not isinstance(source, File):
+        _trace.note_not_seen("compressed or filtered")
+        return
+    errors: Any = (OSError, ReadWhole, *source.missing)  # it is missing, or zarr raises the error
+    with contextlib.suppress(*errors), contextlib.closing(source.open()) as file:
+        num_bytes = file.num_bytes
+        num_selected = math.prod(out[place].shape) * out.dtype.itemsize
+    fetched = _trace.Fetched(1, num_bytes, "compressed or filtered")
+    _trace.note_read(byte_getter, len(spec.shape), num_bytes, fetched, num_selected)
+
+
 def _makes_valid(pipeline: Any) -> bool:
     """Whether an array's codec writes no bools other than 0 and 1: it is one of ours."""
     codec = pipeline.array_bytes_codec
@@ -309,10 +328,11 @@ class ReadsBatches:
         batch = list(batch_info)
         stored = self._stored(batch[0][1]) if batch else None
         if stored is None:
-            codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
-            if _trace.active and type(codec) is V2Codec and self._layout_of is None:
-                # Of Zarr v3, zarr's pipeline calls our codec, which notes it.
-                _trace.note_not_seen("compressed or filtered, Zarr v2", len(batch))
+            if _trace.active and self._layout_of is None:
+                for item in batch:
+                    _note_encoded(item, out, is_shard=self._has_shards())
+                # Its codecs are marked, and do not note the same.
+                return await self._writing(batch[0][1]).read(batch, out, drop_axes)
             return await zarrs.read(batch, out, drop_axes)
         exist = await self._read_together(batch, stored, out, drop_axes)
         if exist is None:

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import zarr
-from helpers import CountingStore, create, ranges_from, run_program
+from helpers import OUR_PIPELINES, PIPELINES, CountingStore, create, ranges_from, run_program
 
 import numcodecs_bytes
 from numcodecs_bytes import _trace
@@ -124,6 +124,132 @@ def test_compressed_chunks(tmp_path):
     assert num == 1
 
 
+class Counts(zarr.storage.LocalStore):
+    """Counts what zarr alone fetches of chunks and shards."""
+
+    num_bytes = 0
+    _supports_sync_io = False
+
+    async def get(self, key, *args, **kwargs):
+        buffer = await super().get(key, *args, **kwargs)
+        if buffer is not None and not key.endswith(("zarr.json", ".zarray", ".zattrs")):
+            Counts.num_bytes += len(buffer)
+        return buffer
+
+    async def get_partial_values(self, prototype, key_ranges):
+        return [await self.get(key, prototype, each) for key, each in key_ranges]
+
+
+@pytest.fixture
+def fetched_alone(monkeypatch):
+    """Return a function that returns what zarr alone fetches for what a function does."""
+    codecs = {"codecs.bytes": "zarr.codecs.bytes.BytesCodec", "codec_pipeline.path": PIPELINES[0]}
+    options = {"numcodecs_bytes.write_in_place": False}
+
+    def fetch(path, do):
+        monkeypatch.setattr(Counts, "num_bytes", 0)
+        with zarr.config.set(codecs | options):
+            do(zarr.open_array(Counts(path), mode="r+"))
+        return Counts.num_bytes
+
+    return fetch
+
+
+SHARDED = {"shards": (256, 512), "chunks": (64, 128)}
+ALONE = {
+    "chunks": {"chunks": (256, 512)},
+    "compressed": {"chunks": (256, 512), "compressors": "auto"},
+    "column-major": {"chunks": (256, 512), "filters": zarr.codecs.TransposeCodec(order=(1, 0))},
+    "Zarr v2": {"chunks": (256, 512), "zarr_format": 2},
+    "shards": SHARDED,
+}
+
+
+@pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+@pytest.mark.parametrize("stored", ALONE)
+@pytest.mark.parametrize(
+    "selection",
+    [np.s_[300], np.s_[250:260, 120:130], np.s_[:, 7], np.s_[...], np.s_[900:]],
+    ids=str,
+)
+def test_what_zarr_alone_fetches(tmp_path, fetched_alone, pipeline, stored, selection):
+    """It is what a store counts; the last chunks are missing."""
+    settings = {"compressors": None, "dtype": "f8", "shape": (1024, 512)} | ALONE[stored]
+    zarr.create_array(tmp_path, **settings)[:700] = np.arange(700 * 512).reshape(700, 512)
+    expected = fetched_alone(tmp_path, lambda array: array[selection])
+    with zarr.config.set({"codec_pipeline.path": pipeline}):
+        array = zarr.open_array(tmp_path)
+        report, _ = traced(lambda: array[selection])
+    assert report["not_seen"] == {}
+    total = report["total"]
+    if stored == "shards":  # the newest zarr fetches what lies between inner chunks, too
+        assert total["bytes_zarr_alone"] == shard_bytes(selection) <= expected
+    else:
+        assert total["bytes_zarr_alone"] == expected
+    assert total["chunks_missing"] == sum(start >= 768 for start in starts(selection))
+    assert total["bytes_fetched"] <= expected
+
+
+def shard_bytes(selection):
+    """Return the bytes of the inner chunks of which something is selected, and of their indices."""
+    numbers = np.arange(1024 * 512).reshape(1024, 512)[selection].ravel()
+    rows, columns = numbers // 512, numbers % 512
+    inner = set(zip((rows // 64).tolist(), (columns // 128).tolist(), strict=True))
+    present = {(k, m) for k, m in inner if k * 64 < 700}
+    return len(present) * 64 * 128 * 8 + len({k // 4 for k, _ in present}) * (16 * 16 + 4)
+
+
+def starts(selection):
+    """Return where the chunks begin along the first axis of which something is selected."""
+    rows = np.unique(np.arange(1024).reshape(1024, 1).repeat(512, 1)[selection])
+    return np.unique(rows // 256) * 256
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+def test_what_zarr_alone_fetches_of_shards_in_servers(tmp_path, fetched_alone, location):
+    """The same as from files: its index, and whole inner chunks."""
+    codec = zarr.codecs.ShardingCodec(chunk_shape=(64, 128), index_location=location)
+    settings = {"shape": (512, 512), "chunks": (512, 512), "dtype": "f8", "compressors": None}
+    zarr.create_array(tmp_path, serializer=codec, **settings)[:300] = 1
+    expected = fetched_alone(tmp_path, lambda array: array[290:330, 100:140])
+    num_bytes = 8 * 4 * 16 + 4 + 2 * 64 * 128 * 8
+    assert num_bytes <= expected  # the newest zarr fetches what lies between inner chunks, too
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline"), ranges_from(CountingStore):
+        array = zarr.open_array(CountingStore(tmp_path), mode="r")
+        total = traced(lambda: array[290:330, 100:140])[0]["total"]
+    assert total["bytes_zarr_alone"] == num_bytes
+
+
+@pytest.mark.parametrize("stored", ["chunks", "shards"])
+def test_what_zarr_alone_fetches_to_write(tmp_path, fetched_alone, stored):
+    """The chunks of which parts are written, and nothing where there is none."""
+    settings = {"compressors": None, "dtype": "f8", "shape": (1024, 512)} | ALONE[stored]
+    for name in ("alone", "ours"):
+        zarr.create_array(tmp_path / name, **settings)[:700] = 1
+    expected = fetched_alone(tmp_path / "alone", lambda a: a.__setitem__(np.s_[200:900, 3:], 2))
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place="require"):
+        array = zarr.open_array(tmp_path / "ours", mode="r+")
+        report, _ = traced(lambda: array.__setitem__(np.s_[200:900, 3:], 2))
+    assert report["total"]["bytes_zarr_alone"] == expected > 2 << 20
+    assert report["total"]["bytes_fetched"] == 0
+
+
+def test_compressed_chunks_of_our_pipeline(tmp_path):
+    """Their length is known in local files, and only their number elsewhere and in shards."""
+    settings = {"shape": (64, 64), "dtype": "i4"}
+    zarr.create_array(tmp_path / "a", chunks=(32, 64), **settings)[:] = 1
+    zarr.create_array(tmp_path / "b", chunks=(32, 32), shards=(64, 64), **settings)[:] = 1
+    with numcodecs_bytes.set_options(pipeline="BytesPipeline"):
+        report, _ = traced(lambda: zarr.open_array(tmp_path / "a")[0])
+        (total, length) = report["total"], (tmp_path / "a/c/0/0").stat().st_size
+        assert (total["bytes_fetched"], total["bytes_selected"]) == (length, 64 * 4)
+        assert report["not_seen"] == {}
+        for store in (CountingStore(tmp_path / "a"), zarr.storage.LocalStore(tmp_path / "b")):
+            report, _ = traced(lambda s=store: zarr.open_array(s, mode="r")[0])
+            assert report["not_seen"] == {"compressed or filtered": 1}
+            assert report["arrays"] == {}
+
+
 def test_written_in_place(tmp_path, array):
     """The bytes that are written, and why others are not."""
     with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place=True):
@@ -156,13 +282,16 @@ def test_every_thread_is_counted_and_only_meanwhile(array):
     assert outer.report()["total"]["chunks"] == 6
 
 
+ROW = ["4.0", "KiB", "0", "B"]
+
+
 def test_the_table(array):
     """Printed, it has a line per array, and says what it is about."""
     with numcodecs_bytes.trace() as found:
         array[300]
     head, line = str(found).splitlines()
     assert head.split("  ")[0].strip() == "array"
-    assert line.split()[1:] == ["1", "0", "1", "4.0", "KiB", "4.0", "KiB", "0", "B"]
+    assert line.split()[1:] == ["1", "0", "1", "4.0", "KiB", "1.0", "MiB", *ROW]
     assert len(head) == len(line)
     assert "numcodecs_bytes read and wrote nothing" in repr(numcodecs_bytes.trace())
 

@@ -146,6 +146,8 @@ class Getter:
         Whether no coroutine ever suspends.
     num_requests, num_bytes : int
         How much was requested so far.
+    num_bytes_alone : int or None
+        How much zarr alone fetches, if not all of the chunk.
     versions : Versions or None
         The versions that were found so far.
     why : str
@@ -154,6 +156,7 @@ class Getter:
 
     is_blocking = False
     num_requests = num_bytes = 0
+    num_bytes_alone: int | None = None
     versions: Versions | None = None
     why = ""
 

@@ -275,6 +275,10 @@ class Shard:
         inner = selected.inner
         return [inner[k] for k in present.tolist()], starts, [inner[k] for k in missing.tolist()]
 
+    def num_bytes_alone(self, num_inner: int) -> int:
+        """Return how many bytes zarr alone fetches to read so many inner chunks."""
+        return self.index_bytes + num_inner * self.layout.num_bytes
+
     def read_index(self, file: OpenFile, is_wanted: IsWanted) -> UInt8Array:
         """Return the bytes of the index of a shard in a file."""
         if file.num_bytes < self.index_bytes:
@@ -432,7 +436,8 @@ async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | Non
                 if _trace.active:
                     num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
                     num = None if out is None else out.size * shard.layout.item_size
-                    fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, getter.why)
+                    counted = getter.num_requests, getter.num_bytes, getter.why
+                    fetched = _trace.Fetched(*counted, getter.num_bytes_alone)
                     _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
                 return None if out is None else shard.spec.prototype.nd_buffer(out)
             except Changed:  # then it is read in one request, to be of one version
@@ -503,6 +508,7 @@ async def _fetch_parts(remote: RemoteObject, shard: Shard, selection: Any) -> An
             return None
         index, answer = found
         present, starts, missing = shard.locate_selected(index, selected, answer.num_bytes)
+        remote.getter.num_bytes_alone = shard.num_bytes_alone(len(present))
         ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
         ranges, splits = remote.split(ranges) if splits else ranges, False  # not again
         try:

@@ -107,7 +107,7 @@ class ChunkWrite:
         """Write all of it, or raise LockedError or NotInPlace."""
         if not self.changes.num_pieces:
             return
-        self._is_written = False
+        self._is_written, self._num_bytes_before = False, 0
         check = functools.partial(self._check, is_wanted)
         write = functools.partial(self._write, pace, is_wanted)
         make = functools.partial(self._make, write, is_wanted)
@@ -123,11 +123,12 @@ class ChunkWrite:
             raise
         if self._is_written and _trace.active:
             counts = {"chunks_in_place": 1, "bytes_in_place": self.changes.num_bytes}
+            counts["bytes_zarr_alone"] = self._num_bytes_before
             _trace.note(self._byte_setter, len(self._spec.shape), counts)
 
     def _check(self, is_wanted: IsWanted, descriptor: int, num_bytes: int) -> Fill | None:  # noqa: ARG002
         """Raise unless this is the length of the chunk."""
-        layout = self._layout
+        layout, self._num_bytes_before = self._layout, num_bytes
         if num_bytes != layout.num_bytes:
             name = name_of_chunk(self._byte_setter)
             check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
@@ -229,6 +230,7 @@ class ShardWrite(ChunkWrite):
     def _check(self, is_wanted: IsWanted, descriptor: int, num_bytes: int) -> Fill | None:
         """Find the inner chunks; return what completes a copy if one is missing."""
         shard: Shard = self._stored
+        self._num_bytes_before = num_bytes
         try:
             raw = shard.read_index(OpenFile(descriptor, num_bytes), lambda: True)
             try:
