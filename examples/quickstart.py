@@ -60,6 +60,8 @@ def main() -> None:
         zarr.create_array(shard, shards=SHAPE, chunks=inner, **UNCOMPRESSED)[:] = data
         array, sharded = zarr.open_array(chunk), zarr.open_array(shard)
 
+        codec = type(array.metadata.codecs[0])
+        print(f"read by {codec.__module__}.{codec.__qualname__}\n")
         show("bytes fetched", "zarr alone", "numcodecs_bytes")
         for what, opened, selection in (
             ("a row from a chunk", array, ROW),

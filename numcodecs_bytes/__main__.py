@@ -33,7 +33,7 @@ start from now on, unless zarr's config or the program chooses another one; with
 _MORE_ON_ENABLE = """\
 exit status:
   0  done
-  1  done, but other settings take precedence
+  1  done, but other settings take precedence, or one is wrong
   2  nothing is written, or wrong arguments
 """
 _ABOUT_DISABLE = """\
@@ -126,23 +126,21 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
 def _enable(options: argparse.Namespace) -> tuple[int, str]:
     """Write options for this environment; return the exit status, and what is in use then."""
-    from numcodecs_bytes._parts.settings import configured_write_in_place  # noqa: PLC0415
-    from numcodecs_bytes._tools.installation import enable, is_used  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.installation import enable, overriding  # noqa: PLC0415 # see above
 
     mode = options.write_in_place
     given = {"pipeline": options.pipeline} | ({"write_in_place": mode} if mode else {})
     try:
-        path = enable(given)
+        path, dropped = enable(given)
     except (OSError, ValueError) as error:
-        print(f"nothing is enabled: {error}", file=sys.stderr)
-        return 2, ""
+        return _failed("enabled", error, options)
     status, text = _report(options)
-    if not is_used(options.pipeline) or configured_write_in_place() != (mode or False):
+    if wrong := overriding(given):
         status = 1
-        print(f"{path} is written, but other settings take precedence", file=sys.stderr)
+        print(f"{path} is written, but other settings take precedence: {wrong}", file=sys.stderr)
     if options.json:
         return status, text
-    lines = [f"written to {path}", text]
+    lines = [f"written to {path}", *(f"no longer set there: {name}" for name in dropped), text]
     if mode:
         lines.append(_OTHER_WRITERS.format(pipeline=options.pipeline))
     return status, "\n".join(lines)
@@ -155,12 +153,17 @@ def _disable(options: argparse.Namespace) -> tuple[int, str]:
     try:
         path = disable()
     except OSError as error:
-        print(f"nothing is disabled: {error}", file=sys.stderr)
-        return 2, ""
+        return _failed("disabled", error, options)
     status, text = _report(options)
     if options.json:
         return status, text
     return status, f"{'nothing was enabled' if path is None else f'removed {path}'}\n{text}"
+
+
+def _failed(what: str, error: Exception, options: argparse.Namespace) -> tuple[int, str]:
+    """Say that nothing is enabled or disabled, and why."""
+    print(f"nothing is {what}: {error}", file=sys.stderr)
+    return 2, json.dumps({"error": str(error)}, indent=2) if options.json else ""
 
 
 def _explain_nothing(location: str) -> str:

@@ -87,8 +87,8 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     Warns
     -----
     UserWarning
-        If the chunks do not suit some arrays of a group, which are stored in another way than the
-        larger ones, and may be read more than once. It names them.
+        If the chunks do not suit some arrays of a group that are larger than `size`: they are stored
+        in another way than the largest one, and may be read more than once. It names them.
 
     Examples
     --------
@@ -118,10 +118,10 @@ def _parse_size(size: Any) -> int:
     found = re.fullmatch(pattern, str(size), re.IGNORECASE)
     number, prefix, is_binary = found.groups() if found else ("0", None, "")
     power = " kmgtp".index((prefix or " ").lower())
-    num_bytes = int(float(number) * (1024 if is_binary else 1000) ** power)
-    if num_bytes < 1:
+    num_bytes = float(number) * (1024 if is_binary else 1000) ** power
+    if not 1 <= num_bytes < math.inf:
         raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
-    return num_bytes
+    return int(num_bytes)
 
 
 def _stored(array: Any) -> Stored:
@@ -207,7 +207,7 @@ def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
         given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
         lengths = plan_chunks(stored, size, given)
         chunks |= dict(zip(dimensions, lengths, strict=True))
-        if not is_read_once(stored, lengths):
+        if array.nbytes > size and not is_read_once(stored, lengths):
             unsuited.append(name)
     if unsuited:
         names = ", ".join(map(repr, unsuited))

@@ -35,9 +35,9 @@ def parse_gap_bytes(gap: Any) -> int:
 
 def parse_split_requests(splits: Any) -> bool:
     """Return `split_requests`, or raise ValueError."""
-    if not isinstance(splits, bool):
+    if not isinstance(splits, int) or splits not in (0, 1):  # as in an environment variable
         raise _wrong("split_requests", "True or False", splits)
-    return splits
+    return bool(splits)
 
 
 def parse_stores_with_ranges(names: Any) -> list[str]:
@@ -71,7 +71,7 @@ PARSERS: dict[str, Callable[[Any], Any]] = {
     "write_in_place": parse_write_in_place,
 }
 chosen: dict[str, Any] = {}  # what `set_options` has set, as parsed
-_before: Any = None  # zarr's pipeline before `set_options` set one
+_before: Any = None  # zarr's pipeline before `set_options` set one, None if nobody has chosen it
 
 
 class set_options:  # noqa: N801 # used like a function, as in xarray
@@ -167,10 +167,10 @@ def _pipeline_that_writes(mode: bool | str, *, is_reset: bool) -> dict[str, str]
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
     from numcodecs_bytes._parts.settings import configured_pipeline  # noqa: PLC0415
-    from numcodecs_bytes._zarr_versions import is_default_pipeline  # noqa: PLC0415
+    from numcodecs_bytes._zarr_versions import default_pipeline  # noqa: PLC0415
 
     path = _pipeline_of_others() if is_reset else zarr.config.get("codec_pipeline.path")
-    if is_default_pipeline(path):
+    if path is default_pipeline():
         return {"pipeline": configured_pipeline() or f"{_PIPELINES}.{PIPELINES[0]}"}
     if mode == "require" and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
         raise ValueError(
@@ -184,16 +184,23 @@ def _pipeline_of_others() -> Any:
     """Return zarr's pipeline if `set_options` sets none."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
+    from numcodecs_bytes._zarr_versions import default_pipeline  # noqa: PLC0415
+
     current = zarr.config.get("codec_pipeline.path")
-    return _before if current is chosen.get("pipeline") else current
+    if current is not chosen.get("pipeline"):
+        return current
+    return default_pipeline() if _before is None else _before  # which may have changed meanwhile
 
 
 def _set_pipeline(path: str | None) -> Any:
     """Set zarr's pipeline, None to that of others; return what restores it."""
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
+    from numcodecs_bytes._zarr_versions import default_pipeline  # noqa: PLC0415
+
     global _before  # noqa: PLW0603
-    _before = _pipeline_of_others()
+    others = _pipeline_of_others()
+    _before = None if others is default_pipeline() else others
     if path is not None:
         importlib.import_module(_PIPELINES)  # programs that are frozen have no entry points
-    return zarr.config.set({"codec_pipeline.path": path or _before})
+    return zarr.config.set({"codec_pipeline.path": path or others})

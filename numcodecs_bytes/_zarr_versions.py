@@ -94,10 +94,10 @@ def encode_index(codec: Any, entries: Any) -> Any:
     return buffer.as_numpy_array()
 
 
-def is_default_pipeline(path: Any) -> bool:
-    """Whether a path of a codec pipeline in zarr's config is there because nobody has chosen one.
+def default_pipeline() -> Any:
+    """Return the path of the codec pipeline if nobody has chosen one; None if zarr does not say.
 
-    One that was chosen is a different object than the default, even if the text is the same.
+    A path that was chosen is a different object, even if the text is the same.
     """
-    config: Any = zarr.config
-    return any(path is default.get("codec_pipeline", {}).get("path") for default in config.defaults)
+    defaults: Any = getattr(zarr.config, "defaults", None)
+    return defaults[0]["codec_pipeline"]["path"] if defaults else None

@@ -73,8 +73,8 @@ from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,
     FusedCodecPipeline,
+    default_pipeline,
     has_sync_index,
-    is_default_pipeline,
 )
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec, ReadsParts
@@ -292,9 +292,8 @@ class ReadsBatches:
 
         Raises ValueError if this is the default only because the option `pipeline` is wrong.
         """
-        with contextlib.suppress(AttributeError):  # of a config that has no defaults
-            if is_default_pipeline(zarr.config.get("codec_pipeline.path")):
-                configured_pipeline()
+        if zarr.config.get("codec_pipeline.path") is default_pipeline():
+            configured_pipeline()
         zarrs: Any = super()
         return zarrs.from_codecs(*codecs, **settings)
 

@@ -138,7 +138,9 @@ class TestSize:
             size = f"2 {unit}"
             assert numcodecs_bytes._dask_chunks._parse_size(size) == utils.parse_bytes(size)
 
-    @pytest.mark.parametrize("size", ["64 MiBs", "auto", "-1", "", 0, None, True, float("nan")])
+    @pytest.mark.parametrize(
+        "size", ["64 MiBs", "auto", "-1", "1e999", "", 0, None, True, math.nan]
+    )
     def test_that_is_none(self, size):
         array = create({}, (64, 8), (64, 8))
         with pytest.raises(ValueError, match=r"such as '64 MiB', got") as error:
@@ -259,7 +261,8 @@ class TestGroup:
             smaller=(dimensions, shape, (1, 16, 16), {}),
             compressed=(dimensions, shape, shape, {"compressors": "auto"}),
             other=(dimensions, shape, (7, 16, 16), {}),
-            scattered=(["lat", "time"], (16, 64), (16, 64), {}),
+            scattered=(["lat", "time"], (16, 64), (16, 64), {"dtype": "c16"}),
+            small=(["lat", "time"], (16, 64), (16, 64), {}),
             compressed_too=(["lat"], (16,), (8,), {"compressors": "auto"}),
         )
         with pytest.warns(UserWarning, match="suit the largest array, 'largest', but") as warned:

@@ -86,7 +86,8 @@ def test_writes_in_place(environment, mode):
     assert environment.run("-c", code).stdout.strip() == str(mode)
     variable = {"NUMCODECS_BYTES_WRITE_IN_PLACE": "false"}
     assert environment.run("-c", code, **variable).stdout.strip() == "False"
-    environment.command("enable")  # without
+    done = environment.command("enable")  # without
+    assert "\nno longer set there: write_in_place\n" in done.stdout
     assert environment.run("-c", code).stdout.strip() == "None"
 
 
@@ -108,7 +109,7 @@ class TestPrecedence:
         ours = OUR_PIPELINES[-1].rsplit(".", 1)[-1]
         assert environment.pipeline(NUMCODECS_BYTES_PIPELINE=ours) == ours
         done = environment.command("enable", status=1, ZARR_CODEC_PIPELINE__PATH=PIPELINES[0])
-        assert "is written, but other settings take precedence" in done.stderr
+        assert "written, but other settings take precedence: codec_pipeline.path" in done.stderr
         assert "by environment variable ZARR_CODEC_PIPELINE__PATH" in done.stdout
 
     @pytest.mark.parametrize("key", ["numcodecs_bytes", "codec_pipeline"])
@@ -145,6 +146,31 @@ def test_an_environment_that_is_based_on_another_one(tmp_path):
     other.file.parent.mkdir(parents=True)
     other.file.write_text("")
     assert other.run("-c", prefixes + ROW, tmp_path / "a").stdout.strip() == ZARRS
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_wrong_variable(environment, json):
+    """It is said, and what is written is written."""
+    given = {"NUMCODECS_BYTES_WRITE_IN_PLACE": "bogus"}
+    done = environment.command("enable", "--write-in-place", *json, status=1, **given)
+    assert "other settings take precedence: write_in_place" in done.stderr
+    assert "must be True, False or 'require', got 'bogus'" in done.stdout
+    assert environment.file.exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no umask")
+def test_all_users_can_read_it(environment):
+    code = "import os, sys, runpy; os.umask(0o077); sys.argv = ['numcodecs-bytes', 'enable']; "
+    environment.run("-c", code + "runpy.run_module('numcodecs_bytes', run_name='__main__')")
+    assert environment.file.stat().st_mode & 0o777 == 0o644
+    assert environment.file.parent.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_file_of_an_editor(environment):
+    """With a mark of its encoding."""
+    environment.command("enable")
+    environment.file.write_bytes(b"\xef\xbb\xbf" + environment.file.read_bytes())
+    assert environment.pipeline() == "BytesPipeline"
 
 
 def test_a_damaged_file(environment):

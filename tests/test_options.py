@@ -163,8 +163,62 @@ class TestFirstPipeline:
         assert self.run(tmp_path, {"NUMCODECS_BYTES_PIPELINE": name}) == [name] * 3
         others = {"NUMCODECS_BYTES_PIPELINE": name, self.VARIABLE: "require"}
         assert self.run(tmp_path, others) == [name] * 3
-        (tmp_path / "zarr.yaml").write_text(f"numcodecs_bytes: {{pipeline: {name}}}")
-        assert self.run(tmp_path, {"ZARR_CONFIG": str(tmp_path / "zarr.yaml")}) == [name] * 3
+
+    @pytest.mark.parametrize("variable", ["NUMCODECS_BYTES_PIPELINE", VARIABLE])
+    @pytest.mark.parametrize("scope", ["zarr.config.set", "numcodecs_bytes.set_options"])
+    def test_a_scope_that_is_open_when_it_is_looked_up(self, variable, scope):
+        """What is configured counts as soon as it ends, and never before."""
+        code = """
+            import zarr, numcodecs_bytes
+            def open_one():
+                array = zarr.create_array({}, shape=4, dtype="i4")
+                return type(array.async_array.codec_pipeline).__module__
+            with SCOPE:
+                print(open_one())
+            print(open_one())
+            zarr.config.reset()
+            print(open_one())
+            numcodecs_bytes.set_options(pipeline="BytesPipeline")
+            numcodecs_bytes.set_options(reset=True)
+            print(open_one())
+        """
+        code = "\n".join(line[12:] for line in code.splitlines())
+        given = {
+            "zarr.config.set": f"zarr.config.set({{'codec_pipeline.path': '{PIPELINES[0]}'}})",
+            "numcodecs_bytes.set_options": "numcodecs_bytes.set_options(pipeline='BytesPipeline')",
+        }[scope]
+        value = "BytesPipeline" if variable.endswith("PIPELINE") else "require"
+        done = run_program("-c", code.replace("SCOPE", given), **{variable: value})
+        ours = "numcodecs_bytes.zarr_pipeline"
+        inside = PIPELINES[0].rsplit(".", 1)[0] if scope == "zarr.config.set" else ours
+        assert done.stdout.split() == [inside, ours, ours, ours]
+
+    def test_what_is_set_for_good_before_the_first_lookup(self):
+        """And is forgotten after it: what is configured counts then."""
+        code = """
+            import zarr, numcodecs_bytes
+            numcodecs_bytes.set_options(pipeline="BytesPipeline")
+            zarr.create_array({}, shape=4, dtype="i4")
+            before = zarr.config.get("codec_pipeline.path")
+            numcodecs_bytes.set_options(reset=True)
+            array = zarr.create_array({}, shape=4, dtype="i4")
+            assert zarr.config.get("codec_pipeline.path") is not before
+            print(type(array.async_array.codec_pipeline).__module__)
+        """
+        code = "\n".join(line[12:] for line in code.splitlines())
+        done = run_program("-c", code, NUMCODECS_BYTES_PIPELINE="BytesPipeline")
+        assert done.stdout.strip() == "numcodecs_bytes.zarr_pipeline"
+
+    def test_defaults_of_another_package(self):
+        """They are a choice."""
+        code = f"""if True:
+            import zarr
+            zarr.config.update_defaults({{"codec_pipeline": {{"path": {PIPELINES[0]!r}}}}})
+            array = zarr.create_array({{}}, shape=4, dtype="i4")
+            print(type(array.async_array.codec_pipeline).__module__)
+        """
+        done = run_program("-c", code, NUMCODECS_BYTES_PIPELINE="BytesPipeline")
+        assert done.stdout.strip() == PIPELINES[0].rsplit(".", 1)[0]
 
     def test_the_option_pipeline_is_wrong(self, tmp_path):
         """An error when an array is opened, unless another pipeline was chosen."""
@@ -224,6 +278,7 @@ class TestVariables:
             ("max_gap_bytes", " 4096 ", 4096),
             ("max_gap_bytes", "", None),
             ("split_requests", "False", False),
+            ("split_requests", "0", False),
             ("stores_with_ranges", "a.B", ["a.B"]),
             ("stores_with_ranges", "['a.B', 'c.D']", ["a.B", "c.D"]),
         ],
@@ -246,7 +301,7 @@ class TestVariables:
 
     def test_unknown_ones_are_named_once(self, tmp_path):
         (tmp_path / "zarr.yaml").write_text("numcodecs_bytes: {write_inplace: true}")
-        variables = {"NUMCODECS_BYTES_GAP": 1, "ZARR_CONFIG": tmp_path / "zarr.yaml"}
+        variables = {"NUMCODECS_BYTES_GAP": "{[]}", "ZARR_CONFIG": tmp_path / "zarr.yaml"}
         done = run_program("-c", self.OPENS, NUMCODECS_BYTES_TESTS="all", **variables)
         assert done.stderr.count("Warning") == 1
         assert "no option 'gap' by environment variable NUMCODECS_BYTES_GAP" in done.stderr

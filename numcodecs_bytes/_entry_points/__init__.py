@@ -5,7 +5,10 @@ unchanged.
 """
 
 import contextlib
+import gc
 import warnings
+import weakref
+from collections.abc import Callable
 
 import zarr
 
@@ -20,3 +23,18 @@ def step_aside(what: str, error: Exception) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def at_end_of_scopes(replace: Callable[[], None]) -> None:
+    """Call a function now, and when each `with zarr.config.set(...)` ends that is open now.
+
+    Such a scope restores the value that it replaced, zarr's own default. A program whose first
+    array is opened inside it would go back to that for the rest of the process, with nothing to say
+    why. donfig keeps no list of open scopes, so only the garbage collector can find them: once, in
+    45 ms if there are 700,000 objects.
+    """
+    config_set = type(zarr.config.set({}))
+    open_scopes = [s for s in gc.get_referrers(config_set) if type(s) is config_set]
+    replace()
+    for scope in open_scopes:
+        weakref.finalize(scope, replace).atexit = False

@@ -4,13 +4,10 @@ zarr loads the entry points of a codec when it first needs that codec, before it
 config which class to use.
 """
 
-import gc
-import weakref
-
 import zarr
 import zarr.codecs
 
-from numcodecs_bytes._entry_points import step_aside
+from numcodecs_bytes._entry_points import at_end_of_scopes, step_aside
 
 __all__ = ["BytesCodec"]
 
@@ -25,13 +22,6 @@ def _make_default() -> None:
     zarrs_own = dict(defaults)
     # Whatever can fail comes first: a default that zarr can't import would break all arrays.
     from_outside = config.collect().get("codecs", {}).get("bytes", _CODEC_PATH)
-    config_set = type(config.set({}))
-    # A `with zarr.config.set(...)` of "codecs" or "codecs.bytes" that is open now restores the
-    # value it replaced, zarr's own default, when it ends. A program whose first array is opened
-    # inside it would go back to zarr's own codec for the rest of the process, and read whole chunks
-    # with nothing to say why. donfig keeps no list of open scopes, so only the garbage collector
-    # can find them: once, in 45 ms if there are 700,000 objects.
-    open_scopes = [s for s in gc.get_referrers(config_set) if type(s) is config_set]
 
     def replace_zarrs_own() -> None:
         # A value that the user set is a different object, even if the text is the same.
@@ -41,13 +31,11 @@ def _make_default() -> None:
         if chosen.get("bytes") == _CODEC_PATH and chosen.get("endian") is zarrs_own["endian"]:
             chosen["endian"] = _CODEC_PATH
 
-    replace_zarrs_own()
+    at_end_of_scopes(replace_zarrs_own)
     # Modified in place, because in zarr.config.reset() the oldest defaults win.
     defaults["bytes"] = _CODEC_PATH
     if from_outside == _CODEC_PATH:
         defaults["endian"] = _CODEC_PATH
-    for scope in open_scopes:
-        weakref.finalize(scope, replace_zarrs_own).atexit = False
 
 
 def _check_zarr() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import zarr
 
-from numcodecs_bytes._entry_points import step_aside
+from numcodecs_bytes._entry_points import at_end_of_scopes, step_aside
 
 __all__ = ["BytesPipeline"]
 
@@ -28,18 +28,26 @@ def _set_default() -> None:
         configured_pipeline,
         configured_write_in_place,
     )
-    from numcodecs_bytes._zarr_versions import is_default_pipeline  # noqa: PLC0415
     from numcodecs_bytes.zarr_pipeline import PIPELINE  # noqa: PLC0415
 
-    config: Any = zarr.config
     try:
         path = configured_pipeline() or (PIPELINE if configured_write_in_place() else None)
     except ValueError:  # which our pipeline raises when an array is opened or written
         path = PIPELINE
-    if path is not None and is_default_pipeline(config.get("codec_pipeline.path")):
-        # Modified in place, because zarr.config.reset() restores the defaults.
-        config.defaults[0]["codec_pipeline"]["path"] = path
-        config.config["codec_pipeline"]["path"] = path
+    if path is None:
+        return
+    config: Any = zarr.config
+    defaults = config.defaults[0]["codec_pipeline"]
+    zarrs_own = defaults["path"]
+
+    def replace_zarrs_own() -> None:
+        # One that was chosen is a different object, even if the text is the same.
+        chosen = config.get("codec_pipeline")
+        if chosen["path"] is zarrs_own:
+            chosen["path"] = path
+
+    at_end_of_scopes(replace_zarrs_own)
+    defaults["path"] = path  # modified in place, because zarr.config.reset() restores the defaults
 
 
 def _warn_of_unknown() -> None:

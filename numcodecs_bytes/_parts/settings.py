@@ -15,7 +15,7 @@ import os
 import site
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,18 @@ class Given(NamedTuple):
 
 def configured(name: str) -> Iterator[Given]:
     """Yield what an option is set to outside of `set_options`; what takes precedence first."""
-    for options in (_in_variables(), _in_zarrs_config(), _in_file()):
-        given = options.get(name)
+    for options, known in _outside():
+        given = options.get(name) if name in known else None
         if given is not None and given.value is not None and given.value != "":
             yield given
+
+
+def _outside() -> Iterator[tuple[Mapping[str, Given], Collection[str]]]:
+    """Yield the options that are set outside of `set_options`, and those that there are."""
+    yield _in_variables(), PARSERS
+    # zarr has its own key for the pipeline, which a program may set for a while.
+    yield _in_zarrs_config(), PARSERS.keys() - {"pipeline"}
+    yield _in_file(), PARSERS
 
 
 def _option(name: str) -> Any:
@@ -77,7 +85,7 @@ def _parse(text: str) -> Any:
     text = text.strip()
     try:
         return ast.literal_eval(text.title() if text.lower() in {"true", "false"} else text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):  # all of which it may
         return text
 
 
@@ -99,19 +107,23 @@ def _in_file() -> Mapping[str, Given]:
     """Return the options in the file of the environment; else in that of the one it is based on."""
     for path in environment_files():
         try:
-            with path.open("rb") as file:
-                options = tomllib.load(file)
+            return options_in(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             _logger.warning("numcodecs_bytes can't read its options: %s", error)
-            continue
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); `numcodecs-bytes disable` removes it"
-            ) from error
-        return {name: Given(value, f"file {path}") for name, value in options.items()}
     return {}
+
+
+def options_in(path: Path) -> Mapping[str, Given]:
+    """Return the options in a file; raise OSError, or ValueError if it is damaged."""
+    try:
+        options = tomllib.loads(path.read_text("utf-8-sig"))  # as some editors save it
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); `numcodecs-bytes disable` removes it"
+        ) from error
+    return {name: Given(value, f"file {path}") for name, value in options.items()}
 
 
 def environment_files() -> list[Path]:
@@ -124,9 +136,9 @@ def unknown_options() -> list[str]:
     """Return what is set that there is not, each with what sets it."""
     return [
         f"{name!r} by {given.source}"
-        for options in (_in_variables(), _in_zarrs_config(), _in_file())
+        for options, known in _outside()
         for name, given in options.items()
-        if name not in PARSERS
+        if name not in known
     ]
 
 

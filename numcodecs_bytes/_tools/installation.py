@@ -16,7 +16,13 @@ import zarr.registry
 
 from numcodecs_bytes._options import PARSERS
 from numcodecs_bytes._parts.in_place import has_pipeline
-from numcodecs_bytes._parts.settings import FILE, configured, configured_write_in_place
+from numcodecs_bytes._parts.settings import (
+    FILE,
+    configured,
+    configured_write_in_place,
+    options_in,
+)
+from numcodecs_bytes._zarr_versions import default_pipeline
 from numcodecs_bytes.codec import Bytes
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
@@ -164,11 +170,11 @@ def _override(key: str, value: Any, source: str) -> dict[str, str]:
     return {"key": key, "value": str(value), "source": source}
 
 
-def enable(options: Mapping[str, Any]) -> Path:
-    """Write options for all programs of this environment; return the file.
+def enable(options: Mapping[str, Any]) -> tuple[Path, list[str]]:
+    """Write options for all programs of this environment, in place of earlier ones.
 
-    Raises ValueError if a value is wrong, and OSError if the file can't be written. Then an earlier
-    one is unchanged.
+    Returns the file, and the names of those that it does not set any more. Raises ValueError if a
+    value is wrong, and OSError if the file can't be written. Then an earlier one is unchanged.
     """
     lines = [
         "# Options of numcodecs_bytes for all programs of this environment, as written by",
@@ -178,19 +184,34 @@ def enable(options: Mapping[str, Any]) -> Path:
         PARSERS[name](value)
         lines.append(f"{name} = {json.dumps(value)}")
     path = Path(sys.prefix) / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever can use the environment can read them, whatever the umask.
+    for folder in reversed([parent for parent in path.parents if not parent.exists()]):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+    try:
+        dropped = [name for name in options_in(path) if name not in options]
+    except (OSError, ValueError):  # it is missing, or damaged
+        dropped = []
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         unfinished.write_text("\n".join([*lines, ""]))
+        unfinished.chmod(0o644)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    return path
+    return path, dropped
 
 
-def is_used(pipeline: str) -> bool:
-    """Whether arrays that are opened now get the pipeline of this name."""
-    return bool(PARSERS["pipeline"](pipeline) == zarr.config.get("codec_pipeline.path"))
+def overriding(options: Mapping[str, Any]) -> str:
+    """Return which of the options that `enable` has written are overridden, or ""."""
+    found = []
+    for name, value in options.items():
+        first = next(configured(name), None)
+        if first is None or first.value != value:
+            found.append(name)
+    if "pipeline" not in found and zarr.config.get("codec_pipeline.path") is not default_pipeline():
+        found.append("codec_pipeline.path")
+    return ", ".join(found)
 
 
 def disable() -> Path | None:
