@@ -87,8 +87,9 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     Warns
     -----
     UserWarning
-        If the chunks do not suit some arrays of a group that are larger than `size`: they are stored
-        in another way than the largest one, and may be read more than once. It names them.
+        If the chunks do not suit some arrays of a group that are larger than `size`, because they
+        are stored in another way than the largest one, and may be read more than once. It names
+        them.
 
     Examples
     --------
