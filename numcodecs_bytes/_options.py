@@ -1,7 +1,7 @@
 """Options of this package, and what they may be: `set_options`.
 
 This module does not import zarr, because importing numcodecs must stay quick. Environment variables
-and files are read in ``_parts/settings.py``.
+and files are read in ``_settings.py``.
 """
 
 import importlib
@@ -166,7 +166,7 @@ def _pipeline_that_writes(mode: bool | str, *, is_reset: bool) -> dict[str, str]
     """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
-    from numcodecs_bytes._parts.settings import configured_pipeline  # noqa: PLC0415
+    from numcodecs_bytes._settings import configured_pipeline  # noqa: PLC0415
     from numcodecs_bytes._zarr_versions import default_pipeline  # noqa: PLC0415
 
     path = _pipeline_of_others() if is_reset else zarr.config.get("codec_pipeline.path")

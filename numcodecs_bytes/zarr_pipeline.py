@@ -62,13 +62,13 @@ from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
 from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.settings import (
+from numcodecs_bytes._parts.shards import Shard
+from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
+from numcodecs_bytes._settings import (
     configured_gap_bytes,
     configured_pipeline,
     configured_write_in_place,
 )
-from numcodecs_bytes._parts.shards import Shard
-from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,

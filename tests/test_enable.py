@@ -82,7 +82,7 @@ def test_writes_in_place(environment, mode):
     done = environment.command("enable", *arguments)
     assert "lose each other's data in silence" in done.stdout
     assert "ZARR_CODEC_PIPELINE__PATH=numcodecs_bytes.zarr_pipeline.BytesPipeline" in done.stdout
-    code = "from numcodecs_bytes._parts import settings; print(settings._option('write_in_place'))"
+    code = "from numcodecs_bytes import _settings; print(_settings._option('write_in_place'))"
     assert environment.run("-c", code).stdout.strip() == str(mode)
     variable = {"NUMCODECS_BYTES_WRITE_IN_PLACE": "false"}
     assert environment.run("-c", code, **variable).stdout.strip() == "False"

@@ -7,8 +7,8 @@ import zarr
 from helpers import OUR_PIPELINES, PIPELINES, create, run_program
 
 import numcodecs_bytes
+from numcodecs_bytes import _settings as settings
 from numcodecs_bytes._options import PARSERS
-from numcodecs_bytes._parts import settings
 from numcodecs_bytes._zarr_versions import FusedCodecPipeline
 
 
@@ -47,7 +47,7 @@ def test_options_for_good():
         import sys, numcodecs_bytes
         numcodecs_bytes.set_options(max_gap_bytes=3, stores_with_ranges=["a.B"])
         assert "zarr" not in sys.modules
-        from numcodecs_bytes._parts import settings
+        from numcodecs_bytes import _settings as settings
         assert settings.configured_gap_bytes() == 3
         assert settings.stores_with_ranges() == ["a.B"]
         numcodecs_bytes.set_options(pipeline="BytesPipeline")
@@ -252,7 +252,7 @@ class TestFirstPipeline:
 
 SETTINGS = """
 import sys, warnings
-from numcodecs_bytes._parts import settings
+from numcodecs_bytes import _settings as settings
 import numcodecs_bytes, zarr
 zarr.config.set({"numcodecs_bytes.max_gap_bytes": 2, "numcodecs_bytes.split_requests": False})
 values = settings.configured_gap_bytes(), settings.splits_requests()
@@ -284,7 +284,7 @@ class TestVariables:
         ],
     )
     def test_values(self, name, text, value):
-        code = f"from numcodecs_bytes._parts import settings; print(settings._option({name!r}))"
+        code = f"from numcodecs_bytes import _settings; print(_settings._option({name!r}))"
         done = run_program("-c", code, **{f"NUMCODECS_BYTES_{name.upper()}": text})
         assert done.stdout.strip() == repr(value).strip("'")
 

@@ -24,7 +24,7 @@ class NoPipeline:
 
 def _set_default() -> None:
     """Make the configured pipeline the default, or BytesPipeline if it is to write in place."""
-    from numcodecs_bytes._parts.settings import (  # noqa: PLC0415
+    from numcodecs_bytes._settings import (  # noqa: PLC0415
         configured_pipeline,
         configured_write_in_place,
     )
@@ -53,7 +53,7 @@ def _set_default() -> None:
 def _warn_of_unknown() -> None:
     """Warn of options that there are not; never raise."""
     from numcodecs_bytes._options import PARSERS  # noqa: PLC0415
-    from numcodecs_bytes._parts.settings import unknown_options  # noqa: PLC0415
+    from numcodecs_bytes._settings import unknown_options  # noqa: PLC0415
 
     with contextlib.suppress(Warning, ValueError):  # of a file that is damaged, as above
         if unknown := unknown_options():

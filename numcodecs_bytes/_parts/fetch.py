@@ -35,8 +35,8 @@ from numcodecs_bytes._parts.plan import Plan, plan_read, plan_whole
 from numcodecs_bytes._parts.read_file import FileReader, is_short
 from numcodecs_bytes._parts.read_remote import RemoteObject, let_others_end
 from numcodecs_bytes._parts.refusals import ReadWhole, remember_refusal
-from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import Remote, Source, Whole, coalescing_of, find_source
+from numcodecs_bytes._settings import configured_gap_bytes
 from numcodecs_bytes._threads import IsWanted
 
 

@@ -28,12 +28,12 @@ from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.locks import LockedError, NotInPlace
 from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.settings import configured_write_in_place
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import Whole, writable_file_finder
 from numcodecs_bytes._parts.values import Values
 from numcodecs_bytes._parts.write_file import Encode, Pace, WriteCosts
 from numcodecs_bytes._parts.write_object import ChunkWrite, ShardWrite
+from numcodecs_bytes._settings import configured_write_in_place
 from numcodecs_bytes._threads import (
     IsWanted,
     is_ending,

@@ -31,8 +31,8 @@ from numcodecs_bytes._parts.refusals import (
     untagged,
     versions_of,
 )
-from numcodecs_bytes._parts.settings import configured_gap_bytes, splits_requests
 from numcodecs_bytes._parts.stores import Answer, Remote
+from numcodecs_bytes._settings import configured_gap_bytes, splits_requests
 
 # How often ranges are requested before an object that keeps changing is read whole.
 NUM_TRIES = 3

@@ -31,7 +31,6 @@ from numcodecs_bytes._parts.ranges import Coalescing, Indices
 from numcodecs_bytes._parts.read_remote import NUM_TRIES, Known, RemoteObject, let_others_end
 from numcodecs_bytes._parts.refusals import Changed, ReadWhole, answering, remember_refusal
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.settings import configured_gap_bytes
 from numcodecs_bytes._parts.stores import (
     Answer,
     File,
@@ -40,6 +39,7 @@ from numcodecs_bytes._parts.stores import (
     coalescing_of,
     find_source,
 )
+from numcodecs_bytes._settings import configured_gap_bytes
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import (
     chunk_grid_of,

@@ -16,7 +16,7 @@ import zarr.registry
 
 from numcodecs_bytes._options import PARSERS
 from numcodecs_bytes._parts.in_place import has_pipeline
-from numcodecs_bytes._parts.settings import (
+from numcodecs_bytes._settings import (
     FILE,
     configured,
     configured_write_in_place,
