@@ -136,6 +136,7 @@ def test_it_does_no_harm_without_this_package(environment):
     environment.run("-W", "error", "-c", unwanted)
 
 
+@pytest.mark.long
 def test_an_environment_that_is_based_on_another_one(tmp_path):
     """It has the options of that one, until it has its own."""
     base = Environment(tmp_path / "base")
@@ -148,6 +149,7 @@ def test_an_environment_that_is_based_on_another_one(tmp_path):
     assert other.run("-c", prefixes + ROW, tmp_path / "a").stdout.strip() == ZARRS
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("json", [[], ["--json"]])
 def test_a_wrong_variable(environment, json):
     """It is said, and what is written is written."""
@@ -158,6 +160,7 @@ def test_a_wrong_variable(environment, json):
     assert environment.file.exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="there is no umask")
 def test_all_users_can_read_it(environment):
     code = "import os, sys, runpy; os.umask(0o077); sys.argv = ['numcodecs-bytes', 'enable']; "
@@ -166,6 +169,7 @@ def test_all_users_can_read_it(environment):
     assert environment.file.parent.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.long
 def test_a_file_of_an_editor(environment):
     """With a mark of its encoding."""
     environment.command("enable")
@@ -173,6 +177,7 @@ def test_a_file_of_an_editor(environment):
     assert environment.pipeline() == "BytesPipeline"
 
 
+@pytest.mark.long
 def test_a_damaged_file(environment):
     """An error when an array is opened; `disable` and `enable` mend it."""
     environment.file.parent.mkdir(parents=True)
@@ -188,6 +193,7 @@ def test_a_damaged_file(environment):
     assert environment.pipeline() == ZARRS
 
 
+@pytest.mark.long
 def test_a_file_that_can_not_be_written(environment):
     """Nothing is changed, and it is said why."""
     environment.file.parent.parent.write_text("a file in place of the folder")
@@ -197,6 +203,7 @@ def test_a_file_that_can_not_be_written(environment):
     assert environment.pipeline() == ZARRS
 
 
+@pytest.mark.long
 def test_a_full_disk_keeps_the_earlier_file(environment):
     environment.command("enable", "--write-in-place", "require")
     before = environment.file.read_text()
