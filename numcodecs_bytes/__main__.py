@@ -40,9 +40,9 @@ _ABOUT_DISABLE = """\
 Remove the options that "enable" wrote.
 """
 _OTHER_WRITERS = """\
-Programs without numcodecs_bytes, or in other environments, go on rewriting whole
-chunks, and then writers that share a chunk lose each other's data in silence. To
-make them fail instead, set for all of several writers
+Programs without numcodecs_bytes, or in other environments, keep rewriting whole
+chunks, and then writers that share a chunk lose each other's data without any
+error. To make them fail instead, set this for every writer:
   ZARR_CODEC_PIPELINE__PATH=numcodecs_bytes.zarr_pipeline.{pipeline}"""
 _ABOUT_CHECK = """\
 Report for each array in a Zarr hierarchy whether parts of its chunks can be
@@ -105,7 +105,7 @@ def _format(found: dict[str, Any]) -> str:
         lines.append(
             f"  {setting['error']}"
             if "error" in setting
-            else f"  {setting['key']} is {setting['value']!r} by {setting['source']}"
+            else f"  {setting['key']} is {setting['value']!r}, set by {setting['source']}"
         )
     if found["other_codec"]:
         lines += [f"  {found['other_codec']}"]

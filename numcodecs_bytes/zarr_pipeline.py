@@ -247,16 +247,23 @@ def _note_encoded(item: Any, out: Any, *, is_shard: bool) -> None:
     byte_getter, spec, _, place, *_ = item
     if is_in_shard(byte_getter):  # which is noted
         return
-    source, num_bytes, num_selected = source_finder()(byte_getter), 0, None
+    source = source_finder()(byte_getter)
     if is_shard or not isinstance(source, File):
         _trace.note_not_seen("compressed or filtered")
         return
-    errors: Any = (OSError, ReadWhole, *source.missing)  # it is missing, or zarr raises the error
-    with contextlib.suppress(*errors), contextlib.closing(source.open()) as file:
-        num_bytes = file.num_bytes
-        num_selected = math.prod(out[place].shape) * out.dtype.itemsize
-    fetched = _trace.Fetched(1, num_bytes, "compressed or filtered")
-    _trace.note_read(byte_getter, len(spec.shape), num_bytes, fetched, num_selected)
+    errors: Any = (OSError, ReadWhole, *source.missing)
+    try:
+        with contextlib.closing(source.open()) as file:
+            num_bytes = file.num_bytes
+    except errors:  # it is missing, or zarr raises the error
+        counts: dict[str, Any] = {"chunks": 1, "chunks_missing": 1, "requests": 1}
+    else:
+        num_selected = math.prod(out[place].shape)
+        counts = {"chunks": 1, "requests": 1, "bytes_selected": num_selected * out.dtype.itemsize}
+        counts |= {"bytes_fetched": num_bytes, "bytes_zarr_alone": num_bytes}
+        if num_selected < _trace.WHOLE * math.prod(spec.shape):
+            counts |= {"chunks_whole": 1, "why_whole": {"compressed or filtered": 1}}
+    _trace.note(byte_getter, len(spec.shape), counts)
 
 
 def _makes_valid(pipeline: Any) -> bool:

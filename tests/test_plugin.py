@@ -307,10 +307,10 @@ class TestReport:
         file.write_text("{numcodecs_bytes: {split_requests: false, max_gap_bytes: 1}}")
         variables = {"NUMCODECS_BYTES_PIPELINE": "BytesPipeline", "ZARR_CONFIG": file}
         found = self.report(ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=2, **variables).splitlines()
-        assert [line.replace("numcodecs_bytes.", "") for line in found[-3:]] == [
-            "  pipeline is 'BytesPipeline' by environment variable NUMCODECS_BYTES_PIPELINE",
-            "  max_gap_bytes is '2' by environment variable ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES",
-            f"  split_requests is 'False' by file {file}",
+        assert [line.partition("numcodecs_bytes.")[2] for line in found[-3:]] == [
+            "pipeline is 'BytesPipeline', set by environment variable NUMCODECS_BYTES_PIPELINE",
+            "max_gap_bytes is '2', set by environment variable ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES",
+            f"split_requests is 'False', set by file {file}",
         ]
 
     def test_a_pipeline_that_does_not_exist(self):
@@ -334,7 +334,7 @@ class TestReport:
     def test_environment(self):
         out = self.report(status=1, ZARR_CODECS__BYTES=ZARRS)
         assert out.startswith(f'"bytes" is not picked up by zarr {zarr.__version__}')
-        assert f"codecs.bytes is '{ZARRS}' by environment variable ZARR_CODECS__BYTES" in out
+        assert f"codecs.bytes is '{ZARRS}', set by environment variable ZARR_CODECS__BYTES" in out
 
     def test_yaml_file(self, tmp_path):
         file = tmp_path / "zarr.yaml"

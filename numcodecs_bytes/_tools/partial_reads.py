@@ -13,7 +13,7 @@ from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
 from numcodecs_bytes._tools.check_report import ArrayReport, PartialReads
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
-from numcodecs_bytes.zarr_pipeline import PIPELINE, ReadsBatches, stored_as
+from numcodecs_bytes.zarr_pipeline import ReadsBatches, stored_as
 
 
 def partial_reads(array: Any) -> PartialReads:
@@ -88,7 +88,7 @@ def advise(reports: list[ArrayReport], locations: list[str]) -> str:
         return ""
     advice = (
         'To choose BytesPipeline, call numcodecs_bytes.set_options(pipeline="BytesPipeline"), or '
-        f"set codec_pipeline.path in zarr's config to {PIPELINE}"
+        "run `numcodecs-bytes enable` for all programs of this environment"
     )
     can_migrate = not all(name.endswith((".json", ".parq", ".parquet")) for name in locations)
     is_old = can_migrate and any(answer.is_old for answer in answers)

@@ -615,4 +615,4 @@ def test_check_says_in_part(tmp_path, capsys):
         assert main(["check", str(tmp_path)]) == 0
     assert report.partial_reads == "no: inner chunks are read whole; with BytesPipeline, in part"
     advice = capsys.readouterr().out.splitlines()[-1]
-    assert "set codec_pipeline.path in zarr's config to numcodecs_bytes.zarr_p" in advice
+    assert "or run `numcodecs-bytes enable` for all programs" in advice

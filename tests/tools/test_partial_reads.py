@@ -163,8 +163,8 @@ class TestAdvice:
             "2 arrays, 2 chunks, 0 problems",
             (
                 "To choose BytesPipeline, call "
-                'numcodecs_bytes.set_options(pipeline="BytesPipeline"), or set codec_pipeline.path '
-                f"in zarr's config to {OUR_PIPELINES[0]}. Or migrate the Zarr v2 arrays, which "
+                'numcodecs_bytes.set_options(pipeline="BytesPipeline"), or run `numcodecs-bytes '
+                "enable` for all programs of this environment. Or migrate the Zarr v2 arrays, which "
                 "then need no setting"
             ),
         ]
