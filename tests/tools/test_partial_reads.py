@@ -164,8 +164,8 @@ class TestAdvice:
             (
                 "To choose BytesPipeline, call "
                 'numcodecs_bytes.set_options(pipeline="BytesPipeline"), or run `numcodecs-bytes '
-                "enable` for all programs of this environment. Or migrate the Zarr v2 arrays, which "
-                "then need no setting"
+                "enable` for all programs of this environment. Or migrate the Zarr v2 arrays, "
+                "which then need no setting"
             ),
         ]
 
