@@ -155,8 +155,9 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
                 chosen.pop(name, None)
             else:
                 chosen[name] = value
-        if self._scope is not None:
-            self._scope.__exit__(None, None, None)
+        scope, self._scope = self._scope, None  # whose end may be waited for: see _entry_points
+        if scope is not None:
+            scope.__exit__(None, None, None)
 
 
 def _pipeline_that_writes(mode: bool | str, *, is_reset: bool) -> dict[str, str]:  # noqa: FBT001

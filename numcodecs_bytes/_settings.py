@@ -52,6 +52,14 @@ def _outside() -> Iterator[tuple[Mapping[str, Given], Collection[str]]]:
     yield _in_file(), PARSERS
 
 
+def is_set_outside(*names: str) -> bool:
+    """Whether one of some options is set, and not only by this program, perhaps for a while."""
+    outside = zarr.config.collect()
+    ours = outside.get("numcodecs_bytes") or outside.get("numcodecs-bytes")
+    known = {str(name).replace("-", "_") for name in ours} if isinstance(ours, dict) else set()
+    return any(name in each for each in (known, _in_variables(), _in_file()) for name in names)
+
+
 def _option(name: str) -> Any:
     """Return an option, or None if it is not set."""
     return chosen[name] if name in chosen else _configured_option(name)

@@ -77,9 +77,9 @@ class Trace:
             - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
               selected elements
             - ``bytes_zarr_alone``: bytes that zarr alone fetches for the same: chunks as a whole;
-              of a shard, its index and the inner chunks of which something is selected (and since
-              zarr 3.4 what lies between these); to write a part of a chunk, all of it, before it
-              writes all of it
+              of a shard, its index and the inner chunks of which something is selected (zarr 3.4:
+              and short gaps between them); to write a part of a chunk, all of it, before it writes
+              all of it
             - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
               and the bytes of these parts; ``why_not_in_place``: why others were not, though that
               was asked for, and how many

@@ -150,6 +150,10 @@ def migrate(  # noqa: PLR0913 # the options of the command
         raise ValueError("undo can't be combined with overwrite or exclude")
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
+    if not all(isinstance(path, str) and path.strip("/") for path in exclude):
+        raise ValueError(
+            f"exclude takes paths of arrays and groups below the root, got {exclude!r}"
+        )
     excluded = frozenset(path.strip("/") for path in exclude)
     options = _Options(dry_run, overwrite, undo, excluded, bar)
     if not isinstance(store, str | Path):
@@ -303,18 +307,29 @@ class _Plan:
             compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
         report.notes += _codecs_of_numcodecs(document)
         found = documents.get("zarr.json")
-        if found is None or not _are_equal(_without_consolidated(found), document):
+        is_new = found is None or not _are_equal(_without_consolidated(found), document)
+        if is_new:
             if found is not None:
                 self._refuse_to_replace(path, documents, document)
             _refuse_to_hide(self.refused.get(path, []))
             _refuse_struct(document)
         if _is_consolidated(found) or ".zmetadata" in documents:
             document = _consolidated(path, document, self.after)
-        if found is not None and _are_equal(found, document):
+        if not is_new and not self._is_outdated(path, found, document):
             return False
         self.after[path] = document
         self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
         return True
+
+    def _is_outdated(self, path: str, found: Any, document: dict[str, Any]) -> bool:
+        """Whether a group's consolidated metadata lacks what was migrated below it, or all."""
+        if not _is_consolidated(found):
+            return _is_consolidated(document)
+        listed, now = (
+            each["consolidated_metadata"].get("metadata", {}) for each in (found, document)
+        )
+        below = (other.removeprefix(path).lstrip("/") for other in self.old.get(path, []))
+        return any(name in now and now[name] != listed.get(name) for name in below)
 
     def _refuse_to_replace(
         self, path: str, documents: _Documents, document: dict[str, Any]
@@ -418,7 +433,8 @@ def _is_old(documents: _Documents) -> bool:
 
 
 def _is_consolidated(document: Any) -> bool:
-    return isinstance(document, dict) and "consolidated_metadata" in document
+    # zarr before 3.1.4 writes null.
+    return isinstance(document, dict) and isinstance(document.get("consolidated_metadata"), dict)
 
 
 def _note(nodes: dict[str, list[str]], path: str) -> None:

@@ -334,7 +334,7 @@ class ReadsBatches:
         batch = list(batch_info)
         stored = self._stored(batch[0][1]) if batch else None
         if stored is None:
-            if _trace.active and self._layout_of is None:
+            if _trace.active and batch and self._layout_of is None:
                 for item in batch:
                     _note_encoded(item, out, is_shard=self._has_shards())
                 # Its codecs are marked, and do not note the same.

@@ -470,6 +470,20 @@ class TestChunks:
             "4 files are not chunks of the array, so zarr does not read them: c/0.1, c/00, c/1, ..."
         ]
 
+    @pytest.mark.parametrize("is_circle", [False, True])
+    def test_links_to_folders_are_followed(self, tmp_path, is_circle):
+        """As zarr does when it reads, but not in circles."""
+        zarr.create_array(tmp_path / "a", shape=4, chunks=2, dtype="i2", compressors=None)[:] = 1
+        (tmp_path / "a/c").rename(tmp_path / "c")
+        (tmp_path / "a/c").symlink_to(tmp_path / "c", target_is_directory=True)
+        (tmp_path / "c/1").write_bytes(b"x")
+        if is_circle:
+            (tmp_path / "c/again").symlink_to(tmp_path / "c", target_is_directory=True)
+        found = check(tmp_path / "a")[""]
+        assert found.num_chunks == 2
+        (problem,) = found.problems
+        assert problem.startswith("chunk c/1 holds 1 bytes, expected 4")
+
     @pytest.mark.parametrize("location", ["{0}", "file://{0}", "{0}.zip"])
     @pytest.mark.parametrize(
         ("settings", "others"),

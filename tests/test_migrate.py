@@ -821,6 +821,32 @@ class TestExclude:
         assert shown(folder) == ["good"]
         assert documents_in(folder) == {"zarr.json", "good/zarr.json"}
 
+    @pytest.mark.parametrize("exclude", [[], ["old"]], ids=["refused", "excluded"])
+    @pytest.mark.parametrize("kind", ["null", "more", "fewer"])
+    def test_a_group_of_zarr_v3_below_which_nothing_changes_stays_as_it_is(
+        self, tmp_path, kind, exclude
+    ):
+        """Whatever its consolidated metadata say: zarr before 3.1.4 wrote null."""
+        group = zarr.create_group(tmp_path, zarr_format=3)
+        group.create_array("new", shape=4, dtype="i4")
+        write_v2(tmp_path / "old", None, **REFUSED["mixed"][0])
+        with warnings.catch_warnings(action="ignore"):
+            zarr.consolidate_metadata(tmp_path, zarr_format=3)
+        metadata = json.loads((tmp_path / "zarr.json").read_text())["consolidated_metadata"]
+        if kind == "more":
+            metadata["metadata"]["remote"] = metadata["metadata"]["new"]
+        if kind == "fewer":
+            del metadata["metadata"]["new"]
+        edited(tmp_path / "zarr.json", consolidated_metadata=None if kind == "null" else metadata)
+        before = (tmp_path / "zarr.json").read_bytes()
+        migrated(tmp_path, exclude=exclude)
+        assert (tmp_path / "zarr.json").read_bytes() == before
+
+    @pytest.mark.parametrize("exclude", [[""], ["good", "/"], [None], b"good"], ids=repr)
+    def test_what_is_no_path_below_the_root(self, folder, exclude):
+        with pytest.raises(ValueError, match="paths of arrays and groups below the root, got"):
+            migrated(folder, exclude=exclude)
+
     def test_a_name_that_begins_likewise_is_not_excluded(self, folder):
         zarr.create_group(folder / "deeper", zarr_format=2)
         found = migrated(folder, exclude=["deep", "bad"])

@@ -173,7 +173,7 @@ class TestFirstPipeline:
             def open_one():
                 array = zarr.create_array({}, shape=4, dtype="i4")
                 return type(array.async_array.codec_pipeline).__module__
-            with SCOPE:
+            with SCOPE as scope:
                 print(open_one())
             print(open_one())
             zarr.config.reset()
@@ -192,6 +192,20 @@ class TestFirstPipeline:
         ours = "numcodecs_bytes.zarr_pipeline"
         inside = PIPELINES[0].rsplit(".", 1)[0] if scope == "zarr.config.set" else ours
         assert done.stdout.split() == [inside, ours, ours, ours]
+
+    def test_a_program_that_asks_for_writes_in_place_for_a_while(self):
+        """It chooses no pipeline for good."""
+        code = f"""if True:
+            import zarr
+            def open_one():
+                array = zarr.create_array({{}}, shape=4, dtype="i4")
+                return type(array.async_array.codec_pipeline).__module__
+            options = {{"numcodecs_bytes.write_in_place": True}}
+            with zarr.config.set(options | {{"codec_pipeline.path": {PIPELINES[0]!r}}}):
+                open_one()
+            print(open_one())
+        """
+        assert run_program("-c", code).stdout.strip() == PIPELINES[0].rsplit(".", 1)[0]
 
     def test_what_is_set_for_good_before_the_first_lookup(self):
         """And is forgotten after it: what is configured counts then."""

@@ -27,6 +27,7 @@ def _set_default() -> None:
     from numcodecs_bytes._settings import (  # noqa: PLC0415
         configured_pipeline,
         configured_write_in_place,
+        is_set_outside,
     )
     from numcodecs_bytes.zarr_pipeline import PIPELINE  # noqa: PLC0415
 
@@ -34,11 +35,12 @@ def _set_default() -> None:
         path = configured_pipeline() or (PIPELINE if configured_write_in_place() else None)
     except ValueError:  # which our pipeline raises when an array is opened or written
         path = PIPELINE
-    if path is None:
-        return
     config: Any = zarr.config
     defaults = config.defaults[0]["codec_pipeline"]
     zarrs_own = defaults["path"]
+    is_chosen = config.get("codec_pipeline.path") is not zarrs_own
+    if path is None or (is_chosen and not is_set_outside("pipeline", "write_in_place")):
+        return
 
     def replace_zarrs_own() -> None:
         # One that was chosen is a different object, even if the text is the same.

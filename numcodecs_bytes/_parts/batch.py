@@ -298,7 +298,7 @@ class _Worker:
         self._layout: Any = None
         self._shard: Shard | None = None
         self._selected: dict[Any, ShardSelection] = {}
-        self._num_inner = 0  # of a shard, which are there and were selected from
+        self._starts: Any = None  # of the inner chunks that were selected from
 
     def read(self, byte_getter: object, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
         """Read a chunk; return whether it exists, or None if it was not read."""
@@ -345,7 +345,8 @@ class _Worker:
             layout, shard, num_axes = self._layout, self._shard, len(self._spec.shape)
             num_bytes = shard.num_bytes - shard.index_bytes if shard else layout.num_bytes
             num = None if place is None else np.size(self._out[place]) * layout.item_size
-            alone = shard.num_bytes_alone(self._num_inner) if shard else None
+            starts = self._starts
+            alone = None if shard is None or starts is None else shard.num_bytes_alone(starts)
             fetched = _trace.Fetched(counted[0], counted[1], num_bytes_alone=alone)
             _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
 
@@ -376,7 +377,7 @@ class _Worker:
         selected = self._select(shard, selection)
         index = self._index_of(file, shard, selected.num_bytes)
         present, starts, missing = shard.locate_selected(index, selected, file.num_bytes)
-        self._num_inner = len(present)
+        self._starts = starts
         drop_axes = self.batch.drop_axes
         region = self._out[(*place, ...)] if are_slices(place) and not drop_axes else None
         if region is not None and region.shape == selected.shape == selected.flat_shape:
@@ -395,7 +396,7 @@ class _Worker:
         grid, coordinates = shard.grid_of(region)
         index = self._index_of(file, shard, region.nbytes)
         present, starts, missing = shard.locate(index, coordinates, file.num_bytes)
-        self._num_inner = len(present)
+        self._starts = starts
         if len(missing):
             grid[tuple(along[missing] for along in coordinates)] = fill_value_or_default(shard.spec)
         num = self._coalescing.costs.block_bytes // layout.num_bytes or 1

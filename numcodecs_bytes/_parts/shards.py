@@ -275,9 +275,23 @@ class Shard:
         inner = selected.inner
         return [inner[k] for k in present.tolist()], starts, [inner[k] for k in missing.tolist()]
 
-    def num_bytes_alone(self, num_inner: int) -> int:
-        """Return how many bytes zarr alone fetches to read so many inner chunks."""
-        return self.index_bytes + num_inner * self.layout.num_bytes
+    def num_bytes_alone(self, starts: Indices) -> int:
+        """Return how many bytes zarr alone fetches for inner chunks that begin at `starts`.
+
+        These ascend. The newest zarr fetches short gaps between them, too.
+        """
+        config, length = self.spec.config, self.layout.num_bytes
+        max_gap = getattr(config, "sharding_coalesce_max_gap_bytes", -1)
+        max_bytes = getattr(config, "sharding_coalesce_max_bytes", 0)
+        num, first, last = self.index_bytes, 0, 0
+        for start in starts.tolist():
+            end = start + length
+            if last and start - last <= max_gap and end - first <= max_bytes:
+                num += end - last
+            else:
+                num, first = num + length, start
+            last = end
+        return num
 
     def read_index(self, file: OpenFile, is_wanted: IsWanted) -> UInt8Array:
         """Return the bytes of the index of a shard in a file."""
@@ -508,7 +522,8 @@ async def _fetch_parts(remote: RemoteObject, shard: Shard, selection: Any) -> An
             return None
         index, answer = found
         present, starts, missing = shard.locate_selected(index, selected, answer.num_bytes)
-        remote.getter.num_bytes_alone = shard.num_bytes_alone(len(present))
+        if _trace.active:
+            remote.getter.num_bytes_alone = shard.num_bytes_alone(starts)
         ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
         ranges, splits = remote.split(ranges) if splits else ranges, False  # not again
         try:

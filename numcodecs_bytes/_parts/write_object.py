@@ -201,7 +201,7 @@ class ShardWrite(ChunkWrite):
             super().change(pace, is_wanted)
         except OSError as error:
             is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            if not is_full or not self._may_take_more or not self._fill_value.any():
+            if not is_full or not self._may_take_more:
                 raise
             self._may_take_more = False
             super().change(pace, is_wanted)
@@ -261,7 +261,7 @@ class ShardWrite(ChunkWrite):
         """Return the shard with a place for what is written: complete if that costs no space."""
         shard: Shard = self._stored
         doubles, is_large = self._may_take_more, shard.num_bytes > self._costs.small_bytes
-        if self._fill_value.any() and (is_large or not doubles):
+        if not doubles or (is_large and self._fill_value.any()):
             needed = np.array(self._are_needed)
             places = tuple(along[needed] for along in self._coordinates)
             return shard.grown(index, end, places, doubles=doubles)

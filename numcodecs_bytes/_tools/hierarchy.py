@@ -287,10 +287,20 @@ def _list_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> I
 
 def _files_below(root: Path, prefix: str, listing: Listing) -> Iterator[str]:
     """Yield the keys of local files; zarr's `list_prefix` skips folders that can't be listed."""
-    for folder, folders, names in os.walk(root / prefix, onerror=listing.errors.append):
-        folders.sort()
+    walk = os.walk(root / prefix, onerror=listing.errors.append, followlinks=True)
+    for folder, folders, names in walk:
+        folders[:] = sorted(name for name in folders if not _leads_back(folder, name))
         below = "/".join(Path(folder).relative_to(root).parts)
         yield from (join(below, name) for name in sorted(names))
+
+
+def _leads_back(folder: str, name: str) -> bool:
+    """Whether a folder is a link to one above it."""
+    path = os.path.join(folder, name)  # noqa: PTH118 # quick, as what follows
+    if not os.path.islink(path):  # noqa: PTH114
+        return False
+    here, there = os.path.realpath(folder), os.path.realpath(path)
+    return here == there or here.startswith(there + os.sep)
 
 
 def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:

@@ -579,6 +579,20 @@ class TestOtherFillValues:
         assert np.array_equal(alone(tmp_path)[...], expected)
         assert [path.name for path in (tmp_path / "c/0").iterdir()] == ["0"]
 
+    def test_a_disk_that_is_full_of_small_inner_chunks(self, tmp_path, monkeypatch):
+        """Zeros take space, too, where blocks of the disk are longer than inner chunks."""
+        array, write_at = create(tmp_path, (16, 16)), locks.write_at
+
+        def write(descriptor, raw, position):
+            if position + len(raw) > 260 + 128:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write_at(descriptor, raw, position)
+
+        monkeypatch.setattr(locks, "write_at", write)
+        array[13, 13] = 5
+        assert (tmp_path / "c/0/0").stat().st_size == 260 + 128
+        assert alone(tmp_path)[13, 13] == 5
+
     def test_a_write_that_is_cancelled_fills_no_file(self, tmp_path):
         answers = iter([True, True, False])
         with (tmp_path / "file").open("w+b") as file, pytest.raises(InterruptedError):
