@@ -25,6 +25,7 @@ from numcodecs_bytes._options import PARSERS, chosen
 
 PREFIX = "NUMCODECS_BYTES_"
 FILE = Path("etc", "zarr", "numcodecs_bytes.toml")  # in the folder of an environment
+ZARRS_CONFIG = "zarr's config"
 _NOT_OPTIONS = {"tests"}
 _logger = logging.getLogger("numcodecs_bytes")
 
@@ -107,7 +108,7 @@ def _in_zarrs_config() -> Mapping[str, Given]:
     if not isinstance(options, dict):
         return {}
     given = dict(options)  # which another thread may change
-    return {str(k).replace("-", "_"): Given(v, "zarr's config") for k, v in given.items()}
+    return {str(k).replace("-", "_"): Given(v, ZARRS_CONFIG) for k, v in given.items()}
 
 
 @functools.cache

@@ -304,13 +304,16 @@ class TestReport:
 
     def test_options_and_what_sets_them(self, tmp_path):
         file = tmp_path / "zarr.yaml"
-        file.write_text("{numcodecs_bytes: {split_requests: false, max_gap_bytes: 1}}")
+        text = "{split_requests: false, max_gap_bytes: 1, write_in_place: true}"
+        file.write_text(f"{{numcodecs_bytes: {text}}}")
         variables = {"NUMCODECS_BYTES_PIPELINE": "BytesPipeline", "ZARR_CONFIG": file}
+        variables[mode := "NUMCODECS_BYTES_WRITE_IN_PLACE"] = "require"
         found = self.report(ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=2, **variables).splitlines()
-        assert [line.partition("numcodecs_bytes.")[2] for line in found[-3:]] == [
+        assert [line.partition("numcodecs_bytes.")[2] for line in found[-4:]] == [
             "pipeline is 'BytesPipeline', set by environment variable NUMCODECS_BYTES_PIPELINE",
             "max_gap_bytes is '2', set by environment variable ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES",
             f"split_requests is 'False', set by file {file}",
+            f"write_in_place is 'require', set by environment variable {mode}",
         ]
 
     def test_a_pipeline_that_does_not_exist(self):

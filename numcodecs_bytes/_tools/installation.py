@@ -18,6 +18,7 @@ from numcodecs_bytes._options import PARSERS
 from numcodecs_bytes._parts.in_place import has_pipeline
 from numcodecs_bytes._settings import (
     FILE,
+    ZARRS_CONFIG,
     configured,
     configured_write_in_place,
     options_in,
@@ -120,7 +121,8 @@ def _options() -> list[dict[str, str]]:
         try:
             for value, source in configured(name):
                 key = f"numcodecs_bytes.{name}"
-                found += [*_overrides(key)][-1:] or [_override(key, value, source)]
+                exact = [*_overrides(key)][-1:] if source == ZARRS_CONFIG else []
+                found += exact or [_override(key, value, source)]
                 parse(value)
                 break
         except ValueError as error:
