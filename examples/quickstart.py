@@ -50,7 +50,7 @@ def size(num_bytes: float) -> str:
 
 def main() -> None:
     """Print how many bytes are fetched, or written, with zarr alone and with this package."""
-    # Shards are read in part by our pipeline, which also writes in place; chunks need neither.
+    # Parts of shards, and writes in place, need our pipeline; parts of chunks do not.
     numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place="require")
     data = np.random.default_rng(0).random(SHAPE, np.float32)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""python -m numcodecs_bytes: the installation and its options; check stores, or migrate them.
+"""python -m numcodecs_bytes: report on the installation, set options, check or migrate stores.
 
 What imports zarr is imported where it is needed, so that Ctrl-C is answered from the beginning.
 """
@@ -18,7 +18,8 @@ from numcodecs_bytes._options import PIPELINES
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _ABOUT_REPORT = """\
-Report which classes numcodecs and zarr use for the codec "bytes".
+Report which classes numcodecs and zarr use for the codec "bytes", and which
+options are set.
 
 exit status:
   0  they are those of numcodecs_bytes
@@ -133,7 +134,7 @@ def _enable(options: argparse.Namespace) -> tuple[int, str]:
     try:
         path, dropped = enable(given)
     except (OSError, ValueError) as error:
-        return _failed("enabled", error, options)
+        return _failed("enable", str(error), options)
     status, text = _report(options)
     if wrong := overriding(given):
         status = 1
@@ -153,17 +154,18 @@ def _disable(options: argparse.Namespace) -> tuple[int, str]:
     try:
         path = disable()
     except OSError as error:
-        return _failed("disabled", error, options)
+        return _failed("disable", str(error), options)
     status, text = _report(options)
     if options.json:
         return status, text
-    return status, f"{'nothing was enabled' if path is None else f'removed {path}'}\n{text}"
+    done = "this environment had no options" if path is None else f"removed {path}"
+    return status, f"{done}\n{text}"
 
 
-def _failed(what: str, error: Exception, options: argparse.Namespace) -> tuple[int, str]:
-    """Say that nothing is enabled or disabled, and why."""
-    print(f"nothing is {what}: {error}", file=sys.stderr)
-    return 2, json.dumps({"error": str(error)}, indent=2) if options.json else ""
+def _failed(what: str, why: str, options: argparse.Namespace) -> tuple[int, str]:
+    """Say what can't be done, and why; return the exit status, and the report."""
+    print(f"can't {what}: {why}", file=sys.stderr)
+    return 2, json.dumps({"error": why}, indent=2) if options.json else ""
 
 
 def _explain_nothing(location: str) -> str:
@@ -247,9 +249,7 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
         with _progress_bar(" nodes") as bar:
             nodes = migrate(location, bar=bar, **{name: getattr(options, name) for name in names})
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        why = describe_error(error)
-        print(f"can't migrate {location}: {why}", file=sys.stderr)
-        return 2, json.dumps({"error": why}, indent=2) if options.json else ""
+        return _failed(f"migrate {location}", describe_error(error), options)
     wrong = "kept" if options.undo else "refused"
     num_wrong, num_excluded = (
         sum(found.status == status for found in nodes) for status in (wrong, "excluded")

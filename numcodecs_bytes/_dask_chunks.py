@@ -54,11 +54,12 @@ def dask_chunks(source: "zarr.Array[Any]", size: int | str) -> tuple[Lengths, ..
 @overload
 def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ...
 def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str, Lengths]:
-    """Return chunks for Dask of about a given size, with which each byte is read once.
+    """Return chunks for Dask of up to a given size, such that each byte is read once.
 
     Stored chunks that are larger are split along the axes that are stored slowest, so that a part
-    is one range of bytes. Smaller ones are grouped, and never split if they can't be read in part
-    (``python -m numcodecs_bytes check`` says why). In shards, this is about the inner chunks.
+    is one range of bytes. Smaller ones are grouped. Chunks that can't be read in part are never
+    split (``numcodecs-bytes check`` says why they can't). In shards, this is about the inner
+    chunks.
 
     Parameters
     ----------
@@ -199,11 +200,11 @@ def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
             f"the group {group.name!r} has no arrays whose dimensions have names, which xarray "
             "needs: pass a group that has, or an array"
         )
+    # xarray makes indexes of the others, in memory.
+    found = [one for one in found if one[2] != [one[0]]]
     chunks: dict[str, Lengths] = {}
     unsuited = []
     for name, array, dimensions in found:
-        if dimensions == [name]:
-            continue  # xarray makes an index of it, in memory
         stored = _stored(array)
         given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
         lengths = plan_chunks(stored, size, given)

@@ -1,4 +1,4 @@
-"""Options of this package, and what they may be: `set_options`.
+"""The options of this package, and the values that they accept: `set_options`.
 
 This module does not import zarr, because importing numcodecs must stay quick. Environment variables
 and files are read in ``_settings.py``.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 PIPELINES = ("BytesPipeline", "FusedBytesPipeline")
-_PIPELINES = "numcodecs_bytes.zarr_pipeline"
+PIPELINE_MODULE = "numcodecs_bytes.zarr_pipeline"
 
 
 def parse_pipeline(name: Any) -> str:
@@ -23,7 +23,7 @@ def parse_pipeline(name: Any) -> str:
         raise _wrong("pipeline", " or ".join(map(repr, PIPELINES)), name)
     if name == "FusedBytesPipeline" and FusedCodecPipeline is None:
         raise ValueError(f"FusedBytesPipeline needs zarr 3.3 or newer, this is {zarr.__version__}")
-    return f"{_PIPELINES}.{name}"
+    return f"{PIPELINE_MODULE}.{name}"
 
 
 def parse_gap_bytes(gap: Any) -> int:
@@ -87,23 +87,23 @@ class set_options:  # noqa: N801 # used like a function, as in xarray
         The codec pipeline of arrays that are opened from now on: zarr's ``codec_pipeline.path``.
         Arrays that are open keep theirs.
     max_gap_bytes : int, optional
-        Largest gap between two byte ranges over which they are coalesced, in bytes.
+        Largest gap between two byte ranges that are fetched as one, in bytes.
     split_requests : bool, optional
         Whether a long part of an object is fetched with several requests.
     stores_with_ranges : list of str, optional
         Further classes of stores and file systems whose byte ranges are reliable.
     write_in_place : bool or 'require', optional
         Whether parts of chunks in local files are written in place, which a pipeline of this
-        package does: ``BytesPipeline``, unless another one was chosen. With 'require', what can't
-        be written so raises an error.
+        package does: ``BytesPipeline``, unless another one was chosen. With 'require', a part
+        that can't be written in place raises an error.
     reset : bool
-        Whether to forget first what earlier calls have set.
+        Whether to undo earlier calls first.
 
     Raises
     ------
     ValueError
-        If a value is none of these, or another pipeline was chosen than is required. Nothing is
-        set then.
+        If a value is wrong, or `write_in_place` is 'require' and the chosen pipeline is not one of
+        this package. Then nothing is set.
 
     Examples
     --------
@@ -172,8 +172,8 @@ def _pipeline_that_writes(mode: bool | str, *, is_reset: bool) -> dict[str, str]
 
     path = _pipeline_of_others() if is_reset else zarr.config.get("codec_pipeline.path")
     if path is default_pipeline():
-        return {"pipeline": configured_pipeline() or f"{_PIPELINES}.{PIPELINES[0]}"}
-    if mode == "require" and path not in [f"{_PIPELINES}.{ours}" for ours in PIPELINES]:
+        return {"pipeline": configured_pipeline() or f"{PIPELINE_MODULE}.{PIPELINES[0]}"}
+    if mode == "require" and path not in [f"{PIPELINE_MODULE}.{ours}" for ours in PIPELINES]:
         raise ValueError(
             "write_in_place='require' needs a pipeline of numcodecs_bytes, but zarr's "
             f"codec_pipeline.path is {path}: add pipeline='BytesPipeline'"
@@ -203,5 +203,5 @@ def _set_pipeline(path: str | None) -> Any:
     others = _pipeline_of_others()
     _before = None if others is default_pipeline() else others
     if path is not None:
-        importlib.import_module(_PIPELINES)  # programs that are frozen have no entry points
+        importlib.import_module(PIPELINE_MODULE)  # programs that are frozen have no entry points
     return zarr.config.set({"codec_pipeline.path": path or others})

@@ -1,8 +1,8 @@
-"""The options that are set: by `set_options`, or else outside of the program.
+"""Options: those of `set_options`, or else the configured ones.
 
-Outside, environment variables take precedence over zarr's config (its files, its variables, what a
-program sets there), and that over a file of the environment, which ``numcodecs-bytes enable``
-writes. zarr does not read that file, so that it is harmless without this package.
+Configured are, in order of precedence: environment variables; zarr's config (its files, its
+variables, and what a program sets there); and the file that ``numcodecs-bytes enable`` writes,
+which zarr does not read, so that it is harmless without this package.
 
 Each option raises ValueError if its value is wrong. A zarr that refuses unknown keys has none of
 ours.
@@ -38,27 +38,26 @@ class Given(NamedTuple):
 
 
 def configured(name: str) -> Iterator[Given]:
-    """Yield what an option is set to outside of `set_options`; what takes precedence first."""
-    for options, known in _outside():
+    """Yield the configured values of an option, in order of precedence."""
+    for options, known in _configured_options():
         given = options.get(name) if name in known else None
         if given is not None and given.value is not None and given.value != "":
             yield given
 
 
-def _outside() -> Iterator[tuple[Mapping[str, Given], Collection[str]]]:
-    """Yield the options that are set outside of `set_options`, and those that there are."""
+def _configured_options() -> Iterator[tuple[Mapping[str, Given], Collection[str]]]:
+    """Yield the options of each source, and the names that are valid there."""
     yield _in_variables(), PARSERS
     # zarr has its own key for the pipeline, which a program may set for a while.
-    yield _in_zarrs_config(), PARSERS.keys() - {"pipeline"}
+    yield _in_zarrs_config(getattr(zarr.config, "config", None)), PARSERS.keys() - {"pipeline"}
     yield _in_file(), PARSERS
 
 
 def is_set_outside(*names: str) -> bool:
-    """Whether one of some options is set, and not only by this program, perhaps for a while."""
-    outside = zarr.config.collect()
-    ours = outside.get("numcodecs_bytes") or outside.get("numcodecs-bytes")
-    known = {str(name).replace("-", "_") for name in ours} if isinstance(ours, dict) else set()
-    return any(name in each for each in (known, _in_variables(), _in_file()) for name in names)
+    """Whether one of some options is set in a variable or a file, for the whole program."""
+    sources = (_in_variables(), _in_zarrs_config(zarr.config.collect()), _in_file())
+    given = [each[name] for each in sources for name in names if name in each]
+    return any(one.value is not None and one.value != "" for one in given)
 
 
 def _option(name: str) -> Any:
@@ -67,8 +66,9 @@ def _option(name: str) -> Any:
 
 
 def _configured_option(name: str) -> Any:
-    """Do the same, but for what `set_options` has set."""
-    if not (_in_variables() or _in_zarrs_config() or _in_file()):  # as is usual
+    """Return a configured option, ignoring `set_options`; None if it is not set."""
+    in_zarr = _in_zarrs_config(getattr(zarr.config, "config", None))
+    if not (in_zarr or _in_variables() or _in_file()):  # as is usual
         return None
     for value, source in configured(name):
         try:
@@ -98,13 +98,11 @@ def _parse(text: str) -> Any:
         return text
 
 
-def _in_zarrs_config() -> Mapping[str, Given]:
-    """Return the options in zarr's config."""
-    # This takes a tenth of the time of zarr.config.get.
-    known = getattr(zarr.config, "config", None)
-    if not isinstance(known, dict):
+def _in_zarrs_config(config: Any) -> Mapping[str, Given]:
+    """Return the options in zarr's config; this takes a tenth of the time of zarr.config.get."""
+    if not isinstance(config, dict):
         return {}
-    options = known.get("numcodecs_bytes") or known.get("numcodecs-bytes")  # to zarr the same
+    options = config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # to zarr the same
     if not isinstance(options, dict):
         return {}
     given = dict(options)  # which another thread may change
@@ -129,9 +127,7 @@ def options_in(path: Path) -> Mapping[str, Given]:
     try:
         options = tomllib.loads(path.read_text("utf-8-sig"))  # as some editors save it
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); `numcodecs-bytes disable` removes it"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error}): correct it or delete it") from error
     return {name: Given(value, f"file {path}") for name, value in options.items()}
 
 
@@ -142,10 +138,11 @@ def environment_files() -> list[Path]:
 
 
 def unknown_options() -> list[str]:
-    """Return what is set that there is not, each with what sets it."""
+    """Return the options that are set but have no effect, each with its source."""
     return [
-        f"{name!r} by {given.source}"
-        for options, known in _outside()
+        f"{name!r} (set by {given.source}"
+        + ("; use codec_pipeline.path there)" if name in PARSERS else ")")
+        for options, known in _configured_options()
         for name, given in options.items()
         if name not in known
     ]
@@ -154,6 +151,11 @@ def unknown_options() -> list[str]:
 def configured_pipeline() -> str | None:
     """Return the path of the codec pipeline to use unless zarr's config has another one."""
     return _configured_option("pipeline")  # type: ignore[no-any-return]
+
+
+def is_write_in_place_configured() -> bool:
+    """Return whether parts of chunks are written in place unless `set_options` says otherwise."""
+    return bool(_configured_option("write_in_place"))
 
 
 def configured_gap_bytes() -> int | None:

@@ -78,8 +78,8 @@ class Trace:
               selected elements
             - ``bytes_zarr_alone``: bytes that zarr alone fetches for the same: chunks as a whole;
               of a shard, its index and the inner chunks of which something is selected (zarr 3.4:
-              and short gaps between them); to write a part of a chunk, all of it, before it writes
-              all of it
+              and short gaps between them); to write a part of a chunk that we write in place, all
+              of it, before it writes all of it
             - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
               and the bytes of these parts; ``why_not_in_place``: why others were not, though that
               was asked for, and how many

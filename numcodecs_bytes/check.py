@@ -1,9 +1,9 @@
 """python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
 Reads, never writes. If the bytes codec is the only codec, only the size of a chunk is requested,
-and local files are opened, to see whether they can be read.
-Bools, and chunks that were stored with other codecs, are read one at a time. No more than one chunk
-is kept in memory, and none may decode to more bytes than its elements have.
+and local files are opened, to see whether they can be read. Bools, and chunks that were stored with
+other codecs, are read one at a time. No more than one chunk is kept in memory, and none may decode
+to more bytes than its elements have.
 """
 
 import contextlib

@@ -141,8 +141,10 @@ def migrate(  # noqa: PLR0913 # the options of the command
     ------
     ValueError
         If the store is read-only, is an open `ZipStore`, or can't list its contents; if `undo` is
-        given together with `overwrite` or `exclude`; if there is no node at an excluded path; or if
-        `storage_options` are given for what is no URL.
+        given together with `overwrite` or `exclude`; if there is no node at an excluded path, or it
+        is the root; or if `storage_options` are given for what is no URL.
+    TypeError
+        If `exclude` is a string.
     OSError
         If the store can't be written.
     """

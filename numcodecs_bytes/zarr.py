@@ -250,7 +250,7 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        in_ours = self._state.in_our_pipeline  # which notes it
+        in_ours = self._state.in_our_pipeline  # which notes what it reads
         if _trace.active and not in_ours and not _is_index(chunk_spec):
             _trace.note_not_seen("decoded whole: compressed, filtered, or about to be changed")
         raw: Any = as_numpy(chunk_bytes.as_array_like())

@@ -60,7 +60,6 @@ from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
 from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
-from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
@@ -83,8 +82,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 __all__ = ["BytesPipeline", "FusedBytesPipeline"]
-
-PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 
 # Takes the specification of a chunk; returns how it is stored, or None if zarr's own pipeline must
@@ -242,28 +239,32 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
         _trace.note(byte_setter, len(spec.shape), counts)
 
 
-def _note_encoded(item: Any, out: Any, *, is_shard: bool) -> None:
-    """Tell `numcodecs_bytes.trace` of a compressed or filtered chunk that zarr reads."""
-    byte_getter, spec, _, place, *_ = item
-    if is_in_shard(byte_getter):  # which is noted
-        return
-    source = source_finder()(byte_getter)
-    if is_shard or not isinstance(source, File):
-        _trace.note_not_seen("compressed or filtered")
-        return
-    errors: Any = (OSError, ReadWhole, *source.missing)
-    try:
-        with contextlib.closing(source.open()) as file:
-            num_bytes = file.num_bytes
-    except errors:  # it is missing, or zarr raises the error
-        counts: dict[str, Any] = {"chunks": 1, "chunks_missing": 1, "requests": 1}
-    else:
-        num_selected = math.prod(out[place].shape)
-        counts = {"chunks": 1, "requests": 1, "bytes_selected": num_selected * out.dtype.itemsize}
-        counts |= {"bytes_fetched": num_bytes, "bytes_zarr_alone": num_bytes}
-        if num_selected < _trace.WHOLE * math.prod(spec.shape):
-            counts |= {"chunks_whole": 1, "why_whole": {"compressed or filtered": 1}}
-    _trace.note(byte_getter, len(spec.shape), counts)
+def _note_encoded(batch: "Sequence[Any]", out: Any, *, are_shards: bool) -> None:
+    """Tell `numcodecs_bytes.trace` of compressed or filtered chunks that zarr reads."""
+    find, what = source_finder(), "compressed or filtered"
+    for byte_getter, spec, _, place, *_ in batch:
+        if is_in_shard(byte_getter):  # which is noted
+            continue
+        source = find(byte_getter)
+        if are_shards or not isinstance(source, File):
+            _trace.note_not_seen(what)
+            continue
+        counts: dict[str, Any] = {"chunks": 1, "requests": 1}
+        try:
+            with contextlib.closing(source.open()) as file:
+                num_bytes = file.num_bytes
+        except source.missing:
+            counts["chunks_missing"] = 1
+        except Exception:  # noqa: BLE001 # compressed again in a zip file, or zarr raises the error
+            _trace.note_not_seen(what)
+            continue
+        else:
+            num = math.prod(out[place].shape)
+            counts |= {"bytes_fetched": num_bytes, "bytes_zarr_alone": num_bytes}
+            counts["bytes_selected"] = num * out.dtype.itemsize
+            if num < _trace.WHOLE * math.prod(spec.shape):
+                counts |= {"chunks_whole": 1, "why_whole": {what: 1}}
+        _trace.note(byte_getter, len(spec.shape), counts)
 
 
 def _makes_valid(pipeline: Any) -> bool:
@@ -335,8 +336,7 @@ class ReadsBatches:
         stored = self._stored(batch[0][1]) if batch else None
         if stored is None:
             if _trace.active and batch and self._layout_of is None:
-                for item in batch:
-                    _note_encoded(item, out, is_shard=self._has_shards())
+                _note_encoded(batch, out, are_shards=self._has_shards())
                 # Its codecs are marked, and do not note the same.
                 return await self._writing(batch[0][1]).read(batch, out, drop_axes)
             return await zarrs.read(batch, out, drop_axes)
@@ -481,8 +481,8 @@ class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
 
     Uncompressed chunks elsewhere, including Zarr v2 and transposed ones, are read in part.
 
-    To use it, set ``codec_pipeline.path`` in zarr's config, or the environment variable
-    ``ZARR_CODEC_PIPELINE__PATH``, to ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
+    To use it, call ``numcodecs_bytes.set_options(pipeline="BytesPipeline")``, or run
+    ``numcodecs-bytes enable``.
     """
 
     _setting = "threading.max_workers"

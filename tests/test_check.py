@@ -981,8 +981,8 @@ class TestKindsOfStores:
         assert report.partial_reads == (
             "yes"
             if is_named
-            else f"no: {name} is not known to have reliable byte ranges; if it has, add it to "
-            "numcodecs_bytes.stores_with_ranges in zarr's config"
+            else f"no: {name} is not known to have reliable byte ranges; if it has, name it in "
+            "the option numcodecs_bytes.stores_with_ranges"
         )
 
     def test_a_file_system_without_ranges(self, healthy):

@@ -986,7 +986,7 @@ class TestProgress:
         assert main(["migrate", str(folder), "--json"]) == 0
         said = capsys.readouterr()
         assert ("writing: 100%" in said.err) == is_terminal
-        assert said.err or not is_terminal
+        assert bool(said.err) == is_terminal
         assert json.loads(said.out)["num_refused"] == 0
 
     def test_tqdm_is_optional(self, folder, capsys, monkeypatch):

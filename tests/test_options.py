@@ -165,7 +165,7 @@ class TestFirstPipeline:
         assert self.run(tmp_path, others) == [name] * 3
 
     @pytest.mark.parametrize("variable", ["NUMCODECS_BYTES_PIPELINE", VARIABLE])
-    @pytest.mark.parametrize("scope", ["zarr.config.set", "numcodecs_bytes.set_options"])
+    @pytest.mark.parametrize("scope", ["zarr.config.set", "numcodecs_bytes.set_options", "False"])
     def test_a_scope_that_is_open_when_it_is_looked_up(self, variable, scope):
         """What is configured counts as soon as it ends, and never before."""
         code = """
@@ -186,6 +186,7 @@ class TestFirstPipeline:
         given = {
             "zarr.config.set": f"zarr.config.set({{'codec_pipeline.path': '{PIPELINES[0]}'}})",
             "numcodecs_bytes.set_options": "numcodecs_bytes.set_options(pipeline='BytesPipeline')",
+            "False": "numcodecs_bytes.set_options(write_in_place=False)",
         }[scope]
         value = "BytesPipeline" if variable.endswith("PIPELINE") else "require"
         done = run_program("-c", code.replace("SCOPE", given), **{variable: value})
@@ -318,8 +319,8 @@ class TestVariables:
         variables = {"NUMCODECS_BYTES_GAP": "{[]}", "ZARR_CONFIG": tmp_path / "zarr.yaml"}
         done = run_program("-c", self.OPENS, NUMCODECS_BYTES_TESTS="all", **variables)
         assert done.stderr.count("Warning") == 1
-        assert "no option 'gap' by environment variable NUMCODECS_BYTES_GAP" in done.stderr
-        assert "'write_inplace' by zarr's config: it has pipeline, max_gap" in done.stderr
+        assert "ignores 'gap' (set by environment variable NUMCODECS_BYTES_GAP)" in done.stderr
+        assert "'write_inplace' (set by zarr's config): its options are pip" in done.stderr
         run_program("-W", "error", "-c", self.OPENS, **variables)
 
     def test_the_one_of_the_tests_is_known(self):

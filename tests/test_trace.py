@@ -3,6 +3,7 @@
 import os
 import threading
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -235,6 +236,26 @@ def test_compressed_chunks_of_our_pipeline(tmp_path):
             report, _ = traced(lambda s=store: zarr.open_array(s, mode="r")[0])
             assert report["not_seen"] == {"compressed or filtered": 1}
             assert report["arrays"] == {}
+
+
+def test_compressed_chunks_in_a_zip_archive(tmp_path):
+    """One that is compressed again is not missing."""
+    array = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(32, 64), dtype="i4")
+    array[:] = 1
+    length = (tmp_path / "a/c/0/0").stat().st_size
+    for method, seen in ((zipfile.ZIP_STORED, True), (zipfile.ZIP_DEFLATED, False)):
+        with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+            for name in ("zarr.json", "c/0/0"):
+                archive.write(tmp_path / "a" / name, name)
+        with (
+            numcodecs_bytes.set_options(pipeline="BytesPipeline"),
+            zarr.storage.ZipStore(tmp_path / "a.zip") as store,
+        ):
+            opened = zarr.open_array(store, mode="r")
+            report, _ = traced(lambda o=opened: (o[0], o[40]))
+        assert report["total"]["bytes_fetched"] == (length if seen else 0)
+        assert report["total"]["chunks_missing"] == 1
+        assert report["not_seen"] == ({} if seen else {"compressed or filtered": 1})
 
 
 def test_written_in_place(tmp_path, array):

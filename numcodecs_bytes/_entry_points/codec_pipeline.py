@@ -24,17 +24,18 @@ class NoPipeline:
 
 def _set_default() -> None:
     """Make the configured pipeline the default, or BytesPipeline if it is to write in place."""
+    from numcodecs_bytes._options import PIPELINE_MODULE, PIPELINES  # noqa: PLC0415
     from numcodecs_bytes._settings import (  # noqa: PLC0415
         configured_pipeline,
-        configured_write_in_place,
         is_set_outside,
+        is_write_in_place_configured,
     )
-    from numcodecs_bytes.zarr_pipeline import PIPELINE  # noqa: PLC0415
 
+    ours = f"{PIPELINE_MODULE}.{PIPELINES[0]}"
     try:
-        path = configured_pipeline() or (PIPELINE if configured_write_in_place() else None)
+        path = configured_pipeline() or (ours if is_write_in_place_configured() else None)
     except ValueError:  # which our pipeline raises when an array is opened or written
-        path = PIPELINE
+        path = ours
     config: Any = zarr.config
     defaults = config.defaults[0]["codec_pipeline"]
     zarrs_own = defaults["path"]
@@ -60,7 +61,8 @@ def _warn_of_unknown() -> None:
     with contextlib.suppress(Warning, ValueError):  # of a file that is damaged, as above
         if unknown := unknown_options():
             warnings.warn(
-                f"numcodecs_bytes has no option {', '.join(unknown)}: it has {', '.join(PARSERS)}",
+                f"numcodecs_bytes ignores {', '.join(unknown)}: its options are "
+                f"{', '.join(PARSERS)}",
                 stacklevel=3,
             )
 

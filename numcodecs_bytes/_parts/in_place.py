@@ -326,8 +326,8 @@ def _remedy() -> str:
     if has_pipeline():
         return "open it again"
     return (
-        f"codec_pipeline.path is {zarr.config.get('codec_pipeline.path')}: set it to "
-        "numcodecs_bytes.zarr_pipeline.BytesPipeline, and open the array again"
+        f"codec_pipeline.path is {zarr.config.get('codec_pipeline.path')}: call "
+        'numcodecs_bytes.set_options(pipeline="BytesPipeline"), and open the array again'
     )
 
 

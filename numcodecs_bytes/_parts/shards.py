@@ -380,8 +380,8 @@ class Shard:
         needed : tuple of numpy.ndarray, optional
             Which inner chunks must have a place, as coordinates. By default, all get one.
         doubles : bool
-            Whether at least as many of these get one as are there, so that a shard does not grow
-            too often.
+            Whether at least as many missing ones get a place as there are others, so that a shard
+            seldom grows. Only with `needed`.
         """
         order = tuple(morton_order(self._grid_shape).T)
         is_missing = index[(*order, 0)] == MISSING

@@ -11,8 +11,7 @@ and whether parts are written in place.
 A store is known only if it is exactly the class of a line, with the methods of that class, and is
 accessed through an exact `StorePath`: an overridden method must be called, and what it does with a
 range can't be known. Nothing is inferred from what a store contains. Users name further classes in
-`numcodecs_bytes.stores_with_ranges` in zarr's config; they promise what ``docs/partial-reads.md``
-lists.
+the option `stores_with_ranges`; they promise what ``docs/partial-reads.md`` lists.
 
 Ranges are requested with the byte getter's own `get`, not with `Store.get_ranges`: a wrapper that
 overrides `get`, to decrypt for example, inherits a `get_ranges` that bypasses it.
@@ -449,7 +448,7 @@ def _unknown(kind: type[Any]) -> Whole:
     name = _name_of(kind)
     why = f"{name} is not known to have reliable byte ranges"
     if not name.startswith("fsspec."):
-        why += "; if it has, add it to numcodecs_bytes.stores_with_ranges in zarr's config"
+        why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
     if kind not in _told_of:
         _told_of.add(kind)
         logger.info("chunks are read whole: %s", why)
@@ -711,8 +710,8 @@ def _why_no_ranges(file_system: Any) -> Whole | None:
         return _unknown(kind)
     if name == _HTTP and _has_own_client(file_system) and not _is_named(kind):
         return Whole(
-            f"{name} was given a client that may change what it receives; if it does not, add "
-            "that class to numcodecs_bytes.stores_with_ranges in zarr's config"
+            f"{name} was given a client that may change what it receives; if it does not, name "
+            "that class in the option numcodecs_bytes.stores_with_ranges"
         )
     return next(filter(None, map(_why_no_ranges, below)), None)
 

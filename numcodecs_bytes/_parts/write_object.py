@@ -122,8 +122,11 @@ class ChunkWrite:
                 self._in_blocks = False
             raise
         if self._is_written and _trace.active:
-            counts = {"chunks_in_place": 1, "bytes_in_place": self.changes.num_bytes}
-            counts["bytes_zarr_alone"] = self._num_bytes_before
+            counts = {
+                "chunks_in_place": 1,
+                "bytes_in_place": self.changes.num_bytes,
+                "bytes_zarr_alone": self._num_bytes_before,
+            }
             _trace.note(self._byte_setter, len(self._spec.shape), counts)
 
     def _check(self, is_wanted: IsWanted, descriptor: int, num_bytes: int) -> Fill | None:  # noqa: ARG002
@@ -193,10 +196,10 @@ class ChunkWrite:
 class ShardWrite(ChunkWrite):
     """Values that are written to parts of the inner chunks of a shard."""
 
-    _may_take_more = True  # space than for what is written
+    _may_take_more = True  # False once the disk was full: then only what is written gets a place
 
     def change(self, pace: Pace, is_wanted: IsWanted) -> None:
-        """Write all of it, or raise LockedError or NotInPlace."""
+        """Do the same; if the disk is full, try once more with less space."""
         try:
             super().change(pace, is_wanted)
         except OSError as error:

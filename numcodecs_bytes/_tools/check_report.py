@@ -60,9 +60,8 @@ class ArrayReport:
         NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
         open the array.
     partial_reads : str
-        "yes", or "no: " and the reason. "with BytesPipeline" says what would be read if
-        ``codec_pipeline.path`` in zarr's config were
-        ``numcodecs_bytes.zarr_pipeline.BytesPipeline``.
+        "yes", or "no: " and the reason. "with BytesPipeline" says what would be read
+        with that pipeline.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str

@@ -299,8 +299,8 @@ def _leads_back(folder: str, name: str) -> bool:
     path = os.path.join(folder, name)  # noqa: PTH118 # quick, as what follows
     if not os.path.islink(path):  # noqa: PTH114
         return False
-    here, there = os.path.realpath(folder), os.path.realpath(path)
-    return here == there or here.startswith(there + os.sep)
+    here, there = (os.path.join(os.path.realpath(p), "") for p in (folder, path))  # noqa: PTH118
+    return here.startswith(there)
 
 
 def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:

@@ -125,8 +125,9 @@ def _options() -> list[dict[str, str]]:
                 found += exact or [_override(key, value, source)]
                 parse(value)
                 break
-        except ValueError as error:
-            found.append(_override(f"numcodecs_bytes.{name}", "", "") | {"error": str(error)})
+        except ValueError as error:  # of a file that is damaged, the same for each option
+            if not any(each.get("error") == str(error) for each in found):
+                found.append(_override(f"numcodecs_bytes.{name}", "", "") | {"error": str(error)})
     return found
 
 

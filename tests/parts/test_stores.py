@@ -1115,7 +1115,7 @@ def test_an_unknown_store_is_named_in_the_log(folder, caplog):
     assert record.levelname == "INFO"
     assert re.search(
         r"chunks are read whole: test_stores\..*Unknown is not known to have reliable byte ranges; "
-        "if it has, add it to numcodecs_bytes.stores_with_ranges",
+        "if it has, name it in the option numcodecs_bytes.stores_with_ranges",
         record.getMessage(),
     )
 
