@@ -307,14 +307,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers()
-    enable = commands.add_parser(
-        "enable",
-        help="use our codec pipeline in all programs of this environment",
-        description=_ABOUT_ENABLE,
-        epilog=_MORE_ON_ENABLE,
-        **layout,
-    )
-    enable.set_defaults(run=_enable)
+
+    def add(name: str, run: Any, summary: str, about: str, more: str = "") -> Any:
+        command = commands.add_parser(name, help=summary, description=about, epilog=more, **layout)
+        command.set_defaults(run=run)
+        return command
+
+    summary = "use our codec pipeline in all programs of this environment"
+    enable = add("enable", _enable, summary, _ABOUT_ENABLE, _MORE_ON_ENABLE)
     enable.add_argument(
         "--pipeline", choices=PIPELINES, default=PIPELINES[0], help="default: %(default)s"
     )
@@ -325,18 +325,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=["require"],
         help="write parts of chunks in place; with `require`, raise an error where that can't be",
     )
-    disable = commands.add_parser(
-        "disable", help="remove what `enable` wrote", description=_ABOUT_DISABLE, **layout
-    )
-    disable.set_defaults(run=_disable)
-    check = commands.add_parser(
-        "check",
-        help="find problems in the arrays of a store",
-        description=_ABOUT_CHECK,
-        epilog=_MORE_ON_CHECK,
-        **layout,
-    )
-    check.set_defaults(run=_check)
+    disable = add("disable", _disable, "remove what `enable` wrote", _ABOUT_DISABLE)
+    summary = "find problems in the arrays of a store"
+    check = add("check", _check, summary, _ABOUT_CHECK, _MORE_ON_CHECK)
     check.add_argument(
         "stores",
         nargs="+",
@@ -362,14 +353,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     versions.add_argument("--tag", metavar="NAME", help="tag of an Icechunk repository")
     versions.add_argument("--snapshot", metavar="ID", help="snapshot of an Icechunk repository")
-    migrate = commands.add_parser(
-        "migrate",
-        help="add Zarr v3 metadata to a Zarr v2 hierarchy",
-        description=_ABOUT_MIGRATE,
-        epilog=_MORE_ON_MIGRATE,
-        **layout,
-    )
-    migrate.set_defaults(run=_migrate)
+    summary = "add Zarr v3 metadata to a Zarr v2 hierarchy"
+    migrate = add("migrate", _migrate, summary, _ABOUT_MIGRATE, _MORE_ON_MIGRATE)
     migrate.add_argument("store", help="folder, zip file, or URL that fsspec supports")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     ways = migrate.add_mutually_exclusive_group()

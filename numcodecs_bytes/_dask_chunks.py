@@ -61,6 +61,9 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     split (``numcodecs-bytes check`` says why they can't). In shards, this is about the inner
     chunks.
 
+    They are for reading. Tasks that write with them share stored chunks, and lose each other's data
+    unless they write in place (`set_options`) or one after the other.
+
     Parameters
     ----------
     source : zarr.Array or zarr.Group

@@ -25,7 +25,7 @@ def step_aside(what: str, error: Exception) -> None:
         )
 
 
-def at_end_of_scopes(replace: Callable[[], None]) -> None:
+def now_and_after_scopes(replace: Callable[[], None]) -> None:
     """Call a function now, and when each `with zarr.config.set(...)` ends that is open now.
 
     Such a scope restores the value that it replaced, zarr's own default. A program whose first

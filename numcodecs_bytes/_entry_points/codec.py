@@ -7,7 +7,7 @@ config which class to use.
 import zarr
 import zarr.codecs
 
-from numcodecs_bytes._entry_points import at_end_of_scopes, step_aside
+from numcodecs_bytes._entry_points import now_and_after_scopes, step_aside
 
 __all__ = ["BytesCodec"]
 
@@ -31,7 +31,7 @@ def _make_default() -> None:
         if chosen.get("bytes") == _CODEC_PATH and chosen.get("endian") is zarrs_own["endian"]:
             chosen["endian"] = _CODEC_PATH
 
-    at_end_of_scopes(replace_zarrs_own)
+    now_and_after_scopes(replace_zarrs_own)
     # Modified in place, because in zarr.config.reset() the oldest defaults win.
     defaults["bytes"] = _CODEC_PATH
     if from_outside == _CODEC_PATH:

@@ -13,7 +13,7 @@ from typing import Any
 
 import zarr
 
-from numcodecs_bytes._entry_points import at_end_of_scopes, step_aside
+from numcodecs_bytes._entry_points import now_and_after_scopes, step_aside
 
 __all__ = ["BytesPipeline"]
 
@@ -49,7 +49,10 @@ def _set_default() -> None:
         if chosen["path"] is zarrs_own:
             chosen["path"] = path
 
-    at_end_of_scopes(replace_zarrs_own)
+    if is_chosen:  # by a scope that is open, perhaps
+        now_and_after_scopes(replace_zarrs_own)
+    else:
+        replace_zarrs_own()
     defaults["path"] = path  # modified in place, because zarr.config.reset() restores the defaults
 
 
