@@ -5,10 +5,9 @@ The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported h
 """
 
 from numcodecs_bytes._dask_chunks import dask_chunks
-from numcodecs_bytes._options import set_options
 from numcodecs_bytes._trace import trace
 from numcodecs_bytes.codec import Bytes
 
-__all__ = ["Bytes", "__version__", "dask_chunks", "set_options", "trace"]
+__all__ = ["Bytes", "__version__", "dask_chunks", "trace"]
 
 __version__ = "0.1.0"

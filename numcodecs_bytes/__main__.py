@@ -1,4 +1,4 @@
-"""python -m numcodecs_bytes: report on the installation, set options, check or migrate stores.
+"""python -m numcodecs_bytes: report on the installation, check or migrate stores.
 
 What imports zarr is imported where it is needed, so that Ctrl-C is answered from the beginning.
 """
@@ -13,38 +13,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
-from numcodecs_bytes._options import PIPELINES
-
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _ABOUT_REPORT = """\
-Report which classes numcodecs and zarr use for the codec "bytes", and which
-options are set.
+Report what of this package is in use in this environment, and which files and
+variables set it, or prevent it.
 
 exit status:
-  0  they are those of numcodecs_bytes
-  1  they are not, or a setting is wrong
+  0  numcodecs and zarr use the codec "bytes" of numcodecs_bytes
+  1  they do not, or a setting is wrong
   2  wrong arguments
 """
-_ABOUT_ENABLE = """\
-Use a codec pipeline of this package in all programs of this environment that
-start from now on, unless zarr's config or the program chooses another one; with
---write-in-place, parts of chunks in local files are written in place.
-"""
-_MORE_ON_ENABLE = """\
-exit status:
-  0  done
-  1  done, but other settings take precedence, or one is wrong
-  2  nothing is written, or wrong arguments
-"""
-_ABOUT_DISABLE = """\
-Remove the options that "enable" wrote.
-"""
-_OTHER_WRITERS = """\
-Programs without numcodecs_bytes, or in other environments, keep rewriting whole
-chunks, and then writers that share a chunk lose each other's data without any
-error. To make them fail instead, set this for every writer:
-  ZARR_CODEC_PIPELINE__PATH=numcodecs_bytes.zarr_pipeline.{pipeline}"""
 _ABOUT_CHECK = """\
 Report for each array in a Zarr hierarchy whether parts of its chunks can be
 read, and its problems: metadata, chunks that have a wrong length or can't be
@@ -83,33 +62,31 @@ def _format(found: dict[str, Any]) -> str:
     from numcodecs_bytes._tools.installation import OURS  # noqa: PLC0415 # see above
 
     versions = found["versions"]
-    hosts = " and ".join(f"{host} {versions[host]}" for host in ("numcodecs", "zarr"))
-    if found["picked_up"]:
-        lines = [f'"bytes" is picked up: {hosts} use numcodecs_bytes {versions["numcodecs-bytes"]}']
+    with_others = ", ".join(f"{name} {versions[name]}" for name in ("zarr", "numcodecs", "numpy"))
+    lines = [f"numcodecs_bytes {versions['numcodecs-bytes']} with {with_others}"]
+    if found["why_no_parts"]:
+        lines.append(f"uncompressed chunks are read whole: {found['why_no_parts']}")
     else:
-        missing = " and ".join(
-            f"{a['host']} {versions[a['host']]}"
-            for a in found["answers"]
-            if a["name"] == "bytes" and a["class"] not in OURS
-        )
-        lines = [f'"bytes" is not picked up by {missing}']
-    lines += [
-        f"  {a['host']}, {a['name']}: {a['class'] or a['error']}"
-        + (f" from {a['file']}" if a["file"] else "")
-        for a in found["answers"]
-    ]
-    how = "found" if found["finds_data_types"] else "import numcodecs_bytes.zarr_data_types first"
-    lines += [f"  zarr, data types r*, bfloat16, ...: {how}"]
-    if found["writes_in_place"]:
-        lines += [f"  parts of chunks are written in place: {found['writes_in_place']}"]
-    for setting in (*found["options"], *found["overrides"]):
         lines.append(
-            f"  {setting['error']}"
-            if "error" in setting
-            else f"  {setting['key']} is {setting['value']!r}, set by {setting['source']}"
+            "uncompressed chunks are read in part: Zarr v3 and v2, shards, references, in files "
+            "and in known stores"
         )
+    lines.append(f"parts of chunks are written in place: {found['writes_in_place'] or 'no'}")
+    how = "found" if found["finds_data_types"] else "import numcodecs_bytes.zarr_data_types first"
+    lines.append(f"data types r*, bfloat16, ...: {how}")
+    for a in found["answers"]:
+        others = "" if not a["class"] or a["class"].startswith("numcodecs_bytes.") else ", not ours"
+        is_codec = a["name"] != "codec pipeline"
+        others = others if is_codec or a["class"] in OURS else ""
+        lines.append(f"{a['host']}, {a['name']}: {a['class'] or a['error']}{others}")
+    lines += [
+        f"{each['key']} is {each['value']!r}, set by {each['source']}"
+        for each in (*found["options"], *found["overrides"])
+    ]
+    lines += [each["error"] for each in found["options"] if "error" in each]
+    lines += [f"unknown option: {key}" for key in found["unknown_options"]]
     if found["other_codec"]:
-        lines += [f"  {found['other_codec']}"]
+        lines.append(found["other_codec"])
     return "\n".join(lines)
 
 
@@ -123,49 +100,6 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
         each.get("error") for each in (*found["answers"], *found["options"])
     )
     return 0 if is_in_use else 1, text
-
-
-def _enable(options: argparse.Namespace) -> tuple[int, str]:
-    """Write options for this environment; return the exit status, and what is in use then."""
-    from numcodecs_bytes._tools.installation import enable, overriding  # noqa: PLC0415 # see above
-
-    mode = options.write_in_place
-    given = {"pipeline": options.pipeline} | ({"write_in_place": mode} if mode else {})
-    try:
-        path, dropped = enable(given)
-    except (OSError, ValueError) as error:
-        return _failed("enable", str(error), options)
-    status, text = _report(options)
-    if wrong := overriding(given):
-        status = 1
-        print(f"{path} is written, but other settings take precedence: {wrong}", file=sys.stderr)
-    if options.json:
-        return status, text
-    lines = [f"written to {path}", *(f"no longer set there: {name}" for name in dropped), text]
-    if mode:
-        lines.append(_OTHER_WRITERS.format(pipeline=options.pipeline))
-    return status, "\n".join(lines)
-
-
-def _disable(options: argparse.Namespace) -> tuple[int, str]:
-    """Remove the options of this environment; return the exit status, and what is in use then."""
-    from numcodecs_bytes._tools.installation import disable  # noqa: PLC0415 # see above
-
-    try:
-        path = disable()
-    except OSError as error:
-        return _failed("disable", str(error), options)
-    status, text = _report(options)
-    if options.json:
-        return status, text
-    done = "this environment had no options" if path is None else f"removed {path}"
-    return status, f"{done}\n{text}"
-
-
-def _failed(what: str, why: str, options: argparse.Namespace) -> tuple[int, str]:
-    """Say what can't be done, and why; return the exit status, and the report."""
-    print(f"can't {what}: {why}", file=sys.stderr)
-    return 2, json.dumps({"error": why}, indent=2) if options.json else ""
 
 
 def _explain_nothing(location: str) -> str:
@@ -190,7 +124,6 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
     from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
     from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415
-    from numcodecs_bytes._tools.partial_reads import advise  # noqa: PLC0415
     from numcodecs_bytes.check import check  # noqa: PLC0415
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
@@ -233,9 +166,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         document = {"num_problems": num_problems, **counts, "arrays": arrays}
         return status, json.dumps(document | {"unreadable": unreadable}, indent=2)
     counted = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
-    summary = ", ".join(count(*each) for each in counted)
-    advice = advise([found for _, found in shown], options.stores)
-    return status, f"{summary}\n{advice}".rstrip()
+    return status, ", ".join(count(*each) for each in counted)
 
 
 def _migrate(options: argparse.Namespace) -> tuple[int, str]:
@@ -249,7 +180,9 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
         with _progress_bar(" nodes") as bar:
             nodes = migrate(location, bar=bar, **{name: getattr(options, name) for name in names})
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        return _failed(f"migrate {location}", describe_error(error), options)
+        why = describe_error(error)
+        print(f"can't migrate {location}: {why}", file=sys.stderr)
+        return 2, json.dumps({"error": why}, indent=2) if options.json else ""
     wrong = "kept" if options.undo else "refused"
     num_wrong, num_excluded = (
         sum(found.status == status for found in nodes) for status in (wrong, "excluded")
@@ -313,19 +246,6 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    summary = "use our codec pipeline in all programs of this environment"
-    enable = add("enable", _enable, summary, _ABOUT_ENABLE, _MORE_ON_ENABLE)
-    enable.add_argument(
-        "--pipeline", choices=PIPELINES, default=PIPELINES[0], help="default: %(default)s"
-    )
-    enable.add_argument(
-        "--write-in-place",
-        nargs="?",
-        const=True,
-        choices=["require"],
-        help="write parts of chunks in place; with `require`, raise an error where that can't be",
-    )
-    disable = add("disable", _disable, "remove what `enable` wrote", _ABOUT_DISABLE)
     summary = "find problems in the arrays of a store"
     check = add("check", _check, summary, _ABOUT_CHECK, _MORE_ON_CHECK)
     check.add_argument(
@@ -382,7 +302,7 @@ def _parser() -> argparse.ArgumentParser:
             metavar="JSON",
             help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
         )
-    for command in (enable, disable, check, migrate):
+    for command in (check, migrate):
         command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
     return parser
 

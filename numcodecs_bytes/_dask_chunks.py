@@ -5,13 +5,13 @@ zarr is imported only when it is called, because importing numcodecs must stay q
 
 import itertools
 import math
-import re
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import has_variable_length
+from numcodecs_bytes._core.lengths import parse_size
 
 if TYPE_CHECKING:
     import zarr
@@ -106,7 +106,9 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
-    num_bytes = _parse_size(size)
+    num_bytes = parse_size(size)
+    if num_bytes is None or num_bytes < 1:
+        raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
     if isinstance(source, zarr.Array):
         return plan_chunks(_stored(source), num_bytes, {})
     if isinstance(source, zarr.Group):
@@ -115,18 +117,6 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
         f"dask_chunks takes a zarr.Array or a zarr.Group, got {type(source).__qualname__}: open "
         "the store with zarr.open"
     )
-
-
-def _parse_size(size: Any) -> int:
-    """Return a number of bytes, which may be written as Dask does."""
-    pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
-    found = re.fullmatch(pattern, str(size), re.IGNORECASE)
-    number, prefix, is_binary = found.groups() if found else ("0", None, "")
-    power = " kmgtp".index((prefix or " ").lower())
-    num_bytes = float(number) * (1024 if is_binary else 1000) ** power
-    if not 1 <= num_bytes < math.inf:
-        raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
-    return int(num_bytes)
 
 
 def _stored(array: Any) -> Stored:

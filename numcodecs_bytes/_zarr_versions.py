@@ -92,12 +92,3 @@ def encode_index(codec: Any, entries: Any) -> Any:
     for each in codec.index_codecs:
         buffer = each._encode_sync(buffer, spec)  # noqa: SLF001
     return buffer.as_numpy_array()
-
-
-def default_pipeline() -> Any:
-    """Return the path of the codec pipeline if nobody has chosen one; None if zarr does not say.
-
-    A path that was chosen is a different object, even if the text is the same.
-    """
-    defaults: Any = getattr(zarr.config, "defaults", None)
-    return defaults[0]["codec_pipeline"]["path"] if defaults else None

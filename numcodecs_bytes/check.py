@@ -136,13 +136,13 @@ def _check_array(
         _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     chunk = check_chunks(array, codecs, report, limits, bar)
-    if chunk is not None and reads.is_promised:
+    if chunk is not None and reads.now:
         ask_for_a_range(array, *chunk)
         _find_partial_reads(array, report)
 
 
 def _find_partial_reads(array: Any, report: ArrayReport) -> PartialReads:
-    reads = report._reads = partial_reads(array)  # noqa: SLF001 # not part of the public report
+    reads = partial_reads(array)
     report.partial_reads = str(reads)
     return reads
 

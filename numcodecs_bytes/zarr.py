@@ -6,7 +6,8 @@ Configuration:
     {"name": "bytes", "configuration": {"endian": "little" | "big"}}
 
 ``endian`` is required if the data type has a byte order, and dropped if it has none. Once the
-package is installed, zarr uses this class for every Zarr v3 array that it opens.
+package is installed, zarr uses this class for every Zarr v3 array that it opens: importing this
+module, as the entry points do, makes it zarr's default.
 
 Deviations from the specification, all of them to read what others wrote: the older codec name
 ``endian`` is read (and written as ``bytes``); structured types without ``endian`` are read as
@@ -15,18 +16,18 @@ little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read 
 
 import copy
 import enum
+import functools
 import math
 import sys
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import zarr
 import zarr.codecs
 import zarr.dtype
-from zarr.abc.codec import ArrayBytesCodecPartialDecodeMixin
+import zarr.registry
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
@@ -48,10 +49,8 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
-from numcodecs_bytes._parts.fetch import fetch, fetch_sync
-from numcodecs_bytes._parts.in_place import check_pipeline
-from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.shards import Shard, fetch_shard, fetch_shard_sync
+from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._options import write_in_place
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
     DROPS_ENDIAN_BEFORE_FILTERS,
@@ -61,7 +60,6 @@ from numcodecs_bytes._zarr_versions import (
 )
 
 if TYPE_CHECKING:
-    from zarr.abc.store import ByteGetter
     from zarr.core.array_spec import ArraySpec
     from zarr.core.buffer import Buffer, NDBuffer
     from zarr.core.common import JSON
@@ -95,40 +93,7 @@ class _State(NamedTuple):
     in_our_pipeline: bool = False
 
 
-class ReadsParts(ArrayBytesCodecPartialDecodeMixin):
-    """Mixin for codecs: reads parts of chunks that are stored as `_layout` says."""
-
-    def _layout(self, chunk_spec: "ArraySpec") -> Layout | Shard:
-        """Return how a chunk is stored."""
-        raise NotImplementedError
-
-    async def decode_partial(self, batch_info: Any) -> Any:
-        """Return the selections of chunks, like zarr; a single one without creating a task."""
-        batch = list(batch_info)
-        if len(batch) == 1:
-            return [await self._decode_partial_single(*batch[0])]
-        return await super().decode_partial(batch)
-
-    async def _decode_partial_single(
-        self, byte_getter: "ByteGetter", selection: Any, chunk_spec: "ArraySpec"
-    ) -> "NDBuffer | None":
-        layout = self._layout(chunk_spec)
-        if isinstance(layout, Shard):
-            return await fetch_shard(byte_getter, layout, selection)
-        selected = await fetch(byte_getter, layout, selection, chunk_spec.prototype)
-        return _as_nd_buffer(selected, chunk_spec)
-
-    def _decode_partial_sync(
-        self, byte_getter: Any, selection: Any, chunk_spec: "ArraySpec"
-    ) -> "NDBuffer | None":
-        layout = self._layout(chunk_spec)
-        if isinstance(layout, Shard):
-            return fetch_shard_sync(byte_getter, layout, selection)
-        selected = fetch_sync(byte_getter, layout, selection, chunk_spec.prototype)
-        return _as_nd_buffer(selected, chunk_spec)
-
-
-class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
+class BytesCodec(zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
     A subclass of zarr's own codec, because zarr's sharding and others check for that class. The two
@@ -267,8 +232,12 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
         return await super().encode(chunks_and_specs)
 
     def _check_pipeline(self) -> None:
-        if not self._state.in_our_pipeline:
-            check_pipeline()
+        """Raise or warn if chunks are to be written in place, which other pipelines do not."""
+        if self._state.in_our_pipeline or not (mode := write_in_place()):
+            return
+        if mode == "require":
+            raise RuntimeError(f"numcodecs_bytes.write_in_place is 'require', but {_NOT_IN_PLACE}")
+        _warn_not_in_place()
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         self._check_pipeline()
@@ -297,7 +266,7 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         if self._is_worth_a_thread(chunk_bytes.as_array_like(), chunk_spec):
-            decode = partial(self._decode_sync, chunk_bytes, chunk_spec)
+            decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
             return await run_in_thread(compute_pool(), decode)
         return self._decode_sync(chunk_bytes, chunk_spec)
 
@@ -305,7 +274,7 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
         if self._is_worth_a_thread(chunk_array.as_ndarray_like(), chunk_spec):
-            encode = partial(self._encode_sync, chunk_array, chunk_spec)
+            encode = functools.partial(self._encode_sync, chunk_array, chunk_spec)
             return await run_in_thread(compute_pool(), encode)
         return self._encode_sync(chunk_array, chunk_spec)
 
@@ -316,9 +285,6 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
             return False
         dtype, stored = self._dtypes(chunk_spec)
         return stored != copied_as(dtype)
-
-    def _layout(self, chunk_spec: "ArraySpec") -> Layout:
-        return Layout(chunk_spec.shape, *self._dtypes(chunk_spec))
 
     @property
     def _endian(self) -> Any:
@@ -351,6 +317,21 @@ class BytesCodec(ReadsParts, zarr.codecs.BytesCodec):
         return f"{type(self).__name__}(endian={self._endian!r})"
 
 
+_NOT_IN_PLACE = (
+    "this array was opened with a codec pipeline that writes whole chunks: set codec_pipeline.path "
+    "to numcodecs_bytes.zarr_pipeline.BytesPipeline and open the array again (run "
+    "`numcodecs-bytes` to see what sets it now)"
+)
+
+
+@functools.cache
+def _warn_not_in_place() -> None:
+    warnings.warn(
+        f"numcodecs_bytes.write_in_place is set, but {_NOT_IN_PLACE}",
+        stacklevel=2,
+    )
+
+
 def _needs_more_than_a_swap(dtype: AnyDType) -> bool:
     """Whether bytes can be invalid, or NumPy does not swap them correctly."""
     return has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
@@ -380,5 +361,23 @@ def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
     return array
 
 
-def _as_nd_buffer(array: Any, chunk_spec: "ArraySpec") -> "NDBuffer | None":
-    return None if array is None else chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
+def _check_zarr() -> None:
+    """Raise AttributeError if zarr's codec lacks what `BytesCodec` overrides."""
+    overridden = ("evolve_from_array_spec", "_decode_sync", "_encode_sync")
+    missing = [name for name in overridden if not hasattr(zarr.codecs.BytesCodec, name)]
+    if missing or not zarr.codecs.BytesCodec.is_fixed_size:
+        raise AttributeError(f"zarr.codecs.BytesCodec lacks {missing or 'is_fixed_size'}")
+
+
+def _use_by_default() -> None:
+    """Let zarr use `BytesCodec` for "bytes", and for "endian" unless "bytes" is another codec's."""
+    ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
+    # Whatever can fail comes first: a default that zarr can't import would break all arrays.
+    chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
+    for name in ("bytes", "endian") if chosen == ours else ("bytes",):
+        zarr.registry.register_codec(name, BytesCodec)
+        make_default("codecs", name, ours)
+
+
+_check_zarr()
+_use_by_default()

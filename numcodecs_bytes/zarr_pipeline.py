@@ -1,27 +1,24 @@
-"""Codec pipelines that read uncompressed chunks in batches, in part, and of every layout.
+"""Codec pipelines that read uncompressed chunks in part, and many of them together.
 
-zarr's own pipelines hand one chunk after the other to the codec, and read parts of a chunk only if
-``bytes`` is the only codec. With one of these as zarr's ``codec_pipeline.path``, the chunks of a
-selection are read together if they are in local files, and others in part, of
+zarr's own pipelines read whole chunks. `BytesPipeline`, which importing this module makes zarr's
+default, as the entry points do, reads what a selection needs, of
 
 - Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
 - shards whose inner chunks are stored so
 - Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
-  ``order``.
+  ``order``
 
-Of these, parts of chunks in local files are written in place if `numcodecs_bytes.write_in_place`
-asks for it. Everything else is left to zarr's pipeline.
-
->>> import zarr
->>> zarr.config.set(
-...     {"codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline"}
-... )  # doctest: +SKIP
+where the chunks are in files, or in a store that answers byte ranges reliably. Parts of chunks in
+local files are written in place if `numcodecs_bytes.write_in_place` asks for it. Everything else is
+left to zarr's pipeline.
 """
 
 import contextlib
+import copyreg
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +27,6 @@ import numpy as np
 import zarr
 import zarr.codecs
 import zarr.registry
-from zarr.abc.codec import ArrayBytesCodec
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
@@ -48,35 +44,23 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._options import max_gap_bytes, warn_of_unknown_keys, write_in_place
 from numcodecs_bytes._parts.batch import Batch, read_files
-from numcodecs_bytes._parts.in_place import (
-    Writes,
-    encode_unchecked,
-    files_of,
-    hand_on,
-    write_in_place,
-)
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.objects import read_objects
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
 from numcodecs_bytes._parts.selection import key_of
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
-from numcodecs_bytes._settings import (
-    configured_gap_bytes,
-    configured_pipeline,
-    configured_write_in_place,
-)
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,
     FusedCodecPipeline,
-    default_pipeline,
     has_sync_index,
 )
 from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec, ReadsParts
+from numcodecs_bytes.zarr import BytesCodec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -168,15 +152,39 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | None:
     return partial(_layout_of_v3, before, codec)
 
 
-def _why_no_shard(codec: zarr.codecs.ShardingCodec) -> str:
-    """Return what in the inner codecs of shards prevents writes in place, or ""."""
-    inner = BatchedCodecPipeline.from_codecs(codec.codecs)
-    if type(inner.array_bytes_codec) is zarr.codecs.ShardingCodec:
-        return "its inner chunks are shards"
-    if inner.bytes_bytes_codecs:
-        names = ", ".join(str(c.to_dict()["name"]) for c in inner.bytes_bytes_codecs)
-        return f"its inner chunks are compressed or checked ({names})"
-    return ""
+def _why_not_in_parts(pipeline: Any, chunk_spec: ArraySpec) -> str:
+    """Return what prevents partial reads and writes of an array for which no layout was found."""
+    if not issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer):
+        return "its chunks are on a GPU"
+    codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
+    if type(codec) is V2Codec:
+        others = [c.codec_id for c in (*(codec.filters or ()), codec.compressor) if c is not None]
+    else:
+        others = [_name_of_codec(c) for c in (*before, *pipeline.bytes_bytes_codecs)]
+    others = [name for name in others if name not in {"transpose", "bytes"}]
+    if others:
+        return f"it is compressed or filtered by {' and '.join(others)}"
+    if type(codec) is zarr.codecs.ShardingCodec:
+        if before:
+            return "its shards are transposed"
+        inner = BatchedCodecPipeline.from_codecs(codec.codecs)
+        if type(inner.array_bytes_codec) is zarr.codecs.ShardingCodec:
+            return "its inner chunks are shards"
+        if not has_sync_index(codec):
+            return "the index of its shards is encoded by a codec of another package"
+        of_inner = _why_not_in_parts(inner, chunk_spec)
+        return of_inner.replace("it is", "its inner chunks are", 1)
+    dtype = chunk_spec.dtype.to_native_dtype()
+    if has_variable_length(dtype) or dtype.hasobject:
+        return f"its elements ({dtype}) are of variable length"
+    if type(codec) is V2Codec:
+        return f'the dtype of its codec "bytes" is not {dtype}, that of the array'
+    return f"its codec {_name_of_codec(codec)} stores {dtype} in an unknown way"
+
+
+def _name_of_codec(codec: Any) -> str:
+    """Return the name of a codec in the metadata."""
+    return str(codec.codec_id if hasattr(codec, "codec_id") else codec.to_dict()["name"])
 
 
 def _certain_layout(layout_of: Any, chunk_spec: ArraySpec) -> Layout | Shard:
@@ -187,42 +195,33 @@ def _certain_layout(layout_of: Any, chunk_spec: ArraySpec) -> Layout | Shard:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _OneByOne(ReadsParts, ArrayBytesCodec):
-    """What a pipeline of zarr's calls to read the chunks that are not read together.
-
-    It reads parts of them, and does nothing else.
-    """
-
-    layout_of: Callable[[ArraySpec], Layout | Shard]
-
-    def _layout(self, chunk_spec: ArraySpec) -> Layout | Shard:
-        return self.layout_of(chunk_spec)
-
-    def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:  # noqa: ARG002
-        return input_byte_length
-
-    def _decode_sync(self, *_: Any) -> Any:
-        """Tell zarr's fused pipeline by its existence that no event loop is needed."""
-        raise NotImplementedError
-
-    _encode_sync = _decode_sync
-
-
 def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | None:
     """Return how an array's chunks are stored; None if these pipelines don't read parts of them."""
+    pipeline, chunk_spec = _pipeline_and_spec_of(array)
+    layout_of = _find_layout_of(pipeline)
+    return layout_of and layout_of(chunk_spec)
+
+
+def why_no_parts(array: "zarr.Array[Any]") -> str:
+    """Return what in an array's codecs prevents that parts of its chunks are read, or ""."""
+    try:
+        stored = stored_as(array)
+    except NotImplementedError:
+        return "its chunks are of several shapes"  # which zarr calls rectilinear
+    return "" if stored else _why_not_in_parts(*_pipeline_and_spec_of(array))
+
+
+def _pipeline_and_spec_of(array: "zarr.Array[Any]") -> tuple[Any, ArraySpec]:
+    """Return zarr's pipeline for the codecs of an array, and the specification of its chunks."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
-    layout_of = _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))
-    return layout_of and layout_of(
-        ArraySpec(
-            shape=array.shards or array.chunks,
-            dtype=metadata.dtype,
-            fill_value=metadata.fill_value,
-            config=ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False),
-            prototype=default_buffer_prototype(),
-        )
+    return BatchedCodecPipeline.from_codecs(codecs), ArraySpec(
+        shape=array.shards or array.chunks,
+        dtype=metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False),
+        prototype=default_buffer_prototype(),
     )
 
 
@@ -231,8 +230,9 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
     byte_setter, spec, _, _, is_complete, *_ = item
     if is_required and not is_complete:
         raise RuntimeError(
-            f"part of {name_of_chunk(byte_setter)} can't be written in place, as the option "
-            f"numcodecs_bytes.write_in_place requires: {why}"
+            f"part of {name_of_chunk(byte_setter)} can't be written in place, as "
+            f"numcodecs_bytes.write_in_place requires: {why}; run `numcodecs-bytes` to see what "
+            "sets that option"
         )
     if _trace.active:
         counts = {"why_not_in_place": {"the whole chunk is written" if is_complete else why: 1}}
@@ -267,6 +267,45 @@ def _note_encoded(batch: "Sequence[Any]", out: Any, *, are_shards: bool) -> None
         _trace.note(byte_getter, len(spec.shape), counts)
 
 
+def _note_whole(
+    batch: "Sequence[Any]",
+    stored: Layout | Shard,
+    out: Any,
+    results: Any,
+    fetched: _trace.Fetched,
+) -> None:
+    """Tell `numcodecs_bytes.trace` of uncompressed chunks that zarr has read."""
+    find = source_finder()
+    for k, (byte_getter, spec, _, place, *_) in enumerate(batch):
+        source = find(byte_getter)
+        why = fetched.why or getattr(source, "why", "")
+        if isinstance(stored, Shard):  # of which zarr reads inner chunks
+            _trace.note_not_seen(f"inner chunks of shards, which zarr reads{why and ': '}{why}")
+            continue
+        is_missing = bool(results) and results[k]["status"] == "missing"
+        num_bytes = math.prod(spec.shape) * stored.item_size
+        more = _trace.Fetched(
+            fetched.num_requests + 1,
+            fetched.num_bytes + (0 if is_missing else num_bytes),
+            why or "nothing to save: in memory, for example",
+        )
+        num = None if is_missing else np.size(out[place]) * stored.item_size
+        _trace.note_read(byte_getter, len(spec.shape), num_bytes, more, num)
+
+
+def _add_note(error: Exception, batch: "Sequence[Any]", doing: str) -> None:
+    """Say which chunk, or which of several, was read or written when an error was raised."""
+    if batch and not any(n.startswith("while ") for n in getattr(error, "__notes__", ())):
+        others = f", or another one of {len(batch)}" if len(batch) > 1 else ""
+        error.add_note(f"while {doing} {name_of_chunk(batch[0][0])}{others}")
+
+
+def _is_array(out: Any) -> bool:
+    """Whether an output is a NumPy array in memory, whose elements are no Python objects."""
+    array = out.as_ndarray_like()
+    return type(out) is cpu.NDBuffer and type(array) is np.ndarray and not array.dtype.hasobject
+
+
 def _makes_valid(pipeline: Any) -> bool:
     """Whether an array's codec writes no bools other than 0 and 1: it is one of ours."""
     codec = pipeline.array_bytes_codec
@@ -280,7 +319,7 @@ def _in_our_pipeline(codec: Any) -> Any:
     """Return the codec for a pipeline of ours, with the codecs inside of it."""
     if isinstance(codec, BytesCodec):
         return codec.in_our_pipeline()
-    if type(codec) is not zarr.codecs.ShardingCodec:
+    if type(codec) is not zarr.codecs.ShardingCodec or not _is_ours(codec):
         return codec
     return dataclasses.replace(
         codec,
@@ -289,21 +328,27 @@ def _in_our_pipeline(codec: Any) -> Any:
     )
 
 
-class ReadsBatches:
-    """Mixin for one of zarr's pipelines: reads batches of uncompressed chunks."""
+def _is_ours(codec: Any) -> bool:
+    """Whether a codec, or one inside of it, is of this package."""
+    if type(codec) is zarr.codecs.ShardingCodec:
+        return any(map(_is_ours, (*codec.codecs, *codec.index_codecs)))
+    if type(codec) is V2Codec:
+        return any(map(_is_ours, (*(codec.filters or ()), codec.compressor)))
+    return isinstance(codec, BytesCodec | Bytes)
+
+
+class ReadsParts:
+    """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
     _setting: str  # zarr's setting for the number of threads
 
     @classmethod
-    def from_codecs(cls, *codecs: Any, **settings: Any) -> Any:
-        """Return the pipeline of codecs, like zarr's.
-
-        Raises ValueError if this is the default only because the option `pipeline` is wrong.
-        """
-        if zarr.config.get("codec_pipeline.path") is default_pipeline():
-            configured_pipeline()
+    def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
+        """Return the pipeline of codecs, like zarr's."""
+        warn_of_unknown_keys()
         zarrs: Any = super()
-        return zarrs.from_codecs(*codecs, **settings)
+        # Copies: the codecs may belong to several arrays.
+        return zarrs.from_codecs([_in_our_pipeline(codec) for codec in codecs], **settings)
 
     @functools.cached_property
     def _layout_of(self) -> LayoutOf | None:
@@ -313,19 +358,14 @@ class ReadsBatches:
     def _certain_layout_of(self) -> Callable[[ArraySpec], Layout | Shard]:
         return partial(_certain_layout, self._layout_of)
 
-    @functools.cached_property
-    def _reading(self) -> Any:
-        """A pipeline of zarr's that reads one chunk after the other, in part."""
-        return self._zarrs([_OneByOne(self._certain_layout_of)], None)
-
-    def _zarrs(self, codecs: "Iterable[Any]", chunk_spec: ArraySpec | None) -> Any:
-        """Return a pipeline of zarr's."""
-        zarrs: Any = next(c for c in type(self).__mro__ if c.__module__.startswith("zarr."))
-        pipeline = zarrs.from_codecs(list(codecs), batch_size=self.batch_size)  # type: ignore[attr-defined]
-        # The fused pipeline must be evolved; the batched one, the only one of zarr 3.1.6, need not.
-        if zarrs is BatchedCodecPipeline:
-            return pipeline
-        return pipeline.evolve_from_array_spec(chunk_spec)
+    def __reduce__(self) -> Any:
+        """Pickle as zarr's own pipeline where nothing of ours is used, so that nobody needs us."""
+        kind, codecs = type(self), list(self)  # type: ignore[call-overload]
+        if self._layout_of is None and not any(map(_is_ours, codecs)) and not write_in_place():
+            kind = next(c for c in kind.__mro__ if c.__module__.startswith("zarr."))
+        new: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return new, (kind,), {f.name: getattr(self, f.name) for f in fields}
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
@@ -334,22 +374,67 @@ class ReadsBatches:
         zarrs: Any = super()
         batch = list(batch_info)
         stored = self._stored(batch[0][1]) if batch else None
-        if stored is None:
+        if stored is None or not _is_array(out) or type(batch[0][0]) is not StorePath:
             if _trace.active and batch and self._layout_of is None:
                 _note_encoded(batch, out, are_shards=self._has_shards())
-                # Its codecs are marked, and do not note the same.
-                return await self._writing(batch[0][1]).read(batch, out, drop_axes)
             return await zarrs.read(batch, out, drop_axes)
-        exist = await self._read_together(batch, stored, out, drop_axes)
-        if exist is None:
-            return await self._reading.read(batch, out, drop_axes)
-        results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
+        exist = await self._read_parts(batch, stored, out, drop_axes)
         left = [k for k, exists in enumerate(exist) if exists is None]
+        if len(left) == len(batch):
+            return await self._read_whole(batch, stored, out, drop_axes)
+        results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
         if left:
-            others = await self._reading.read([batch[k] for k in left], out, drop_axes)
+            others = await self._read_whole([batch[k] for k in left], stored, out, drop_axes)
             for k, result in zip(left, others or (), strict=HAS_RESULTS):
                 results[k] = result
         return tuple(results) if HAS_RESULTS else None
+
+    async def _read_parts(
+        self, batch: "Sequence[Any]", stored: Layout | Shard, out: Any, drop_axes: tuple[int, ...]
+    ) -> "list[bool | None]":
+        """Read chunks in part; return whether each exists, None if it is left to zarr."""
+        find = source_finder()
+        exist: list[bool | None] = [None] * len(batch)
+        sources = [find(byte_getter) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
+        if all(isinstance(source, Whole) for source in sources):
+            return exist
+        array, gap = out.as_ndarray_like(), max_gap_bytes()
+        layout_of, num_workers = self._certain_layout_of, self._num_workers()
+        together = Batch(batch, array, drop_axes, layout_of, gap, num_workers)
+        if any(isinstance(source, File) for source in sources):
+            is_short = array.nbytes <= AT_ONCE_BYTES
+            # To plan what arrays select takes long, and there are many pieces.
+            is_quick = array.size <= SHORT or key_of(batch[0][2]) is not None
+            at_once = is_short and is_quick and len(batch) <= FEW
+            exist = await read_files(together._replace(at_once=at_once))
+        if None not in exist:
+            return exist
+        from numcodecs_bytes._parts.fetch import read_remote  # noqa: PLC0415 # if it is needed
+
+        async def read_by_zarr(k: int, fetched: _trace.Fetched) -> bool:
+            results = await self._read_whole([batch[k]], stored, out, drop_axes, fetched)
+            return not results or results[0]["status"] == "present"
+
+        return await read_remote(together, exist, read_by_zarr)
+
+    async def _read_whole(
+        self,
+        batch: "Sequence[Any]",
+        stored: Layout | Shard,
+        out: Any,
+        drop_axes: tuple[int, ...],
+        fetched: _trace.Fetched = _trace.Fetched(),  # noqa: B008 # immutable
+    ) -> Any:
+        """Let zarr read chunks, of which something was fetched before, perhaps."""
+        zarrs: Any = super()
+        try:
+            results = await zarrs.read(batch, out, drop_axes)
+        except Exception as error:
+            _add_note(error, batch, "reading")
+            raise
+        if _trace.active:
+            _note_whole(batch, stored, out.as_ndarray_like(), results, fetched)
+        return results
 
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
@@ -366,15 +451,12 @@ class ReadsBatches:
         try:
             await self._write(batch, value, drop_axes)
         except Exception as error:
-            notes = getattr(error, "__notes__", ())
-            if batch and not any(note.startswith("while writing chunk") for note in notes):
-                others = f", or another one of {len(batch)}" if len(batch) > 1 else ""
-                error.add_note(f"while writing {name_of_chunk(batch[0][0])}{others}")
+            _add_note(error, batch, "writing")
             raise
 
     async def _write(self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]) -> None:
         zarrs: Any = super()
-        mode = configured_write_in_place()
+        mode = write_in_place()
         if not mode or not batch or is_in_shard(batch[0][0]):
             await zarrs.write(batch, value, drop_axes)
             return
@@ -382,16 +464,23 @@ class ReadsBatches:
         if stored is not None:
             await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
             return
-        why = "its codecs, or its data type, do not allow it; if it was just created, open it again"
-        if self._has_shards():
-            why = _why_no_shard(self.array_bytes_codec) or why  # type: ignore[attr-defined]
+        why = _why_not_in_parts(self, batch[0][1])
         for item in batch:
             _note_left(item, why, is_required=mode == "require")
-        await self._writing(batch[0][1]).write(batch, value, drop_axes)
+        await zarrs.write(batch, value, drop_axes)
 
     async def _write_in_place(
         self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...], *, is_required: bool
     ) -> None:
+        from numcodecs_bytes._parts.in_place import (  # noqa: PLC0415 # most programs only read
+            Writes,
+            encode_unchecked,
+            files_of,
+            hand_on,
+            write_to_files,
+        )
+
+        zarrs: Any = super()
         files, parts = files_of(batch), {}
         for k, (item, file) in enumerate(zip(batch, files, strict=True)):
             if item[4] or isinstance(file, Whole):
@@ -399,7 +488,6 @@ class ReadsBatches:
             else:
                 parts[k] = file
         # Others first: the values may be the memory of a part, which changes.
-        zarrs = self._writing(batch[0][1])
         write = partial(zarrs.write, value=value, drop_axes=drop_axes)
         to_zarr = partial(hand_on, are_shards=self._has_shards())
         await to_zarr(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
@@ -408,7 +496,7 @@ class ReadsBatches:
         encode = encode_array if _makes_valid(self) else encode_unchecked
         layout_of = self._certain_layout_of
         writes = Writes(batch, value.as_ndarray_like(), drop_axes, layout_of, encode)
-        left = await write_in_place(writes, parts)
+        left = await write_to_files(writes, parts)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
         await to_zarr(batch, {k: files[k] for k in left if left[k].values is None}, write)
@@ -418,16 +506,6 @@ class ReadsBatches:
                 values = type(value).from_ndarray_like(copied)
                 await to_zarr([item], {0: files[k]}, partial(zarrs.write, value=values))
 
-    def _writing(self, chunk_spec: ArraySpec) -> Any:
-        """Return a pipeline of zarr's with codecs that know that ours has handed on to them.
-
-        Copies: the array's own codecs may belong to several handles.
-        """
-        if "_marked" not in self.__dict__:
-            codecs: Any = map(_in_our_pipeline, self)  # type: ignore[call-overload]
-            self.__dict__["_marked"] = self._zarrs(codecs, chunk_spec)
-        return self.__dict__["_marked"]
-
     def _has_shards(self) -> bool:
         return isinstance(self.array_bytes_codec, zarr.codecs.ShardingCodec)  # type: ignore[attr-defined]
 
@@ -435,33 +513,6 @@ class ReadsBatches:
         """Return how an array's chunks are stored; None if zarr's own pipeline must read them."""
         is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
         return self._layout_of(chunk_spec) if self._layout_of and is_on_cpu else None
-
-    async def _read_together(
-        self, batch: "Sequence[Any]", stored: Layout | Shard, out: Any, drop_axes: tuple[int, ...]
-    ) -> "Sequence[bool | None] | None":
-        """Read the chunks in local files, or those that lie together in objects.
-
-        Returns whether each exists, or None if it is left; None if all of them are left.
-        """
-        array = out.as_ndarray_like()
-        if type(out) is not cpu.NDBuffer or type(array) is not np.ndarray or array.dtype.hasobject:
-            return None
-        find = source_finder()
-        if type(batch[0][0]) is not StorePath:
-            return None
-        sources = [find(byte_getter) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
-        gap, num_workers = configured_gap_bytes(), self._num_workers()
-        together = Batch(batch, array, drop_axes, self._certain_layout_of, gap, num_workers)
-        if not any(isinstance(source, File) for source in sources):
-            lie_in_objects = any(getattr(source, "object", None) for source in sources)
-            if isinstance(stored, Shard) or not lie_in_objects:
-                return None
-            return await read_objects(together, stored)
-        is_short = array.nbytes <= AT_ONCE_BYTES
-        # To plan what arrays select takes long, and there are many pieces.
-        is_quick = array.size <= SHORT or key_of(batch[0][2]) is not None
-        at_once = is_short and is_quick and len(batch) <= FEW
-        return await read_files(together._replace(at_once=at_once))
 
     def _num_workers(self) -> int | None:
         """Return the number of threads that zarr's setting for the pipeline says, if it is set."""
@@ -476,27 +527,54 @@ FEW = 8
 NUM_LOOKED_AT = 8
 
 
-class BytesPipeline(ReadsBatches, BatchedCodecPipeline):
-    """zarr's default pipeline, but uncompressed chunks in local files are read in batches.
+class BytesPipeline(ReadsParts, BatchedCodecPipeline):
+    """zarr's default pipeline, but of uncompressed chunks it reads what a selection needs.
 
-    Uncompressed chunks elsewhere, including Zarr v2 and transposed ones, are read in part.
-
-    To use it, call ``numcodecs_bytes.set_options(pipeline="BytesPipeline")``, or run
-    ``numcodecs-bytes enable``.
+    zarr's default once this package is installed.
     """
 
     _setting = "threading.max_workers"
 
 
 zarr.registry.register_pipeline(BytesPipeline)
+# What takes the place of zarr's own default, whichever that is.
+_REPLACES = {f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": BytesPipeline}
 
 if FusedCodecPipeline is None:
     __all__ = ["BytesPipeline"]
 else:
 
-    class FusedBytesPipeline(ReadsBatches, FusedCodecPipeline):  # type: ignore[misc]
+    class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
         """zarr's fused pipeline (3.3 and newer) with the reads of `BytesPipeline`."""
 
         _setting = "codec_pipeline.max_workers"
 
     zarr.registry.register_pipeline(FusedBytesPipeline)
+    _REPLACES[f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"] = FusedBytesPipeline
+
+
+def warn_if_not_chosen() -> None:
+    """Warn if writes in place are required, but arrays will get a pipeline that makes none."""
+    path = zarr.config.get("codec_pipeline.path")
+    with contextlib.suppress(Warning, ValueError):  # a wrong value is raised where it is used
+        if write_in_place() == "require" and path not in _OURS:
+            warnings.warn(
+                f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
+                f"parts of Zarr v2 chunks will not be written in place; set it to {_OURS[0]}",
+                stacklevel=2,
+            )
+
+
+_OURS = [f"{kind.__module__}.{kind.__name__}" for kind in _REPLACES.values()]
+
+
+def _use_by_default() -> None:
+    """Make the pipeline that extends zarr's default the default."""
+    default = zarr.config.defaults[0]["codec_pipeline"]["path"]
+    if default not in _OURS and default not in _REPLACES:
+        raise AttributeError(f"zarr's default pipeline is {default}")
+    ours = dict(zip(_REPLACES, _OURS, strict=True)).get(default, default)
+    make_default("codec_pipeline", "path", ours)
+
+
+_use_by_default()

@@ -136,7 +136,7 @@ class TestSize:
         utils = pytest.importorskip("dask.utils")
         for unit in utils.byte_sizes:
             size = f"2 {unit}"
-            assert numcodecs_bytes._dask_chunks._parse_size(size) == utils.parse_bytes(size)
+            assert parse_size(size) == utils.parse_bytes(size)
 
     @pytest.mark.parametrize(
         "size", ["64 MiBs", "auto", "-1", "1e999", "", 0, None, True, math.nan]

@@ -1,6 +1,8 @@
-"""The length of a chunk."""
+"""Lengths in bytes."""
 
 import math
+import re
+from typing import Any
 
 from numcodecs_bytes._core.dtypes import AnyDType
 
@@ -16,3 +18,15 @@ def check_length(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"it may be {why}"
         )
+
+
+def parse_size(size: Any) -> int | None:
+    """Return a number of bytes, which may be written as Dask does ("1 MiB"); None if it is none."""
+    pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
+    found = re.fullmatch(pattern, str(size), re.IGNORECASE)
+    if found is None or isinstance(size, bool):
+        return None
+    number, prefix, is_binary = found.groups()
+    power = " kmgtp".index((prefix or " ").lower())
+    num_bytes = float(number) * (1024 if is_binary else 1000) ** power
+    return int(num_bytes) if num_bytes < math.inf else None

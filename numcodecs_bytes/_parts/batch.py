@@ -6,13 +6,14 @@ copied, and byte-swapped, to their place. What can't be read so, for whatever re
 read chunk by chunk, which finds another way or raises the error.
 """
 
+import contextlib
 import contextvars
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,6 @@ from zarr.core.array_spec import ArraySpec
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._parts.assemble import ready_to_copy
-from numcodecs_bytes._parts.fetch import timing
-from numcodecs_bytes._parts.getters import Places, quick_places
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, OpenFile, WouldWait
 from numcodecs_bytes._parts.plan import is_whole
@@ -56,6 +55,83 @@ SLOW_SECONDS, BYTES_PER_SECOND, SLOW_WORKERS = 2e-4, 1e9, 10
 # What makes a batch leave a chunk: its file can't be read or has another length, its index is
 # damaged, or the output takes no such values. Read alone, it raises the error again, or is missing.
 GIVES_UP = (OSError, EOFError, MemoryError, ArithmeticError, ValueError, Warning, ReadWhole)
+
+
+# Nothing says beforehand whether to open a file has to wait. The event loop may do so only in
+# places on a disk of this machine where the last open took no longer than this, and the last short
+# read was from the page cache.
+QUICK_OPEN_SECONDS, QUICK_READ_SECONDS = 1e-4, 5e-4
+MAX_PLACES = 1000
+
+
+class Places:
+    """A set of the roots of stores, of bounded size."""
+
+    def __init__(self) -> None:
+        self._places: set[str] = set()
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._places
+
+    def add(self, place: str) -> None:
+        """Remember a place."""
+        if len(self._places) >= MAX_PLACES:
+            self._places.clear()
+        self._places.add(place)
+
+    def discard(self, place: str) -> None:
+        """Forget a place, if it was remembered."""
+        self._places.discard(place)
+
+
+class _QuickPlaces(Places):
+    """Where short reads are tried on the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._banned = Places()
+
+    def note(self, place: str, open_seconds: float, read_seconds: float = 0.0) -> None:
+        """Remember how long it took to open a file, and to read from it."""
+        if open_seconds > QUICK_OPEN_SECONDS or read_seconds > QUICK_READ_SECONDS:
+            self.discard(place)
+        elif place and place not in self._banned:
+            self.add(place)
+
+    def ban(self, place: str) -> None:
+        """Never try again there: its file system can't read at once."""
+        self.discard(place)
+        self._banned.add(place)
+
+
+quick_places = _QuickPlaces()
+
+
+@contextlib.contextmanager
+def timing(file: OpenFile, place: str, start: float, *, at_once: bool) -> Iterator[None]:
+    """Note how long it takes to open a file, since `start`, and to read it.
+
+    Raises `WouldWait` if it is read `at_once`, and would have to wait. Nothing is noted if there is
+    no `place`.
+    """
+    opened = time.perf_counter()
+    try:
+        if at_once:
+            file.must_not_wait()
+        yield
+    except BlockingIOError:
+        if not at_once:
+            raise
+        quick_places.discard(place)
+        raise WouldWait from None
+    except (OSError, NotImplementedError):
+        if not at_once:
+            raise
+        quick_places.ban(place)
+        raise WouldWait from None
+    if place and file.is_on_disk:
+        seconds = 0.0 if at_once else time.perf_counter() - opened
+        quick_places.note(place, opened - start, seconds)
 
 
 class Batch(NamedTuple):

@@ -1,75 +1,22 @@
-"""How to get bytes from a byte getter: on the event loop, or without one."""
+"""How to get bytes from a byte getter, several ranges at a time."""
 
 import asyncio
-import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import zarr
-from zarr.abc.store import ByteRequest, RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import Buffer, BufferPrototype, cpu
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
 
-from numcodecs_bytes._parts.open_file import WouldWait
 from numcodecs_bytes._parts.ranges import Ranges, Request
 from numcodecs_bytes._parts.refusals import Stores, Versions
-from numcodecs_bytes._threads import IsWanted, run_in_thread
 
-T = TypeVar("T")
-Read = Callable[[IsWanted | None], T]
 Get = Callable[[Request], Awaitable[None]]
 Got = Awaitable[Buffer | None]
 
-# Nothing says beforehand whether to open a file has to wait. The event loop may do so only in
-# places on a disk of this machine where the last open took no longer than this, and the last short
-# read was from the page cache.
-QUICK_OPEN_SECONDS, QUICK_READ_SECONDS = 1e-4, 5e-4
-MAX_PLACES = 1000
-
-
-class Places:
-    """A set of the roots of stores, of bounded size."""
-
-    def __init__(self) -> None:
-        self._places: set[str] = set()
-
-    def __contains__(self, place: object) -> bool:
-        return place in self._places
-
-    def add(self, place: str) -> None:
-        """Remember a place."""
-        if len(self._places) >= MAX_PLACES:
-            self._places.clear()
-        self._places.add(place)
-
-    def discard(self, place: str) -> None:
-        """Forget a place, if it was remembered."""
-        self._places.discard(place)
-
-
-class _QuickPlaces(Places):
-    """Where short reads are tried on the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._banned = Places()
-
-    def note(self, place: str, open_seconds: float, read_seconds: float = 0.0) -> None:
-        """Remember how long it took to open a file, and to read from it."""
-        if open_seconds > QUICK_OPEN_SECONDS or read_seconds > QUICK_READ_SECONDS:
-            self.discard(place)
-        elif place and place not in self._banned:
-            self.add(place)
-
-    def ban(self, place: str) -> None:
-        """Never try again there: its file system can't read at once."""
-        self.discard(place)
-        self._banned.add(place)
-
-
-quick_places = _QuickPlaces()
 # What counts as zarr's limit where that is None.
 UNLIMITED = 1000
 
@@ -122,16 +69,8 @@ def max_requests() -> int:
     return int(zarr.config.get("async.concurrency") or UNLIMITED)
 
 
-def _is_task() -> bool:
-    """Whether this is not a coroutine driven by hand, which can neither wait nor start tasks."""
-    try:
-        return asyncio.current_task() is not None
-    except RuntimeError:  # not even in an event loop
-        return False
-
-
 class Getter:
-    """Gets the bytes of a chunk, and counts them: on the event loop, or without one.
+    """Gets the bytes of a chunk, and counts them.
 
     Parameters
     ----------
@@ -142,8 +81,6 @@ class Getter:
 
     Attributes
     ----------
-    is_blocking : bool
-        Whether no coroutine ever suspends.
     num_requests, num_bytes : int
         How much was requested so far.
     num_bytes_alone : int or None
@@ -154,7 +91,6 @@ class Getter:
         Why the chunk is read whole, if it is.
     """
 
-    is_blocking = False
     num_requests = num_bytes = 0
     num_bytes_alone: int | None = None
     versions: Versions | None = None
@@ -174,36 +110,17 @@ class Getter:
         """The store of the chunk, and its path there."""
         return self.store, getattr(self.byte_getter, "path", "")
 
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the selection is to be returned as a NumPy array."""
-        return issubclass(self._prototype.nd_buffer, cpu.NDBuffer)
-
-    @property
-    def starts_tasks(self) -> bool:
-        """Whether several requests may be in flight at once."""
-        return not self.is_blocking and _is_task()
-
-    async def let_others_start(self) -> None:
-        """Let the tasks run that zarr has started with this one, until they do the same."""
-        if self.starts_tasks:
-            await asyncio.sleep(0)
-
     def get_whole(self) -> Got:
         """Return the whole chunk, or None if it does not exist; the same request as zarr's."""
-        return self._get()
+        return self.byte_getter.get(self._prototype)  # type: ignore[no-any-return]
 
     def get_range(self, start: int, end: int | None) -> Got:
         """Return the bytes from `start` to `end` (exclusive), or None if there is no chunk.
 
         If `end` is None, `start` is negative, and counts from the end of the chunk.
         """
-        return self._get(
-            byte_range=SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
-        )
-
-    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
-        raise NotImplementedError
+        byte_range = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+        return self.byte_getter.get(self._prototype, byte_range=byte_range)  # type: ignore[no-any-return]
 
     async def get_all(
         self, ranges: Ranges, get: Get, *, first_alone: bool = False, of_shard: bool = False
@@ -217,9 +134,7 @@ class Getter:
         that limit for each shard, so only other chunks share their slots.
         """
         requests, num_left = ranges.requests(), len(ranges.starts)
-        if not self.starts_tasks or not num_left:
-            for request in requests:
-                await get(request)
+        if not num_left:
             return
         slots = _Counter()
         if not of_shard:
@@ -230,39 +145,6 @@ class Getter:
                 num_left -= 1
             if num_left:
                 await _get_concurrently(requests, num_left, get, slots)
-
-
-class OnLoop(Getter):
-    """Gets bytes on the event loop, like zarr's default pipeline."""
-
-    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
-        return await self.byte_getter.get(self._prototype, **byte_range)  # type: ignore[no-any-return]
-
-    async def run(self, read: Read[T], in_thread: bool, may_try: bool) -> T:  # noqa: FBT001
-        """Return the result of `read`, called with a function that says if it is still wanted.
-
-        If it `may_try`, it is first called on the event loop with None, which saves the 0.05 to
-        0.15 ms that another thread takes to begin; it raises `WouldWait` instead of waiting.
-        """
-        if not in_thread:
-            return read(lambda: True)
-        if may_try:
-            with contextlib.suppress(WouldWait):
-                return read(None)
-        cancelled: list[bool] = []  # a thread can't be cancelled, only asked to stop
-        try:
-            return await run_in_thread(None, lambda: read(lambda: not cancelled))
-        finally:
-            cancelled.append(True)
-
-
-class Blocking(Getter):
-    """Gets bytes without an event loop, like zarr's fused pipeline."""
-
-    is_blocking = True
-
-    async def _get(self, **byte_range: ByteRequest) -> Buffer | None:
-        return self.byte_getter.get_sync(prototype=self._prototype, **byte_range)  # type: ignore[no-any-return]
 
 
 async def _get_concurrently(requests: Any, num_left: int, get: Get, slots: _Counter) -> None:

@@ -11,29 +11,25 @@ import functools
 import logging
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import zarr.registry
 from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes
 from numcodecs_bytes._parts import locks
-from numcodecs_bytes._parts.fetch import add_name
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.locks import LockedError, NotInPlace
-from numcodecs_bytes._parts.names import name_of_chunk
+from numcodecs_bytes._parts.names import add_name, name_of_chunk
 from numcodecs_bytes._parts.shards import Shard
 from numcodecs_bytes._parts.stores import Whole, writable_file_finder
 from numcodecs_bytes._parts.values import Values
 from numcodecs_bytes._parts.write_file import Encode, Pace, WriteCosts
 from numcodecs_bytes._parts.write_object import ChunkWrite, ShardWrite
-from numcodecs_bytes._settings import configured_write_in_place
 from numcodecs_bytes._threads import (
     IsWanted,
     is_ending,
@@ -109,7 +105,7 @@ def files_of(items: Sequence[Any]) -> list[str | Whole]:
     return [find(byte_setter) for byte_setter, *_ in items]
 
 
-async def write_in_place(
+async def write_to_files(
     writes: Writes, files: Mapping[int, str], costs: WriteCosts = COSTS
 ) -> dict[int, Left]:
     """Write parts of chunks in local files.
@@ -302,44 +298,3 @@ class _Job:
         if isinstance(stored, Shard):
             return ShardWrite(item, self._files[k], stored, *more)
         return ChunkWrite(item, self._files[k], stored, *more)
-
-
-def check_pipeline() -> None:
-    """Say that a chunk is not written in place: it is not written by one of our pipelines.
-
-    Raises
-    ------
-    RuntimeError
-        If `numcodecs_bytes.write_in_place` is "require".
-    """
-    if not (mode := configured_write_in_place()):
-        return
-    if mode == "require":
-        raise RuntimeError(
-            "the option numcodecs_bytes.write_in_place requires a pipeline of numcodecs_bytes, but "
-            f"this array was opened with another one; {_remedy()}"
-        )
-    _warn()
-
-
-def _remedy() -> str:
-    if has_pipeline():
-        return "open it again"
-    return (
-        f"codec_pipeline.path is {zarr.config.get('codec_pipeline.path')}: call "
-        'numcodecs_bytes.set_options(pipeline="BytesPipeline"), and open the array again'
-    )
-
-
-def has_pipeline() -> bool:
-    """Whether arrays that are opened now are written by one of our pipelines."""
-    return hasattr(zarr.registry.get_pipeline_class(), "_write_in_place")
-
-
-@functools.cache
-def _warn() -> None:
-    warnings.warn(
-        "numcodecs_bytes.write_in_place is set, but an array that was opened with another pipeline "
-        f"than those of numcodecs_bytes is written as by zarr alone; {_remedy()}",
-        stacklevel=2,
-    )

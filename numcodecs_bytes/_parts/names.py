@@ -1,5 +1,6 @@
 """Names of chunks and stores in messages."""
 
+import contextlib
 from typing import Any
 
 
@@ -24,3 +25,11 @@ def name_of_store(store: object) -> str:
 
 
 MAX_NAME_LENGTH = 200
+
+
+def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
+    """Add a note to an error that names the chunk."""
+    note = f"while {doing} {name_of_chunk(byte_getter)}"
+    with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)

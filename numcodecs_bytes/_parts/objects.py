@@ -14,10 +14,10 @@ from zarr.core.common import concurrent_map
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._parts.batch import GIVES_UP, Batch
-from numcodecs_bytes._parts.fetch import add_name
-from numcodecs_bytes._parts.getters import OnLoop
+from numcodecs_bytes._parts.getters import Getter
 from numcodecs_bytes._parts.items import Item, pieces_of, scatter
 from numcodecs_bytes._parts.layout import Layout
+from numcodecs_bytes._parts.names import add_name
 from numcodecs_bytes._parts.plan import plan_read
 from numcodecs_bytes._parts.ranges import Ranges
 from numcodecs_bytes._parts.read_remote import Known, RemoteObject
@@ -104,7 +104,7 @@ async def _read_group(
     batch: Batch, layout: Layout, found: Sequence[_Found], exist: list[bool | None]
 ) -> None:
     byte_getter, spec, *_ = batch.items[found[0].k]
-    getter, lies_in = OnLoop(byte_getter, spec.prototype), found[0].lies_in
+    getter, lies_in = Getter(byte_getter, spec.prototype), found[0].lies_in
     remote = RemoteObject(getter, Remote(get=lies_in.get))
     try:
         fetched = await remote.read(_ranges_of(found, batch.gap), Known())

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._options import max_gap_bytes
 from numcodecs_bytes._parts.assemble import copy_pieces
 from numcodecs_bytes._parts.getters import Getter, chunks_in_flight, in_flight_of, max_requests
 from numcodecs_bytes._parts.ranges import Ranges, Request
@@ -32,7 +33,6 @@ from numcodecs_bytes._parts.refusals import (
     versions_of,
 )
 from numcodecs_bytes._parts.stores import Answer, Remote
-from numcodecs_bytes._settings import configured_gap_bytes, splits_requests
 
 # How often ranges are requested before an object that keeps changing is read whole.
 NUM_TRIES = 3
@@ -83,11 +83,11 @@ class RemoteObject:
     @classmethod
     async def of_many(cls, getter: Getter, source: Remote) -> Self:
         """Return the object of one of `chunks_in_flight`, which share zarr's limit of requests."""
-        await getter.let_others_start()
+        await asyncio.sleep(0)  # let the tasks start that zarr has started with this one
         num_requests = max(1, max_requests() // chunks_in_flight.num)
         gap_bytes = max(source.max_gap_bytes, source.costs.latency_bytes // num_requests)
-        max_parts = min(source.max_parts, num_requests) if getter.starts_tasks else 1
-        if configured_gap_bytes() is not None or not splits_requests():
+        max_parts = min(source.max_parts, num_requests)
+        if max_gap_bytes() is not None:
             max_parts = 1
         return cls(getter, source._replace(max_gap_bytes=gap_bytes, max_parts=max_parts))
 
@@ -265,8 +265,7 @@ class _Reading:
             # An answer that is too short may come from another version of the object.
             is_longer = len(raw) > expected
             refusal = f"returns {'more' if is_longer else 'fewer'} bytes than requested"
-            whole = raw if len(raw) == self._known.num_bytes else None
-            raise ReadWhole(refusal, whole, is_sure=is_longer)
+            raise ReadWhole(refusal, is_sure=is_longer)
         if self._version not in (ANY_VERSION, answer.version):
             raise Changed
         self._version = answer.version
@@ -283,7 +282,7 @@ class _Reading:
 async def let_others_end(getter: Getter) -> None:
     """Let range requests end if the server limits how many it answers at once."""
     end = time.monotonic() + MAX_WAIT_SECONDS
-    while getter.starts_tasks and getter.store in limiting and in_flight_of(getter.store).num:
+    while getter.store in limiting and in_flight_of(getter.store).num:
         if time.monotonic() > end:
             break
         await asyncio.sleep(WAIT_SECONDS)

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._parts.names import name_of_store
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -29,8 +28,6 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
     refusal : str or None
         How the store showed that it does not support ranges; None if that may be specific to this
         chunk.
-    raw : numpy.ndarray or None
-        All of it, if it was received already.
     why : str
         What else is the reason, for `numcodecs_bytes.trace` and errors.
     is_sure : bool
@@ -42,7 +39,6 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
     def __init__(
         self,
         refusal: str | None = None,
-        raw: UInt8Array | None = None,
         why: str = "",
         *,
         is_sure: bool = True,
@@ -50,7 +46,7 @@ class ReadWhole(Exception):  # noqa: N818 # not an error
     ) -> None:
         self.why = f"the store {refusal}" if refusal else why
         super().__init__(self.why)
-        self.refusal, self.is_sure, self.is_cut, self.raw = refusal, is_sure, is_cut, raw
+        self.refusal, self.is_sure, self.is_cut = refusal, is_sure, is_cut
 
     def refusal_of(self, store: object, path: str) -> str | None:
         """Return the refusal, if it is to be remembered of the store.

@@ -1,4 +1,4 @@
-"""How shards of uncompressed inner chunks are stored; parts of them are read from servers.
+"""How shards of uncompressed inner chunks are stored.
 
 An inner chunk is a part of a file or of an object: the ranges of each are planned as for any chunk,
 moved to where it begins, and coalesced with those of others. Whatever is unusual in a shard, such
@@ -6,7 +6,6 @@ as inner chunks of another length or a damaged index, is left to zarr's own code
 inner chunks, or raises the error.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Sequence
@@ -14,32 +13,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import NDBuffer
 from zarr.core.indexing import get_indexer
-from zarr.storage import MemoryStore, StorePath
 
-from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._parts.fetch import add_name, run_blocking
-from numcodecs_bytes._parts.getters import Blocking, Getter, OnLoop, chunks_in_flight
-from numcodecs_bytes._parts.items import Item, pieces_of, scatter
+from numcodecs_bytes._parts.items import Item
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import OpenFile
-from numcodecs_bytes._parts.plan import NEARLY_WHOLE, Plan, plan_read
+from numcodecs_bytes._parts.plan import Plan, plan_read
 from numcodecs_bytes._parts.ranges import Coalescing, Indices
-from numcodecs_bytes._parts.read_remote import NUM_TRIES, Known, RemoteObject, let_others_end
-from numcodecs_bytes._parts.refusals import Changed, ReadWhole, answering, remember_refusal
+from numcodecs_bytes._parts.refusals import ReadWhole
 from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.stores import (
-    Answer,
-    File,
-    Remote,
-    Whole,
-    coalescing_of,
-    find_source,
-)
-from numcodecs_bytes._settings import configured_gap_bytes
+from numcodecs_bytes._parts.stores import Remote, coalescing_of
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import (
     chunk_grid_of,
@@ -51,8 +36,6 @@ from numcodecs_bytes._zarr_versions import (
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 MAX_GAP_BYTES = 1 << 20  # of zarr's own ranges in shards, by default
-# How often the parts of a shard are requested at most, before it is left to zarr's codec.
-MAX_TRIES = 16
 
 
 class ShardParts(NamedTuple):
@@ -409,175 +392,3 @@ class Shard:
         fill_value = fill_value_or_default(self.spec) if missing else None
         for inner in missing:
             out[inner.place] = fill_value
-
-
-async def fetch_shard(byte_getter: Any, shard: Shard, selection: Any) -> NDBuffer | None:
-    """Return the selection of a shard, or None if the shard does not exist.
-
-    Parameters
-    ----------
-    byte_getter : zarr.abc.store.ByteGetter
-        The byte getter of the shard.
-    shard : Shard
-        How it is stored.
-    selection : tuple
-        The selection that zarr passes to codecs.
-
-    Raises
-    ------
-    Exception
-        Whatever the store or zarr's codec raises, with a note that names the shard.
-    """
-    return await _fetch(OnLoop(byte_getter, shard.spec.prototype), shard, selection)
-
-
-def fetch_shard_sync(byte_getter: Any, shard: Shard, selection: Any) -> NDBuffer | None:
-    """Do the same as `fetch_shard`, using only the byte getter's `get_sync`."""
-    getter = Blocking(byte_getter, shard.spec.prototype)
-    return run_blocking(_fetch(getter, shard, selection))
-
-
-async def _fetch(getter: Getter, shard: Shard, selection: Any) -> NDBuffer | None:
-    byte_getter: Any = getter.byte_getter
-    refusal = None
-    try:
-        source = find_source(byte_getter)
-        if isinstance(source, Remote) and not source.in_one_request:
-            try:
-                with chunks_in_flight:
-                    remote = await RemoteObject.of_many(getter, source)
-                    out = await _fetch_parts(remote, shard, selection)
-                if _trace.active:
-                    num_axes, num_bytes = len(shard.spec.shape), shard.num_bytes - shard.index_bytes
-                    num = None if out is None else out.size * shard.layout.item_size
-                    counted = getter.num_requests, getter.num_bytes, getter.why
-                    fetched = _trace.Fetched(*counted, getter.num_bytes_alone)
-                    _trace.note_read(byte_getter, num_axes, num_bytes, fetched, num)
-                return None if out is None else shard.spec.prototype.nd_buffer(out)
-            except Changed:  # then it is read in one request, to be of one version
-                if (buffer := await getter.get_whole()) is None:
-                    return None
-                byte_getter = StorePath(MemoryStore({byte_getter.path: buffer}), byte_getter.path)
-            except ReadWhole as why:
-                refusal = why.refusal_of(*getter.object)
-                await let_others_end(getter)
-        codec, spec = shard.codec, shard.spec
-        if getter.is_blocking:
-            selected = codec._decode_partial_sync(byte_getter, selection, spec)  # noqa: SLF001
-        else:
-            selected = await codec._decode_partial_single(byte_getter, selection, spec)  # noqa: SLF001
-    except Exception as error:
-        add_name(error, getter.byte_getter)
-        if isinstance(error, TypeError | ValueError):
-            with contextlib.suppress(Exception):
-                await _explain(error, getter, shard, selection)
-        raise
-    if refusal is not None:
-        remember_refusal(getter.store, refusal, shard.num_bytes)
-    return selected  # type: ignore[no-any-return]
-
-
-async def _explain(error: Exception, getter: Getter, shard: Shard, selection: Any) -> None:
-    """Add a note to an error that says which inner chunk is amiss."""
-    source, num_bytes = find_source(getter.byte_getter), None
-    if isinstance(source, Whole):
-        return
-    if isinstance(source, File):
-        file = source.open()
-        try:
-            raw, num_bytes = shard.read_index(file, lambda: True), file.num_bytes
-        finally:
-            file.close()
-    else:
-        answer: Any = await RemoteObject(getter, source).ask(*shard.index_range)
-        raw, num_bytes = await answer.read(), answer.num_bytes
-    index = shard.decode_index(raw)
-    try:
-        selected = shard.select(selection, coalescing_of(source, None))
-        shard.locate(index, selected.coordinates, num_bytes)
-    except ReadWhole as why:
-        error.add_note(why.why)
-
-
-async def _fetch_parts(remote: RemoteObject, shard: Shard, selection: Any) -> Any:
-    """Return the selection of a shard, or None if the shard does not exist.
-
-    Raises
-    ------
-    Changed
-        If the shard must be read in one request, to be of one version.
-    ReadWhole
-        If the shard is left to zarr's codec.
-    """
-    gap, source = configured_gap_bytes(), remote.source
-    selected = shard.select(selection, coalescing_of(source, gap))
-    splits = remote.num_parts(selected.num_bytes) > 1
-    if not splits and _is_nearly_whole(shard, selected, source, gap):
-        raise ReadWhole
-    num_tries = _num_tries(shard, selected, source) if source.tells_version else 1
-    odd_version = None
-    for _ in range(num_tries):
-        found = await _get_index(remote, shard)
-        if found is None:
-            return None
-        index, answer = found
-        present, starts, missing = shard.locate_selected(index, selected, answer.num_bytes)
-        if _trace.active:
-            remote.getter.num_bytes_alone = shard.num_bytes_alone(starts)
-        ranges = shard.coalescing(source, gap).coalesce(*pieces_of(present, starts))
-        ranges, splits = remote.split(ranges) if splits else ranges, False  # not again
-        try:
-            # Another length means another version.
-            fetched = await remote.read(ranges, Known(version=answer.version), of_shard=True)
-        except Changed:
-            continue
-        except ReadWhole as why:
-            # What is odd may come from another version of the shard, but not twice from the same.
-            is_odd = why.refusal is not None and (why.is_sure or answer.version == odd_version)
-            if answer.version is None or is_odd:
-                raise
-            odd_version = answer.version
-            continue
-        if fetched is not None:
-            out = np.empty(selected.flat_shape, shard.layout.dtype)
-            shard.fill(out, missing)
-            scatter(out, fetched, present, shard.layout)
-            return out.reshape(selected.shape)
-    remote.note_changing()
-    # None so large is overwritten so often.
-    raise ReadWhole if num_tries == MAX_TRIES else Changed
-
-
-def _is_nearly_whole(
-    shard: Shard, selected: ShardSelection, source: Remote, gap: int | None
-) -> bool:
-    """Whether zarr reads all inner chunks in one request, and that is hardly more."""
-    num_spared = shard.num_bytes - shard.index_bytes - selected.num_bytes
-    nearly = shard.num_bytes * (1 - NEARLY_WHOLE) if gap is None else 0
-    little = max(nearly, coalescing_of(source, gap).max_gap_bytes)
-    return len(selected.inner) == shard.num_chunks and num_spared <= little
-
-
-def _num_tries(shard: Shard, selected: ShardSelection, source: Remote) -> int:
-    """Return how often to request parts of a shard: several times costs less than a large shard."""
-    least = NUM_TRIES if NUM_TRIES * selected.num_bytes < shard.num_bytes else 1
-    of_a_try = 2 * source.costs.latency_bytes + selected.num_bytes
-    return max(least, min(shard.num_bytes // of_a_try, MAX_TRIES))
-
-
-async def _get_index(remote: RemoteObject, shard: Shard) -> tuple[Any, Answer] | None:
-    """Return the decoded index, and the answer with it; None if the shard does not exist."""
-    with remote.requesting():
-        answer = await remote.ask(*shard.index_range)
-        if answer is None:
-            return None
-        raw = await answer.read()
-    remote.getter.num_bytes += raw.nbytes
-    if raw.nbytes > shard.index_bytes:
-        raise ReadWhole("returns more bytes than requested")
-    if raw.nbytes == shard.index_bytes:
-        answering.add(remote.getter.store)
-    try:
-        return shard.decode_index(raw), answer
-    except Exception as error:
-        raise ReadWhole from error

@@ -61,10 +61,10 @@ from zarr.storage import (
 )
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._options import stores_with_ranges
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, open_local
 from numcodecs_bytes._parts.ranges import Coalescing, Costs
 from numcodecs_bytes._parts.refusals import ReadWhole, odd, refusing, status_of
-from numcodecs_bytes._settings import stores_with_ranges
 
 logger = logging.getLogger("numcodecs_bytes")
 _told_of: weakref.WeakSet[type] = weakref.WeakSet()

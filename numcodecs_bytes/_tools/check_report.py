@@ -27,25 +27,13 @@ class PartialReads(NamedTuple):
         "yes", and what exactly is read in part; empty if nothing is.
     why_not : str
         Why nothing is.
-    with_pipeline : str
-        What `BytesPipeline` would read in part, although nothing is read so now; empty if nothing.
-    is_old : bool
-        Whether, migrated from Zarr v2, the array would need no pipeline for that.
     """
 
     now: str = ""
     why_not: str = ""
-    with_pipeline: str = ""
-    is_old: bool = False
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether parts of chunks can be read, with a pipeline of ours at least."""
-        return bool(self.now or self.with_pipeline)
 
     def __str__(self) -> str:
-        would = f"; with BytesPipeline, {self.with_pipeline}" if self.with_pipeline else ""
-        return self.now or f"no: {self.why_not}{would}"
+        return self.now or f"no: {self.why_not}"
 
 
 @dataclass(repr=False)
@@ -60,8 +48,7 @@ class ArrayReport:
         NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
         open the array.
     partial_reads : str
-        "yes", or "no: " and the reason. "with BytesPipeline" says what would be read
-        with that pipeline.
+        "yes", or "no: " and the reason.
     num_chunks : int
         Number of chunks, or shards of a sharded array, that were checked.
     problems : list of str
@@ -72,12 +59,9 @@ class ArrayReport:
         What needs no action.
     """
 
-    # What the advice at the end follows from. It is no field: `check --json` prints those.
-    _reads = PartialReads(why_not="it can't be opened")
-
     path: str
     data_type: str = ""
-    partial_reads: str = str(_reads)
+    partial_reads: str = "no: it can't be opened"
     num_chunks: int = 0
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0

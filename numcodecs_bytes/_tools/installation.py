@@ -1,9 +1,7 @@
-"""Which classes numcodecs and zarr use for the codec, and what sets options; `enable` sets some."""
+"""Which classes numcodecs and zarr use in this environment, and what sets that, and options."""
 
 import inspect
-import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -14,19 +12,12 @@ import zarr
 import zarr.dtype
 import zarr.registry
 
-from numcodecs_bytes._options import PARSERS
-from numcodecs_bytes._parts.in_place import has_pipeline
-from numcodecs_bytes._settings import (
-    FILE,
-    ZARRS_CONFIG,
-    configured,
-    configured_write_in_place,
-    options_in,
-)
-from numcodecs_bytes._zarr_versions import default_pipeline
+from numcodecs_bytes import _options
 from numcodecs_bytes.codec import Bytes
 
 OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
+_PIPELINES = "numcodecs_bytes.zarr_pipeline."  # the module of ours
+_FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
 
 
 def report() -> dict[str, Any]:
@@ -43,9 +34,11 @@ def report() -> dict[str, Any]:
             name: version(name) for name in ("numcodecs-bytes", "numcodecs", "zarr", "numpy")
         },
         "answers": answers,
-        "writes_in_place": _writes_in_place(),
+        "why_no_parts": _why_no_parts(answers[-1]),
+        "writes_in_place": _writes_in_place(answers[-1]),
         "other_codec": explain_other_codec(),
-        "options": _options(),
+        "options": _list_options(),
+        "unknown_options": _options.unknown_keys(),
         "overrides": [
             override
             for key in ("codecs.bytes", "codecs.endian", "codec_pipeline.path")
@@ -76,21 +69,29 @@ def explain_other_codec() -> str:
     )
 
 
-def _writes_in_place() -> str | None:
+def _why_no_parts(pipeline: Mapping[str, Any]) -> str:
+    """Return what prevents partial reads of arrays that are opened, or ""."""
+    path = pipeline["class"]
+    if path is None:
+        return str(pipeline["error"])
+    if path.startswith(_PIPELINES):
+        return ""
+    hint = f"; {_PIPELINES}FusedBytesPipeline is the same with partial reads"
+    return f"the codec pipeline is {path}{hint if path == _FUSED else ''}"
+
+
+def _writes_in_place(pipeline: Mapping[str, Any]) -> str | None:
     """Return whether parts of chunks are written in place, and if not why; None if not asked for.
 
     Zarr's config is looked at, not an array: one that is open may have another pipeline.
     """
     try:
-        if not configured_write_in_place():
+        if not _options.write_in_place():
             return None
-        return (
-            "yes"
-            if has_pipeline()
-            else "no: codec_pipeline.path is not a pipeline of numcodecs_bytes"
-        )
-    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
+    except ValueError as error:
         return f"no: {error}"
+    why_not = _why_no_parts(pipeline)
+    return f"no: {why_not}" if why_not else "yes"
 
 
 def _finds_data_types() -> bool:
@@ -114,20 +115,16 @@ def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, A
     }
 
 
-def _options() -> list[dict[str, str]]:
+def _list_options() -> list[dict[str, str]]:
     """Return the options that are set, what sets them, and what is wrong with them."""
     found = []
-    for name, parse in PARSERS.items():
+    for name in _options.NAMES:
+        key = f"numcodecs_bytes.{name}"
+        found += [*_overrides(key)][-1:]
         try:
-            for value, source in configured(name):
-                key = f"numcodecs_bytes.{name}"
-                exact = [*_overrides(key)][-1:] if source == ZARRS_CONFIG else []
-                found += exact or [_override(key, value, source)]
-                parse(value)
-                break
-        except ValueError as error:  # of a file that is damaged, the same for each option
-            if not any(each.get("error") == str(error) for each in found):
-                found.append(_override(f"numcodecs_bytes.{name}", "", "") | {"error": str(error)})
+            getattr(_options, name)()
+        except ValueError as error:
+            found[-1]["error"] = str(error)
     return found
 
 
@@ -136,8 +133,10 @@ def _overrides(key: str) -> Iterator[dict[str, str]]:
     config, names = zarr.config, key.split(".")
 
     def setting(collected: Any) -> Any:
-        for name in names:
-            collected = collected.get(name) if isinstance(collected, Mapping) else None
+        for name in names:  # in YAML, perhaps with hyphens
+            is_section = isinstance(collected, Mapping)
+            hyphened = name.replace("_", "-")
+            collected = collected.get(name, collected.get(hyphened)) if is_section else None
         return collected
 
     files = [
@@ -171,57 +170,3 @@ def _overrides(key: str) -> Iterator[dict[str, str]]:
 
 def _override(key: str, value: Any, source: str) -> dict[str, str]:
     return {"key": key, "value": str(value), "source": source}
-
-
-def enable(options: Mapping[str, Any]) -> tuple[Path, list[str]]:
-    """Write options for all programs of this environment, in place of earlier ones.
-
-    Returns the file, and the names of those that it does not set any more. Raises ValueError if a
-    value is wrong, and OSError if the file can't be written. Then an earlier one is unchanged.
-    """
-    lines = [
-        "# Options of numcodecs_bytes for all programs of this environment, as written by",
-        "# `numcodecs-bytes enable`; `numcodecs-bytes disable` removes them.",
-    ]
-    for name, value in options.items():
-        PARSERS[name](value)
-        lines.append(f"{name} = {json.dumps(value)}")
-    path = Path(sys.prefix) / FILE
-    # Whoever can use the environment can read them, whatever the umask.
-    for folder in reversed([parent for parent in path.parents if not parent.exists()]):
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o755)
-    try:
-        dropped = [name for name in options_in(path) if name not in options]
-    except (OSError, ValueError):  # it is missing, or damaged
-        dropped = []
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    try:
-        unfinished.write_text("\n".join([*lines, ""]))
-        unfinished.chmod(0o644)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path, dropped
-
-
-def overriding(options: Mapping[str, Any]) -> str:
-    """Return which of the options that `enable` has written are overridden, or ""."""
-    found = []
-    for name, value in options.items():
-        first = next(configured(name), None)
-        if first is None or first.value != value:
-            found.append(name)
-    if "pipeline" not in found and zarr.config.get("codec_pipeline.path") is not default_pipeline():
-        found.append("codec_pipeline.path")
-    return ", ".join(found)
-
-
-def disable() -> Path | None:
-    """Remove what `enable` wrote; return the file, or None if there is none."""
-    path = Path(sys.prefix) / FILE
-    try:
-        path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return path

@@ -6,20 +6,18 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from numcodecs_bytes._parts.getters import OnLoop
+from numcodecs_bytes._parts.getters import Getter
 from numcodecs_bytes._parts.read_remote import RemoteObject
 from numcodecs_bytes._parts.refusals import ReadWhole, answering, explaining, refusing
 from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
-from numcodecs_bytes._tools.check_report import ArrayReport, PartialReads
-from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec
-from numcodecs_bytes.zarr_pipeline import ReadsBatches, stored_as
+from numcodecs_bytes._tools.check_report import PartialReads
+from numcodecs_bytes.zarr_pipeline import ReadsParts, why_no_parts
 
 
 def partial_reads(array: Any) -> PartialReads:
     """Return whether parts of chunks can be read, and if not, why; nothing is requested."""
     answer = _partial_reads_of_codecs(array)
-    if answer.is_promised:
+    if answer.now:
         first = array.metadata.encode_chunk_key((0,) * array.ndim)
         source = find_source(array.store_path / first)
         if isinstance(source, Whole) and source.why:
@@ -56,7 +54,7 @@ def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
 
 async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
     """Return how a store shows that it does not support byte ranges; None if it does not."""
-    getter = OnLoop(at, default_buffer_prototype())
+    getter = Getter(at, default_buffer_prototype())
     start = num_bytes // 2
     try:
         with explaining():
@@ -72,7 +70,7 @@ async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
     return "returns more bytes than requested" if num_received > 1 else None
 
 
-async def _is_readable(getter: OnLoop, num_bytes: int) -> bool:
+async def _is_readable(getter: Getter, num_bytes: int) -> bool:
     """Whether the whole chunk can be read, so that an error was about the range."""
     try:
         buffer = await getter.get_whole()
@@ -81,54 +79,11 @@ async def _is_readable(getter: OnLoop, num_bytes: int) -> bool:
     return buffer is not None and len(buffer) == num_bytes
 
 
-def advise(reports: list[ArrayReport], locations: list[str]) -> str:
-    """Return how to choose BytesPipeline, if it would read parts of some arrays, or ""."""
-    answers = [report._reads for report in reports]  # noqa: SLF001 # not part of the public report
-    if not any(answer.with_pipeline for answer in answers):
-        return ""
-    advice = (
-        'To choose BytesPipeline, call numcodecs_bytes.set_options(pipeline="BytesPipeline"), or '
-        "run `numcodecs-bytes enable` for all programs of this environment"
-    )
-    can_migrate = not all(name.endswith((".json", ".parq", ".parquet")) for name in locations)
-    is_old = can_migrate and any(answer.is_old for answer in answers)
-    return (
-        f"{advice}. Or migrate the Zarr v2 arrays, which then need no setting" if is_old else advice
-    )
-
-
 def _partial_reads_of_codecs(array: Any) -> PartialReads:
-    metadata = array.metadata
-    is_old = metadata.zarr_format == 2
-    if is_old:
-        codecs = (*array.filters, *array.compressors)
-        names = [codec.codec_id for codec in codecs]
-    else:
-        codecs = metadata.codecs
-        names = [codec.to_dict()["name"] for codec in codecs]
-    others = [name for name in names if name != "bytes"]
-    try:
-        can_be_read = stored_as(array) is not None
-    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
-        can_be_read = False
-    is_in_shards = others == ["sharding_indexed"]
-    if can_be_read and isinstance(array.async_array.codec_pipeline, ReadsBatches):
-        return PartialReads("yes: inner chunks in part" if is_in_shards else "yes")
-    if not is_old and not others:
-        kind = type(codecs[0])
-        if issubclass(kind, BytesCodec):
-            return PartialReads("yes")
-        return PartialReads(why_not=f"{kind.__module__}.{kind.__qualname__} is chosen")
-    if is_in_shards:
-        would = "in part" if can_be_read else ""
-        return PartialReads(why_not="inner chunks are read whole", with_pipeline=would)
-    if can_be_read:
-        is_old = is_old and array.order == "C"
-        why = " and ".join(others) or ("Zarr v2" if is_old else "column-major")
-        return PartialReads(why_not=why, with_pipeline="yes", is_old=is_old)
-    if not others and not all(isinstance(codec, Bytes) for codec in codecs):
-        return PartialReads(why_not='its codec "bytes" is not that of numcodecs_bytes')
-    why = "the dtype of its bytes codec is missing, or differs from the array's"
-    if others:
-        why = f"{' and '.join(others)} need{'s' * (len(others) == 1)} whole chunks"
-    return PartialReads(why_not=why)
+    pipeline = array.async_array.codec_pipeline
+    why_not = why_no_parts(array)
+    if not why_not and not isinstance(pipeline, ReadsParts):
+        why_not = f"{type(pipeline).__module__}.{type(pipeline).__qualname__} is the codec pipeline"
+    if why_not:
+        return PartialReads(why_not=why_not)
+    return PartialReads("yes: inner chunks in part" if array.shards else "yes")

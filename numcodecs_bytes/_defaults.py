@@ -1,0 +1,51 @@
+"""Make classes of this package zarr's defaults, in place of zarr's own."""
+
+import gc
+import weakref
+from typing import Any
+
+import zarr
+
+
+def make_default(section: str, name: str, ours: str) -> None:
+    """Make a class the value of a key of zarr's config, unless somebody has chosen another one.
+
+    Parameters
+    ----------
+    section, name : str
+        The key, such as "codecs" and "bytes".
+    ours : str
+        The path of the class.
+
+    Raises
+    ------
+    AttributeError, KeyError
+        If zarr's config is not what it was in the supported versions.
+    """
+    config: Any = zarr.config
+    defaults = config.defaults[0][section]
+    zarrs_own = defaults[name]
+
+    def replace() -> None:
+        # A value that somebody chose is a different object, even if its text is the same.
+        if config.get(section)[name] is zarrs_own:
+            config.get(section)[name] = ours
+
+    if config.get(section)[name] not in (zarrs_own, ours):
+        for scope in _open_scopes():
+            weakref.finalize(scope, replace).atexit = False
+    replace()
+    # Modified in place, because in zarr.config.reset() the oldest defaults win.
+    defaults[name] = ours
+
+
+def _open_scopes() -> list[Any]:
+    """Return each `with zarr.config.set(...)` that is open.
+
+    Such a scope restores the value that it replaced, zarr's own default: a program whose first
+    array is opened inside it would go back to that for the rest of the process. donfig keeps no
+    list of open scopes, so only the garbage collector can find them: once, in 45 ms if there are
+    700,000 objects.
+    """
+    config_set = type(zarr.config.set({}))
+    return [scope for scope in gc.get_referrers(config_set) if type(scope) is config_set]
