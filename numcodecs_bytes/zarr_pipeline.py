@@ -278,7 +278,9 @@ def _note_whole(
     find = source_finder()
     for k, (byte_getter, spec, _, place, *_) in enumerate(batch):
         source = find(byte_getter)
-        why = fetched.why or getattr(source, "why", "")
+        why = fetched.why
+        if isinstance(source, Whole):
+            why = why or source.why or "nothing to save: in memory, for example"
         if isinstance(stored, Shard):  # of which zarr reads inner chunks
             _trace.note_not_seen(f"inner chunks of shards, which zarr reads{why and ': '}{why}")
             continue
@@ -287,7 +289,7 @@ def _note_whole(
         more = _trace.Fetched(
             fetched.num_requests + 1,
             fetched.num_bytes + (0 if is_missing else num_bytes),
-            why or "nothing to save: in memory, for example",
+            why,
         )
         num = None if is_missing else np.size(out[place]) * stored.item_size
         _trace.note_read(byte_getter, len(spec.shape), num_bytes, more, num)

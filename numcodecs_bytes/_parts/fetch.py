@@ -53,7 +53,7 @@ async def read_remote(
     Returns
     -------
     list of (bool or None)
-        The same, None for chunks that are not requested.
+        The same, None for chunks that are left to zarr.
     """
     find = source_finder()
     left = [k for k, exists in enumerate(exist) if exists is None]
@@ -87,6 +87,8 @@ async def _read_one(batch: Batch, k: int, source: Remote, read_by_zarr: ReadByZa
             selected = await fetch(remote, stored, selection)
     except ReadWhole as reason:
         refusal = reason.refusal_of(*getter.object)
+        if refusal is None and not getter.num_requests:
+            return None  # with others
         await let_others_end(getter)
         fetched = _trace.Fetched(getter.num_requests, getter.num_bytes, reason.why)
         exists = await read_by_zarr(k, fetched)
