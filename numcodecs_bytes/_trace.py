@@ -111,12 +111,12 @@ if hasattr(os, "register_at_fork"):
 
 
 def trace() -> Trace:
-    """Count what the codec and the pipelines of this package fetch and write.
+    """Count what is fetched of Zarr arrays, and written in place.
 
-    For compressed chunks, and wherever zarr fetches chunks itself, only the count is known; with a
-    pipeline of this package, also the length of those in local files. Arrays returned by
-    ``create_array`` use zarr's own codec: open them again. Zarr v2 arrays are counted only with a
-    pipeline of this package. All threads of the process are counted, but no other process.
+    Of compressed chunks, and wherever zarr fetches chunks itself, only the count is known, or the
+    length if they are in local files. With another codec pipeline than those of this package, only
+    chunks that pass its codec are counted. All threads of the process are counted, but no other
+    process.
 
     Returns
     -------
@@ -261,8 +261,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     total = report["total"]
     if not report["arrays"] and not report["not_seen"]:
         yield (
-            "numcodecs_bytes read and wrote nothing: arrays that were just created must be opened "
-            "again, Zarr v2 needs a pipeline of ours, and other processes are not counted"
+            "numcodecs_bytes read and wrote nothing: run `numcodecs-bytes` to see if it is in use; "
+            "other processes are not counted"
         )
     if total["chunks_missing"]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
