@@ -1,9 +1,9 @@
 """Reduce a big-endian array of 1 GiB on Dask workers that have less memory than that.
 
-The workers are processes of their own, which import nothing of this package: zarr finds the codec
-in them, too. A chunk of the array is 128 MiB, a block of Dask's only 16 MiB of it, and that is all
-that a worker fetches; with zarr's own codec each block costs its whole chunk, and these workers run
-out of memory. Arrays and codecs reach the workers by pickle, or are opened there.
+The workers are processes of their own, which import nothing of this package: zarr finds it in them,
+too. A chunk of the array is 128 MiB, a block of Dask's only 16 MiB of it, and that is all that a
+worker fetches; with zarr alone each block costs its whole chunk, and these workers run out of
+memory. Arrays and codecs reach the workers by pickle, or are opened there.
 
 Nothing below imports numcodecs_bytes: that it is installed is enough.
 
@@ -59,8 +59,8 @@ def is_imported() -> bool:
 def class_that_reads(array: zarr.Array) -> str:
     """Return the module and name of the class that reads an array in this process."""
     assert array[40, 100, :3].tolist() == [140, 141, 142]
-    codec = type(array.metadata.codecs[0])
-    return f"{codec.__module__}.{codec.__qualname__}"
+    pipeline = type(array.async_array.codec_pipeline)
+    return f"{pipeline.__module__}.{pipeline.__qualname__}"
 
 
 def class_that_reads_path(path: Path) -> str:
@@ -89,11 +89,11 @@ def main() -> None:
 
             for answer in client.run(class_that_reads_path, path).values():
                 print(f"  opened in the worker:   {answer}")
-                assert answer == "numcodecs_bytes.zarr.BytesCodec"
+                assert answer == "numcodecs_bytes.zarr_pipeline.BytesPipeline"
             array = zarr.open_array(path)
             for answer in client.run(class_that_reads, array).values():
                 print(f"  sent there by pickle:   {answer}")
-                assert answer == "numcodecs_bytes.zarr.BytesCodec"
+                assert answer == "numcodecs_bytes.zarr_pipeline.BytesPipeline"
             codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f4"})
             decoded = client.submit(codec.decode, b"\x3f\x80\x00\x00").result()
             assert decoded.tolist() == [1.0]

@@ -1,8 +1,9 @@
 """Read parts of a NetCDF-3 file through its kerchunk references, and of a Zarr v2 store.
 
 All kerchunk references, and many archives, are Zarr v2, of which zarr reads whole chunks: here the
-variable on a web server, 32 MiB of big-endian float32. With this package's codec pipeline only the
-bytes of a selection are fetched, also by Dask tasks that are smaller than the chunk.
+variable on a web server, 32 MiB of big-endian float32. With this package, only the bytes of a
+selection are fetched, also by Dask tasks that are smaller than the chunk. That it is installed is
+enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -74,7 +75,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     """Write a NetCDF-3 file, its references and a Zarr v2 store; read parts of both."""
-    numcodecs_bytes.set_options(pipeline="BytesPipeline")
     warnings.filterwarnings("ignore", "The specified chunks separate", UserWarning)
     values = np.random.default_rng(0).random(SHAPE, "f4")
     dataset = xr.Dataset({"sst": (("time", "lat", "lon"), values)})
@@ -100,8 +100,9 @@ def main() -> None:
                     got = select(of_one["sst"]).load()
                 assert np.array_equal(got, select(dataset["sst"]))
                 total = traced.report()["total"]
-                # Of a slow disk, more is read at once.
-                assert total["bytes_fetched"] == expected or what == "Zarr v2"
+                # From a slow disk, more is read at once.
+                is_local = what == "Zarr v2"
+                assert total["bytes_fetched"] <= (values.nbytes // 4 if is_local else expected)
                 print(f"{what:12}{name:23}{total['requests']:>9}{total['bytes_fetched']:>12,}")
 
 

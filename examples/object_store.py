@@ -23,6 +23,8 @@ import numpy as np
 import zarr
 from obstore.store import HTTPStore
 
+OURS = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
+ALONE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 SHAPE = (2048, 2048)
 # Of one chunk of 16 MiB: what is selected, and what is sent for it in how many requests.
 SLICES = {
@@ -95,18 +97,18 @@ def main() -> None:
         http_store = HTTPStore(url, client_options={"allow_http": True})
         store = zarr.storage.ObjectStore(http_store, read_only=True)
 
-        print(f"{'selection':18}{'read by':37}{'requests':>9}{'bytes':>10}")
+        print(f"{'selection':18}{'read by':45}{'requests':>9}{'bytes':>10}")
         for name, (selection, *expected) in SLICES.items():
-            for chosen in ("numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"):
-                with zarr.config.set({"codecs.bytes": chosen}):
+            for chosen in (OURS, ALONE):
+                with zarr.config.set({"codec_pipeline.path": chosen} if chosen == ALONE else {}):
                     array = zarr.open_array(store, mode="r", zarr_format=3)
-                codec = type(array.metadata.codecs[0])
-                assert f"{codec.__module__}.{codec.__qualname__}" == chosen
+                pipeline = type(array.async_array.codec_pipeline)
+                assert f"{pipeline.__module__}.{pipeline.__qualname__}" == chosen
                 RangeHandler.sent.clear()
                 assert np.array_equal(array[selection], data[selection])
                 sent = [len(RangeHandler.sent), sum(RangeHandler.sent)]
-                assert sent == (expected if "numcodecs" in chosen else [1, data.nbytes])
-                print(f"{name:18}{chosen:37}{sent[0]:>9}{sent[1]:>10}")
+                assert sent == ([1, data.nbytes] if chosen == ALONE else expected)
+                print(f"{name:18}{chosen:45}{sent[0]:>9}{sent[1]:>10}")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-import numcodecs_bytes
-
 NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 65_536
-ALONE: dict[str, Any] = {}
-# True would rewrite what can't be written in place.
-IN_PLACE = {"write_in_place": "require"}
+ALONE: dict[str, Any] = {}  # by default, chunks are written as by zarr alone
+# With True, zarr would rewrite what can't be written in place.
+IN_PLACE = {
+    "numcodecs_bytes.write_in_place": "require",
+    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+}
 
 
 def create(path: Path, *, is_shard: bool) -> "zarr.Array[Any]":
@@ -33,7 +34,7 @@ def create(path: Path, *, is_shard: bool) -> "zarr.Array[Any]":
 
 def simulate(path: Path, settings: dict[str, Any], rank: int, start: Any) -> None:
     """Write the rows of one process, one after the other."""
-    with numcodecs_bytes.set_options(**settings):
+    with zarr.config.set(settings):
         array = zarr.open_array(path, mode="r+")
         start.wait()
         for step in range(NUM_STEPS):
@@ -59,7 +60,7 @@ def num_lost(path: Path, settings: dict[str, Any], *, is_shard: bool) -> int:
 
 def log(path: Path, settings: dict[str, Any]) -> float:
     """Append rows to an array whose chunk has room for all of them; return the seconds it took."""
-    with numcodecs_bytes.set_options(**settings):
+    with zarr.config.set(settings):
         chunks = (1024, 4096)
         array = zarr.create_array(
             path, shape=(0, 4096), chunks=chunks, dtype="f8", compressors=None
@@ -79,7 +80,7 @@ def record(path: Path, settings: dict[str, Any]) -> float:
     zarr.create_array(
         path, shape=shape, shards=shape, chunks=chunks, dtype="u2", compressors=None, fill_value=0
     )
-    with numcodecs_bytes.set_options(**settings):
+    with zarr.config.set(settings):
         array = zarr.open_array(path, mode="r+")
         start = time.perf_counter()
         for k in range(64):
@@ -92,8 +93,7 @@ def record(path: Path, settings: dict[str, Any]) -> float:
 def main() -> None:
     """Write with zarr alone and in place, and print what was lost and how long it took."""
     with tempfile.TemporaryDirectory() as folder:
-        with numcodecs_bytes.set_options(**IN_PLACE):
-            print(f"in place: {zarr.config.get('codec_pipeline.path')}")
+        print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
         num_rows = NUM_PROCESSES * NUM_STEPS
         for is_shard in (False, True):
             what, path = "shard" if is_shard else "chunk", Path(folder, str(is_shard))

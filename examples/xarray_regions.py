@@ -23,12 +23,22 @@ import xarray as xr
 import zarr
 from dask.distributed import Client, LocalCluster
 
-import numcodecs_bytes
-
 SHAPE = NUM_STEPS, NUM_ROWS, NUM_COLUMNS = 48, 256, 256
 ENCODING = {"t2m": {"chunks": (5, 64, 64), "shards": (30, 256, 256), "compressors": None}}
 DIMS = ("time", "y", "x")
-IN_PLACE = functools.partial(numcodecs_bytes.set_options, write_in_place="require")
+IN_PLACE = {
+    "numcodecs_bytes.write_in_place": "require",
+    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+}
+
+
+def write_in_place() -> None:
+    """Set the two keys in this process: a worker calls this when it starts."""
+    zarr.config.set(IN_PLACE)
+
+
+def set_nothing() -> None:
+    """Leave writing to zarr."""
 
 
 def create(path: Path) -> None:
@@ -57,13 +67,13 @@ def by_threads(path: Path, _: Any) -> None:
     simulate_all(path, ThreadPoolExecutor(8))
 
 
-def by_processes(path: Path, set_options: Callable[[], Any]) -> None:
+def by_processes(path: Path, set_up: Callable[[], None]) -> None:
     """Write with four processes."""
     spawn = multiprocessing.get_context("spawn")
-    simulate_all(path, ProcessPoolExecutor(4, spawn, initializer=set_options))
+    simulate_all(path, ProcessPoolExecutor(4, spawn, initializer=set_up))
 
 
-def by_dask(path: Path, set_options: Callable[[], Any]) -> None:
+def by_dask(path: Path, set_up: Callable[[], None]) -> None:
     """Write one Dask array, whose chunks align with no shard, on two workers."""
     steps = dask.array.arange(1, NUM_STEPS + 1, dtype="f4", chunks=7)[:, None, None]
     dataset = xr.Dataset({"t2m": (DIMS, dask.array.broadcast_to(steps, SHAPE))})
@@ -73,7 +83,7 @@ def by_dask(path: Path, set_options: Callable[[], Any]) -> None:
         LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster,
         Client(cluster) as client,
     ):
-        client.register_worker_callbacks(set_options)
+        client.register_worker_callbacks(set_up)
         region = {"time": slice(NUM_STEPS)}
         dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
 
@@ -87,17 +97,16 @@ def num_lost(path: Path) -> int:
 
 def main() -> None:
     """Write each way, with zarr alone and in place; print how many time steps are lost."""
-    with IN_PLACE():
-        print(f"in place: {zarr.config.get('codec_pipeline.path')}")
+    print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
     with tempfile.TemporaryDirectory() as folder:
         for write in (by_threads, by_processes, by_dask):
             path = Path(folder, write.__name__)
             create(path / "alone")
-            write(path / "alone", numcodecs_bytes.set_options)  # sets nothing
+            write(path / "alone", set_nothing)
             lost = num_lost(path / "alone")
-            with IN_PLACE():
-                create(path / "in place")
-                write(path / "in place", IN_PLACE)
+            create(path / "in place")
+            with zarr.config.set(IN_PLACE):  # in this process, too
+                write(path / "in place", write_in_place)
             assert num_lost(path / "in place") == 0
             print(f"{write.__name__}: {lost} of {NUM_STEPS} steps lost; in place: none")
 

@@ -31,7 +31,8 @@ def make_default(section: str, name: str, ours: str) -> None:
         if config.get(section)[name] is zarrs_own:
             config.get(section)[name] = ours
 
-    if config.get(section)[name] not in (zarrs_own, ours):
+    chosen = config.get(section)[name]
+    if chosen is not zarrs_own and chosen != ours:
         for scope in _open_scopes():
             weakref.finalize(scope, replace).atexit = False
     replace()

@@ -365,9 +365,9 @@ class ReadsParts:
         kind, codecs = type(self), list(self)  # type: ignore[call-overload]
         if self._layout_of is None and not any(map(_is_ours, codecs)) and not write_in_place():
             kind = next(c for c in kind.__mro__ if c.__module__.startswith("zarr."))
-        new: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+        make: Any = copyreg._reconstructor  # type: ignore[attr-defined] # noqa: SLF001
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return new, (kind,), {f.name: getattr(self, f.name) for f in fields}
+        return make, (kind, object, None), {f.name: getattr(self, f.name) for f in fields}
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()

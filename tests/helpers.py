@@ -93,6 +93,16 @@ def _environment(given):
     return outside | {k: str(v) for k, v in given.items()}
 
 
+# A program that begins so finds no entry points of this package, as if it were not installed.
+WITHOUT_ENTRY_POINTS = """
+import importlib.metadata
+every = importlib.metadata.distributions
+importlib.metadata.distributions = lambda **context: (
+    d for d in every(**context) if d.metadata["Name"] != "numcodecs-bytes"
+)
+"""
+
+
 # Metadata and arrays, written with no code of zarr's or ours.
 
 

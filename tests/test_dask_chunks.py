@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import OUR_PIPELINES, bounded
+from helpers import PIPELINES, bounded
 from hypothesis import given
 from hypothesis import strategies as st
 
 import numcodecs_bytes
+from numcodecs_bytes._core.lengths import parse_size
 from numcodecs_bytes._dask_chunks import Stored, plan_chunks
 
 KIB = 1024
 TRANSPOSE = zarr.codecs.TransposeCodec(order=(2, 0, 1))
 UNCOMPRESSED = {"compressors": None}
 V2 = {**UNCOMPRESSED, "zarr_format": 2}
-OURS = {"codec_pipeline.path": OUR_PIPELINES[0]}
+ZARRS = {"codec_pipeline.path": PIPELINES[0]}
 
 
 def create(store, shape, chunks, **options):
@@ -68,15 +69,11 @@ class TestArray:
         assert (lengths, width) == ((9, 9, 9, 10, 9, 9, 9, 10, 6), 8)
 
     def test_other_orders(self):
-        """The last axis of a column-major chunk is the slowest; only our pipeline reads parts."""
+        """The last axis of a column-major chunk is the slowest."""
         fortran = create({}, (16, 16, 16), (16, 16, 16), order="F", **V2)
         transposed = create({}, (16, 16, 16), (16, 16, 16), filters=[TRANSPOSE], **UNCOMPRESSED)
         for array in (fortran, transposed):
-            assert numcodecs_bytes.dask_chunks(array, 4 * KIB) == (16, 16, 16)
-        with zarr.config.set(OURS):
-            for array in (fortran, transposed):
-                again = zarr.open_array(array.store)
-                assert numcodecs_bytes.dask_chunks(again, 4 * KIB) == (16, 16, 4)
+            assert numcodecs_bytes.dask_chunks(array, 4 * KIB) == (16, 16, 4)
 
     @pytest.mark.parametrize(
         ("options", "pipeline", "size", "expected"),
@@ -85,8 +82,8 @@ class TestArray:
             pytest.param({}, {}, 5 * KIB, (24, 32), id="compressed, a shard"),
             pytest.param({}, {}, 2 * KIB, (8, 32), id="compressed, in a shard"),
             pytest.param({}, {}, 7 * KIB, (24, 64), id="compressed, several shards"),
-            pytest.param(UNCOMPRESSED, {}, 64, (8, 8), id="zarr reads whole inner chunks"),
-            pytest.param(UNCOMPRESSED, OURS, 64, (2, 8), id="our pipeline reads parts"),
+            pytest.param(UNCOMPRESSED, ZARRS, 64, (8, 8), id="zarr reads whole inner chunks"),
+            pytest.param(UNCOMPRESSED, {}, 64, (2, 8), id="our pipeline reads parts"),
         ],
     )
     def test_shards(self, options, pipeline, size, expected):
@@ -97,13 +94,14 @@ class TestArray:
             assert numcodecs_bytes.dask_chunks(array, size) == expected
 
     def test_what_cannot_be_read_in_part(self, tmp_path):
-        """Compressed, in a store that is read whole, or not opened again: never split."""
+        """Compressed, in a store that is read whole, or with zarr's pipeline: never split."""
         compressed = create({}, (64, 8), (32, 8))
-        created = zarr.create_array({}, shape=(64, 8), chunks=(32, 8), dtype="f4", **UNCOMPRESSED)
+        with zarr.config.set(ZARRS):
+            alone = create({}, (64, 8), (32, 8), **UNCOMPRESSED)
         path = tmp_path / "a"
         create(path, (64, 8), (32, 8), **UNCOMPRESSED)
         logged = zarr.open_array(zarr.storage.LoggingStore(zarr.storage.LocalStore(path)))
-        for array in (compressed, created, logged):
+        for array in (compressed, alone, logged):
             assert numcodecs_bytes.dask_chunks(array, 64) == (32, 8)
 
     def test_chunks_of_unknown_size(self):
@@ -217,13 +215,12 @@ FETCHED_ONCE = [
 def test_each_byte_is_fetched_once(tmp_path, shape, chunks, options, size):
     """By Dask, from local files; of shards, their indices besides."""
     dask_array = pytest.importorskip("dask.array")
-    with zarr.config.set(OURS):
-        array = create(tmp_path, shape, chunks, **options)
-        values = np.arange(array.size, dtype="f4").reshape(shape)
-        array[...] = values
-        lazy = dask_array.from_zarr(array, chunks=numcodecs_bytes.dask_chunks(array, size))
-        with numcodecs_bytes.trace() as traced:
-            found = lazy.compute(scheduler="sync")
+    array = create(tmp_path, shape, chunks, **options)
+    values = np.arange(array.size, dtype="f4").reshape(shape)
+    array[...] = values
+    lazy = dask_array.from_zarr(array, chunks=numcodecs_bytes.dask_chunks(array, size))
+    with numcodecs_bytes.trace() as traced:
+        found = lazy.compute(scheduler="sync")
     assert (found == values).all()
     total = traced.report()["total"]
     indices = (2 * 2 * 16 + 4) * total["chunks"] if "shards" in options else 0
@@ -246,9 +243,7 @@ class TestGroup:
             scalar=([], (), (), {}),
         )
         group.create_array("nameless", shape=(999, 999), dtype="f8")
-        with zarr.config.set(OURS):  # for Zarr v2
-            group = zarr.open_group(group.store, use_consolidated=False)
-            found = numcodecs_bytes.dask_chunks(group, "4 KiB")
+        found = numcodecs_bytes.dask_chunks(group, "4 KiB")
         assert found == {"time": 4, "lat": 16, "lon": 16, "bounds": 2}
 
     def test_those_that_disagree_are_named(self):

@@ -1,6 +1,8 @@
 """How zarr and numcodecs pick the package up, in fresh processes that never import it."""
 
 import http.server
+import importlib.util
+import itertools
 import json
 import os
 import re
@@ -18,7 +20,14 @@ import numcodecs.abc
 import numcodecs.registry
 import pytest
 import zarr
-from helpers import run_program, run_python, write_v2
+from helpers import (
+    OUR_PIPELINES,
+    PIPELINES,
+    WITHOUT_ENTRY_POINTS,
+    run_program,
+    run_python,
+    write_v2,
+)
 
 import numcodecs_bytes
 from numcodecs_bytes.__main__ import main
@@ -26,25 +35,29 @@ from numcodecs_bytes.check import check
 
 OURS = "numcodecs_bytes.zarr.BytesCodec"
 ZARRS = "zarr.codecs.bytes.BytesCodec"
+# Each key, what installing the package makes its default, and zarr's own.
+KEYS = {"codecs.bytes": (OURS, ZARRS), "codec_pipeline.path": (OUR_PIPELINES[0], PIPELINES[0])}
+BY_KEY = pytest.mark.parametrize(("key", "ours", "zarrs"), [(k, *v) for k, v in KEYS.items()])
+OTHER_PIPELINES = [*PIPELINES, OUR_PIPELINES[-1]]
+if importlib.util.find_spec("zarrs"):
+    OTHER_PIPELINES.append("zarrs.ZarrsCodecPipeline")
 
-# What every program below begins with: two arrays, and who answers when they are opened.
+# What every program below begins with. `opened` prints the class that a key of zarr's config chose.
 SETUP = """
 import json, sys, zarr
-import numpy as np
 
-def answers(name="bytes"):
-    cls = zarr.registry.get_codec_class(name)
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-def opened(path):
-    cls = type(zarr.open_array(path).metadata.codecs[0])
-    return f"{cls.__module__}.{cls.__qualname__}"
+def opened(path, key="codecs.bytes"):
+    array = zarr.open_array(path)
+    assert array[:].tolist() == [1, 2, 3, 4]
+    pipeline = array.async_array.codec_pipeline
+    cls = type(pipeline if key == "codec_pipeline.path" else array.metadata.codecs[0])
+    print("zarrs.ZarrsCodecPipeline" if "Zarrs" in cls.__name__ else f"{cls.__module__}.{cls.__name__}")
 """
 
 
 def run(program, *options, status=0, **environment):
     """Run a program in a fresh interpreter; return what it printed to stdout and stderr."""
-    program = textwrap.dedent(SETUP + textwrap.dedent(program))
+    program = SETUP + textwrap.dedent(program)
     done = run_program(*options, "-c", program, status=status, **environment)
     return done.stdout.split(), done.stderr
 
@@ -60,7 +73,7 @@ def path(tmp_path):
         serializer=zarr.codecs.BytesCodec(endian="big"),
     )
     array[:] = [1, 2, 3, 4]
-    return tmp_path / "array.zarr"
+    return str(tmp_path / "array.zarr")
 
 
 class TestPickedUp:
@@ -72,201 +85,184 @@ class TestPickedUp:
             assert f"{entry.load().__module__}.{entry.load().__qualname__}" == OURS
 
     def test_numcodecs_finds_it(self):
-        out, err = run("""
+        program = """
             import numcodecs
             print(repr(numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f8"})))
-        """)
-        assert " ".join(out) == "Bytes(endian='big', dtype='<f8')"
-        assert err == ""
+        """
+        out, err = run(program)
+        assert (" ".join(out), err) == ("Bytes(endian='big', dtype='<f8')", "")
 
-    def test_an_array_that_is_opened_uses_it_without_a_warning(self, path):
-        out, err = run(
-            f"""
-            print(opened({str(path)!r}), answers("endian"))
-            print(*zarr.open_array({str(path)!r})[:].tolist())
-            """,
-            "-W",
-            "error",
-        )
-        assert out == [OURS, OURS, "1", "2", "3", "4"]
-        assert err == ""
+    @BY_KEY
+    def test_an_array_that_is_opened_uses_it_without_a_warning(self, path, key, ours, zarrs):
+        """Before and after a reset of the config, too."""
+        program = f"""
+            opened({path!r}, {key!r})
+            zarr.config.reset()
+            opened({path!r}, {key!r})
+            zarr.config.refresh()
+            opened({path!r}, {key!r})
+            print(zarr.config.get({key!r}))
+        """
+        for first in ("", "zarr.config.reset()"):
+            out, err = run(f"{first}\n{textwrap.dedent(program)}", "-W", "error")
+            assert (out, err) == ([ours] * 4, "")
 
     def test_the_package_does_not_import_zarr(self):
         program = "import sys, numcodecs_bytes; print('zarr' in sys.modules)"
         assert run_python("-c", program).stdout.strip() == "False"
 
-    def test_a_reset_of_the_config_keeps_it(self, path):
-        for before in (f"opened({str(path)!r})", "0"):
-            out, _ = run(f"""
-                {before}
-                zarr.config.reset()
-                print(opened({str(path)!r}), answers("endian"))
-                zarr.config.refresh()
-                print(opened({str(path)!r}), answers("endian"))
-            """)
-            assert out == [OURS] * 4
-
-
-class TestOptingOut:
-    def test_environment(self, path):
-        out, _ = run(
-            f"""
-            print(opened({str(path)!r}), answers("endian"))
-            zarr.config.reset()
-            print(opened({str(path)!r}), answers("endian"))
-            """,
-            ZARR_CODECS__BYTES=ZARRS,
-        )
-        assert out == [ZARRS] * 4
-
-    def test_environment_may_name_the_package(self, path):
-        out, _ = run(f"print(opened({str(path)!r}), answers('endian'))", ZARR_CODECS__BYTES=OURS)
-        assert out == [OURS] * 2
-
-    def test_yaml_file(self, path, tmp_path):
-        file = tmp_path / "zarr.yaml"
-        file.write_text(f"codecs:\n  bytes: {ZARRS}\n")
+    def test_a_program_without_entry_points_imports_it(self, path):
+        """If it is frozen, for example: importing the pipeline is enough, for the codec, too."""
         program = f"""
-            print(opened({str(path)!r}), answers("endian"))
-            zarr.config.reset()
-            print(opened({str(path)!r}))
-        """
-        assert run(program, ZARR_CONFIG=file)[0] == [ZARRS] * 3
+opened({path!r})
+import numcodecs_bytes.zarr_pipeline
+opened({path!r})
+opened({path!r}, "codec_pipeline.path")
+"""
+        done = run_program("-W", "error", "-c", WITHOUT_ENTRY_POINTS + SETUP + program)
+        assert done.stdout.split() == [ZARRS, OURS, OUR_PIPELINES[0]]
 
-    @pytest.mark.parametrize("value", [repr(ZARRS), "zarr.codecs.bytes.__name__ + '.BytesCodec'"])
-    def test_config_set_before_the_first_use(self, path, value):
-        """A value that is equal to zarr's default is a choice all the same."""
-        out, _ = run(f"""
-            zarr.config.set({{"codecs.bytes": {value}}})
-            print(opened({str(path)!r}), answers("endian"))
-            zarr.config.reset()
-            print(opened({str(path)!r}), answers("endian"))
-        """)
-        assert out == [ZARRS, ZARRS, OURS, OURS]
 
-    def test_config_set_after_the_first_use(self, path):
-        out, _ = run(f"""
-            print(opened({str(path)!r}))
-            zarr.config.set({{"codecs.bytes": {ZARRS!r}}})
-            print(opened({str(path)!r}))
-            zarr.config.set({{"codecs.bytes": {OURS!r}}})
-            print(opened({str(path)!r}))
-        """)
-        assert out == [OURS, ZARRS, OURS]
+def choices():
+    """Yield each key, and what somebody may choose instead of the default."""
+    for key, value in [("codecs.bytes", ZARRS), ("codecs.bytes", OURS)]:
+        yield pytest.param(key, value, id=value)
+    for value in [*OTHER_PIPELINES, OUR_PIPELINES[0]]:
+        yield pytest.param("codec_pipeline.path", value, id=value)
 
-    @pytest.mark.parametrize(
-        ("settings", "inside"),
-        [
-            ({"codecs.bytes": ZARRS}, ZARRS),
-            ({"codecs.bytes": OURS}, OURS),
-            ({"codecs.endian": ZARRS}, OURS),
-            ({"codecs.gzip": "other"}, OURS),
-            ({"codecs": {"bytes": ZARRS}}, ZARRS),
-            ({"codecs": {"bytes": OURS}}, OURS),
-            ({"async.concurrency": 3}, OURS),
-        ],
-        ids=str,
-    )
-    def test_a_first_use_inside_of_with_config_set(self, path, settings, inside):
-        """What a `with` puts back when it ends is the default from before the first use."""
-        out, _ = run(f"""
-            with zarr.config.set({settings!r}):
-                print(opened({str(path)!r}))
-            print(opened({str(path)!r}), answers("endian"))
-        """)
-        assert out == [inside, OURS, OURS]
 
-    def test_nested_with_and_a_copy_of_all_codecs(self, path):
+BY_CHOICE = pytest.mark.parametrize(("key", "value"), list(choices()))
+
+
+class TestChoice:
+    """What a person chose wins."""
+
+    @BY_CHOICE
+    def test_by_a_variable(self, path, key, value):
+        program = f"opened({path!r}, {key!r})\nzarr.config.reset()\nopened({path!r}, {key!r})"
+        variable = f"ZARR_{key.replace('.', '__').upper()}"
+        assert run(program, **{variable: value})[0] == [value] * 2
+
+    @BY_CHOICE
+    def test_by_a_yaml_file(self, path, tmp_path, key, value):
+        section, _, name = key.partition(".")
+        (tmp_path / "zarr.yaml").write_text(f"{section}:\n  {name}: {value}\n")
+        program = f"opened({path!r}, {key!r})\nzarr.config.reset()\nopened({path!r}, {key!r})"
+        assert run(program, ZARR_CONFIG=tmp_path / "zarr.yaml")[0] == [value] * 2
+
+    @BY_CHOICE
+    def test_by_the_program(self, path, key, value):
+        """Before the first array, where a value that equals zarr's default is a choice, too."""
+        ours = KEYS[key][0]
+        choose = f"zarr.config.set({{{key!r}: {value!r}}})"
+        show = f"opened({path!r}, {key!r})"
+        out, _ = run("\n".join([choose, show, "zarr.config.reset()", show]))
+        assert out == [value, ours]
+        assert run("\n".join([show, choose, show]))[0] == [ours, value]
+
+    @BY_CHOICE
+    def test_by_a_scope_in_which_the_first_array_is_opened(self, path, key, value):
+        """What a `with` puts back when it ends is the default from before the first array."""
+        section, _, name = key.partition(".")
+        of_section = f"{{{section!r}: zarr.config.get({section!r}) | {{{name!r}: {value!r}}}}}"
+        for options in (repr({key: value}), of_section):
+            show = f"opened({path!r}, {key!r})"
+            out, _ = run(f"with zarr.config.set({options}):\n    {show}\n{show}")
+            assert out == [value, KEYS[key][0]]
+
+    @BY_KEY
+    def test_other_keys_are_no_choice(self, path, key, ours, zarrs):
+        for options in ({"codecs.gzip": "other"}, {"async.concurrency": 3}):
+            show = f"opened({path!r}, {key!r})"
+            out, _ = run(f"with zarr.config.set({options!r}):\n    {show}\n{show}")
+            assert out == [ours, ours]
+
+    def test_nested_scopes_and_a_copy_of_all_codecs(self, path):
         out, _ = run(f"""
             with zarr.config.set({{"codecs": dict(zarr.config.get("codecs"))}}):
                 with zarr.config.set({{"codecs.bytes": {ZARRS!r}}}):
-                    print(opened({str(path)!r}))
-                print(opened({str(path)!r}))
-            print(opened({str(path)!r}))
+                    opened({path!r})
+                opened({path!r})
+            opened({path!r})
         """)
         assert out == [ZARRS, OURS, OURS]
 
-    def test_a_choice_from_before_a_with_stays(self, path):
+    @BY_KEY
+    def test_from_before_a_scope(self, path, key, ours, zarrs):
         out, _ = run(f"""
-            zarr.config.set({{"codecs.bytes": "".join({list(ZARRS)!r})}})
-            with zarr.config.set({{"codecs.bytes": {OURS!r}}}):
-                print(opened({str(path)!r}))
-            print(opened({str(path)!r}))
+            zarr.config.set({{{key!r}: "".join({list(zarrs)!r})}})
+            with zarr.config.set({{{key!r}: {ours!r}}}):
+                opened({path!r}, {key!r})
+            opened({path!r}, {key!r})
         """)
-        assert out == [OURS, ZARRS]
+        assert out == [ours, zarrs]
+
+    def test_defaults_of_another_package(self, path):
+        """They are a choice."""
+        out, _ = run(f"""
+            zarr.config.update_defaults({{"codec_pipeline": {{"path": {PIPELINES[-1]!r}}}}})
+            opened({path!r}, "codec_pipeline.path")
+        """)
+        assert out == PIPELINES[-1:]
 
 
 class TestUnknownZarr:
     """On a zarr whose API changed, zarr goes on as if the package were not there."""
 
-    BREAKS = (
-        "del zarr.codecs.BytesCodec._decode_sync",
-        "del zarr.codecs.BytesCodec.is_fixed_size",
-        "zarr.config.defaults = []",
-        "zarr.__version__ = 'unknown'",
-        "import zarr.dtype; sys.modules['zarr.dtype'] = None",
-    )
+    SAID = "numcodecs_bytes leaves arrays to zarr alone: it does not support this version of zarr"
+    NEW_DEFAULT = """
+import zarr.core.codec_pipeline as module
+class NewPipeline(module.BatchedCodecPipeline):
+    __module__ = module.__name__
+zarr.registry.register_pipeline(NewPipeline)
+zarr.config.defaults[0]["codec_pipeline"]["path"] = "zarr.core.codec_pipeline.NewPipeline"
+zarr.config.refresh()
+"""
 
-    @pytest.mark.parametrize("change", BREAKS)
-    def test_one_warning_and_zarrs_own_codec(self, change):
-        """Looked up only: with parts of it missing, this zarr reads nothing."""
-        program = f"{change}\nprint(answers(), answers('endian'))"
-        out, err = run(program)
-        assert out == [ZARRS] * 2
-        assert err.count("adds no bytes codec, and leaves zarr's own in charge") == 1
-        out, err = run(program, "-W", "error")
-        assert out == [ZARRS] * 2
-        assert err == ""
+    @pytest.mark.parametrize(
+        ("change", "pipeline"),
+        [
+            pytest.param(NEW_DEFAULT, "zarr.core.codec_pipeline.NewPipeline", id="new default"),
+            *(
+                pytest.param(change, PIPELINES[0], id=change)
+                for change in (
+                    "zarr.config.defaults = []",
+                    "del zarr.codecs.TransposeCodec",
+                    "del zarr.config.defaults[0]['codec_pipeline']",
+                    "zarr.config.collect = lambda: {'codecs': 3}",
+                )
+            ),
+        ],
+    )
+    def test_one_warning_and_arrays_are_read(self, path, change, pipeline):
+        show = f"opened({path!r}, 'codec_pipeline.path')\n"
+        out, err = run(f"{change}\n{show}{show}")
+        assert (out, err.count(self.SAID)) == ([pipeline] * 2, 1)
+        out, err = run(f"{change}\n{show}", "-W", "error")
+        assert (out, err) == ([pipeline], "")
 
     @pytest.mark.parametrize(
         "change",
         [
-            "zarr.config.defaults = []",
-            "import gc; gc.get_referrers = None",
-            "collect, zarr.config.collect = zarr.config.collect, lambda: {'codecs': 3}",
+            "del zarr.codecs.BytesCodec._decode_sync",
+            "del zarr.codecs.BytesCodec.is_fixed_size",
+            "import zarr.dtype; sys.modules['zarr.dtype'] = None",
         ],
     )
-    def test_arrays_are_still_read(self, path, change):
-        """A default that zarr does not find would break them all."""
-        program = f"""
-            {change}
-            print(opened({str(path)!r}), *zarr.open_array({str(path)!r})[:].tolist())
-        """
+    def test_one_warning_and_zarrs_own_codec(self, change):
+        """Looked up only: with parts of it missing, this zarr reads nothing."""
+        program = f"{change}\nprint(zarr.registry.get_codec_class('bytes').__module__)"
         out, err = run(program)
-        assert out == [ZARRS, "1", "2", "3", "4"]
-        assert err.count("adds no bytes codec, and leaves zarr's own in charge") == 1
+        assert (out, err.count(self.SAID)) == (["zarr.codecs.bytes"], 1)
+        out, err = run(program, "-W", "error")
+        assert (out, err) == (["zarr.codecs.bytes"], "")
 
-
-class TestProcesses:
-    def test_spawned_processes_read_with_it(self, path, tmp_path):
-        """Neither the program nor its workers import the package; arrays travel by pickle."""
-        program = tmp_path / "program.py"
-        program.write_text(
-            textwrap.dedent(f"""
-            import multiprocessing
-            import sys
-            from concurrent.futures import ProcessPoolExecutor
-
-            import zarr
-
-            def read(array, i):
-                return array[i].item(), type(array.metadata.codecs[0]).__module__
-
-            def read_path(path, i):
-                return read(zarr.open_array(path), i)
-
-            if __name__ == "__main__":
-                spawn = multiprocessing.get_context("spawn")
-                path = {str(path)!r}
-                with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-                    array = zarr.open_array(path)
-                    print(sorted(pool.map(read, [array] * 4, range(4))))
-                    print(sorted(pool.map(read_path, [path] * 4, range(4))))
-            """)
-        )
-        done = run_python(program)
-        expected = [(i, "numcodecs_bytes.zarr") for i in range(1, 5)]
-        assert done.stdout.splitlines() == [str(expected)] * 2
+    @pytest.mark.skipif(len(PIPELINES) == 1, reason="this zarr has one pipeline")
+    def test_the_fused_pipeline_by_default(self, path):
+        """Ours that extends it takes its place."""
+        change = self.NEW_DEFAULT.replace("NewPipeline", "FusedCodecPipeline").partition("\nzarr.c")
+        out, err = run(f"zarr.c{change[2]}opened({path!r}, 'codec_pipeline.path')")
+        assert (out, err) == (OUR_PIPELINES[-1:], "")
 
 
 class TestReport:
@@ -276,44 +272,64 @@ class TestReport:
         done = run_program("-m", "numcodecs_bytes", *arguments, status=status, **environment)
         return done.stdout
 
-    def test_picked_up_in_one_line(self):
-        report = self.report()
-        lines = report.splitlines()
-        assert lines[0].startswith('"bytes" is picked up: numcodecs ')
-        assert f"zarr {zarr.__version__} use numcodecs_bytes" in lines[0]
-        assert any("numcodecs_bytes.codec.Bytes from" in line for line in lines)
-        assert any(f"{OURS} from" in line for line in lines)
+    def test_what_is_read_in_part(self):
+        lines = self.report().splitlines()
+        assert lines[0].startswith(f"numcodecs_bytes {numcodecs_bytes.__version__} with zarr ")
+        assert lines[1].startswith("uncompressed chunks are read in part: Zarr v3 and v2, shards")
+        assert lines[2] == "parts of chunks are written in place: no"
         # zarr 3.1.6 never loads the entry points.
         how = "found" if hasattr(zarr.dtype, "Struct") else "import numcodecs_bytes.zarr_data_types"
-        assert any(f"data types r*, bfloat16, ...: {how}" in line for line in lines)
-        assert "written in place" not in report
+        assert lines[3].startswith(f"data types r*, bfloat16, ...: {how}")
+        classes = ["numcodecs_bytes.codec.Bytes", OURS, OURS, OUR_PIPELINES[0]]
+        assert [line.partition(": ")[2] for line in lines[4:]] == classes
+
+    @pytest.mark.parametrize("path", PIPELINES)
+    def test_another_pipeline(self, tmp_path, path):
+        """Which it is, what sets it, and which is the same with partial reads."""
+        (tmp_path / "zarr.yaml").write_text(f"codec_pipeline: {{path: {path}}}")
+        variable = "ZARR_CODEC_PIPELINE__PATH"
+        for source, variables in {
+            f"file {tmp_path / 'zarr.yaml'}": {"ZARR_CONFIG": tmp_path},
+            f"environment variable {variable}": {variable: path},
+        }.items():
+            said = self.report(**variables)
+            assert f"\nuncompressed chunks are read whole: the codec pipeline is {path}" in said
+            assert f"codec_pipeline.path is {path!r}, set by {source}" in said
+            hint = f"; {OUR_PIPELINES[-1]} is the same with partial reads"
+            assert (hint in said) == (path != PIPELINES[0])
+            found = json.loads(self.report("--json", **variables))
+            assert path in found["why_no_parts"]
+            (override,) = found["overrides"]
+            assert override == {"key": "codec_pipeline.path", "value": path, "source": source}
 
     @pytest.mark.parametrize(
         ("pipeline", "mode", "said"),
         [
-            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "require", "yes"),
-            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "True", "yes"),
-            ("zarr.core.codec_pipeline.BatchedCodecPipeline", "True", "no: codec_pipeline.path"),
-            ("numcodecs_bytes.zarr_pipeline.BytesPipeline", "always", "no: .*'require'"),
+            (OUR_PIPELINES[0], "require", "yes"),
+            (OUR_PIPELINES[-1], "True", "yes"),
+            (PIPELINES[0], "True", "no: the codec pipeline is zarr.core"),
+            (OUR_PIPELINES[0], "always", "no: .*'require', got 'always'"),
         ],
     )
     def test_written_in_place(self, pipeline, mode, said):
-        variables = {"NUMCODECS_BYTES_WRITE_IN_PLACE": mode, "ZARR_CODEC_PIPELINE__PATH": pipeline}
+        variables = {
+            "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE": mode,
+            "ZARR_CODEC_PIPELINE__PATH": pipeline,
+        }
         found = self.report(status=int(mode == "always"), **variables)
         assert re.search(f"written in place: {said}", found)
 
     def test_options_and_what_sets_them(self, tmp_path):
+        """And those that do not exist."""
         file = tmp_path / "zarr.yaml"
-        text = "{split_requests: false, max_gap_bytes: 1, write_in_place: true}"
-        file.write_text(f"{{numcodecs_bytes: {text}}}")
-        variables = {"NUMCODECS_BYTES_PIPELINE": "BytesPipeline", "ZARR_CONFIG": file}
-        variables[mode := "NUMCODECS_BYTES_WRITE_IN_PLACE"] = "require"
-        found = self.report(ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES=2, **variables).splitlines()
-        assert [line.partition("numcodecs_bytes.")[2] for line in found[-4:]] == [
-            "pipeline is 'BytesPipeline', set by environment variable NUMCODECS_BYTES_PIPELINE",
-            "max_gap_bytes is '2', set by environment variable ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES",
-            f"split_requests is 'False', set by file {file}",
-            f"write_in_place is 'require', set by environment variable {mode}",
+        file.write_text("{numcodecs_bytes: {gap: 1, max_gap_bytes: 1, write-in-place: true}}")
+        key = "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"
+        lines = self.report(ZARR_CONFIG=file, ZARR_NUMCODECS_BYTES_GAP=3, **{key: "2 KiB"})
+        assert sorted(lines.splitlines()[8:]) == [
+            f"numcodecs_bytes.max_gap_bytes is '2 KiB', set by environment variable {key}",
+            f"numcodecs_bytes.write_in_place is 'True', set by file {file}",
+            "unknown option: numcodecs_bytes.gap",
+            "unknown option: numcodecs_bytes_gap",
         ]
 
     def test_a_pipeline_that_does_not_exist(self):
@@ -321,45 +337,22 @@ class TestReport:
         found = self.report(status=1, ZARR_CODEC_PIPELINE__PATH="numcodecs_bytes.BytesPipeline")
         assert "zarr, codec pipeline: BadConfigError" in found
 
-    def test_json(self):
-        found = json.loads(self.report("--json"))
-        assert found["picked_up"]
-        assert found["overrides"] == []
-        pipeline = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-        classes = ["numcodecs_bytes.codec.Bytes", OURS, OURS, pipeline]
-        assert [a["class"] for a in found["answers"]] == classes
-        assert all(os.path.exists(a["file"]) for a in found["answers"])  # noqa: PTH110
-
-    def test_the_pipeline_in_charge(self):
-        path = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
-        assert f"zarr, codec pipeline: {path} from " in self.report(ZARR_CODEC_PIPELINE__PATH=path)
-
-    def test_environment(self):
+    def test_zarrs_codec_by_a_variable(self):
         out = self.report(status=1, ZARR_CODECS__BYTES=ZARRS)
-        assert out.startswith(f'"bytes" is not picked up by zarr {zarr.__version__}')
+        assert f"zarr, bytes: {ZARRS}, not ours\n" in out
         assert f"codecs.bytes is '{ZARRS}', set by environment variable ZARR_CODECS__BYTES" in out
 
-    def test_yaml_file(self, tmp_path):
-        file = tmp_path / "zarr.yaml"
-        file.write_text(f"codecs:\n  bytes: {ZARRS}\n")
-        for config in (file, tmp_path):
-            found = json.loads(self.report("--json", status=1, ZARR_CONFIG=config))
-            assert found["overrides"] == [
-                {"key": "codecs.bytes", "value": ZARRS, "source": f"file {file}"}
-            ]
-
-    def test_config_set(self):
-        out, _ = run(
-            f"""
+    def test_zarrs_codec_by_a_program(self):
+        program = f"""
             from numcodecs_bytes.__main__ import main
             zarr.config.set({{"codecs.bytes": {ZARRS!r}}})
             sys.exit(main(["--json"]))
-            """,
-            status=1,
-        )
-        assert json.loads(" ".join(out))["overrides"] == [
+        """
+        found = json.loads(" ".join(run(program, status=1)[0]))
+        assert found["overrides"] == [
             {"key": "codecs.bytes", "value": ZARRS, "source": "zarr.config.set"}
         ]
+        assert all(os.path.exists(a["file"]) for a in found["answers"])  # noqa: PTH110
 
     def test_a_class_that_is_nowhere(self):
         out = self.report(status=1, ZARR_CODECS__BYTES="no.Such")
@@ -386,7 +379,7 @@ class TestReport:
         printed = capsys.readouterr().out
         name = "test_another_class_that_is_registered.<locals>.Other"
         mend = "call numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
-        assert '"bytes" is not picked up by numcodecs' in printed
+        assert f"{name}, not ours\n" in printed
         assert f'{name} for "bytes", because a program or a package registered it' in printed
         assert mend in printed
         for i, more in enumerate(({"dtype": "<i2"}, {})):

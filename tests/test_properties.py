@@ -23,6 +23,7 @@ from fuzz_mutator import NESTED_V2
 from fuzz_oracle import stored_bytes
 from helpers import (
     HAS_STRUCT,
+    OUR_PIPELINES,
     PIPELINES,
     ZARR_CASES,
     bounded,
@@ -275,7 +276,7 @@ class ArrayHistory(RuleBasedStateMachine):
             compressors=None,
             serializer=BytesCodec(endian=endian),
         )
-        self.reopen(PIPELINES[0], write_empty_chunks=False, cost=None)
+        self.reopen(OUR_PIPELINES[0], write_empty_chunks=False, cost=None)
         self.model = np.full(self.shape, self.fill_value, self.array.dtype)
 
     def teardown(self):
@@ -284,7 +285,7 @@ class ArrayHistory(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
     @rule(
-        pipeline=st.sampled_from(PIPELINES),
+        pipeline=st.sampled_from([*OUR_PIPELINES, PIPELINES[-1]]),
         write_empty_chunks=st.booleans(),
         cost=st.sampled_from([None, 0, 8]),
     )

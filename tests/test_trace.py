@@ -43,12 +43,9 @@ def test_a_row_of_a_local_file(array):
     assert counts["bytes_fetched"] == counts["bytes_selected"] == 4096
 
 
-@pytest.mark.parametrize("pipeline", [None, "BytesPipeline"])
-def test_all_chunks(tmp_path, array, pipeline):
+def test_all_chunks(array):
     """Whole chunks that are selected whole are not counted as read whole."""
-    with numcodecs_bytes.set_options(pipeline=pipeline):
-        array = zarr.open_array(tmp_path / "a.zarr")
-        total = traced(lambda: array[:])[0]["total"]
+    total = traced(lambda: array[:])[0]["total"]
     assert (total["chunks"], total["requests"], total["chunks_whole"]) == (4, 4, 0)
     assert total["bytes_fetched"] == total["bytes_selected"] == array.nbytes
 
@@ -76,7 +73,7 @@ def test_why_chunks_are_read_whole(tmp_path):
 
 
 def test_store_that_ignores_ranges(tmp_path):
-    """What was fetched in vain is counted, and why the chunk was read whole."""
+    """What was fetched in vain is counted, once per store, and why the chunk was read whole."""
     create(tmp_path, (1024, 512), (256, 512))[:] = 1
 
     class Ignores(CountingStore):
@@ -85,10 +82,11 @@ def test_store_that_ignores_ranges(tmp_path):
 
     with ranges_from(Ignores):
         array = zarr.open_array(Ignores(tmp_path), mode="r")
-        total = traced(lambda: array[300])[0]["total"]
-    assert total["chunks_whole"] == 1
-    assert total["bytes_fetched"] == array.store.num_bytes == 1 << 20
-    assert list(total["why_whole"]) == ["the store returns more bytes than requested"]
+        total = traced(lambda: (array[300], array[700]))[0]["total"]
+    assert total["chunks_whole"] == 2
+    assert total["requests"] == len(array.store.requests) == 3
+    assert total["bytes_fetched"] == array.store.num_bytes == 3 << 20
+    assert all("returns more bytes than requested" in why for why in total["why_whole"])
 
 
 def test_missing_chunks(tmp_path):
@@ -101,28 +99,18 @@ def test_missing_chunks(tmp_path):
 
 
 def test_shards(tmp_path):
-    """With our pipeline the index and the parts; with zarr's, only how many inner chunks."""
+    """Their index and the parts; with zarr's pipeline, only how many inner chunks."""
     kwargs = {"shape": (512, 512), "shards": (512, 512), "chunks": (64, 64), "dtype": "f8"}
     zarr.create_array(tmp_path, compressors=None, **kwargs)[:] = 1
-    report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
+    with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
+        report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
     assert report["arrays"] == {}
-    assert report["not_seen"]["inner chunks of shards, which zarr fetches and writes"] == 8
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline", max_gap_bytes=0):
+    assert list(report["not_seen"].values()) == [8]
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
     assert report["not_seen"] == {}
     assert report["total"]["bytes_fetched"] == 64 * 16 + 4 + 512 * 8
     assert (report["total"]["chunks"], report["total"]["bytes_selected"]) == (1, 512 * 8)
-
-
-def test_compressed_chunks(tmp_path):
-    """Only their number is known: zarr fetches them."""
-    array = zarr.create_array(tmp_path, shape=(64, 64), chunks=(32, 64), dtype="i4")
-    array[:] = 1
-    report, _ = traced(lambda: zarr.open_array(tmp_path)[0])
-    assert report["arrays"] == {}
-    ((what, num),) = report["not_seen"].items()
-    assert what.startswith("decoded whole: compressed")
-    assert num == 1
 
 
 class Counts(zarr.storage.LocalStore):
@@ -202,7 +190,7 @@ def test_what_zarr_alone_fetches_of_shards_in_servers(tmp_path, fetched_alone, l
     zarr.create_array(tmp_path, serializer=codec, **settings)[:300] = 1
     expected = fetched_alone(tmp_path, lambda array: array[290:330, 100:140])
     assert expected >= 8 * 4 * 16 + 4 + 2 * 64 * 128 * 8
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline"), ranges_from(CountingStore):
+    with ranges_from(CountingStore):
         array = zarr.open_array(CountingStore(tmp_path), mode="r")
         total = traced(lambda: array[290:330, 100:140])[0]["total"]
     assert total["bytes_zarr_alone"] == expected
@@ -215,27 +203,26 @@ def test_what_zarr_alone_fetches_to_write(tmp_path, fetched_alone, stored):
     for name in ("alone", "ours"):
         zarr.create_array(tmp_path / name, **settings)[:700] = 1
     expected = fetched_alone(tmp_path / "alone", lambda a: a.__setitem__(np.s_[200:900, 3:], 2))
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place="require"):
+    with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
         array = zarr.open_array(tmp_path / "ours", mode="r+")
         report, _ = traced(lambda: array.__setitem__(np.s_[200:900, 3:], 2))
     assert report["total"]["bytes_zarr_alone"] == expected > 2 << 20
     assert report["total"]["bytes_fetched"] == 0
 
 
-def test_compressed_chunks_of_our_pipeline(tmp_path):
+def test_compressed_chunks(tmp_path):
     """Their length is known in local files, and only their number elsewhere and in shards."""
     settings = {"shape": (64, 64), "dtype": "i4"}
     zarr.create_array(tmp_path / "a", chunks=(32, 64), **settings)[:] = 1
     zarr.create_array(tmp_path / "b", chunks=(32, 32), shards=(64, 64), **settings)[:] = 1
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline"):
-        report, _ = traced(lambda: zarr.open_array(tmp_path / "a")[0])
-        (total, length) = report["total"], (tmp_path / "a/c/0/0").stat().st_size
-        assert (total["bytes_fetched"], total["bytes_selected"]) == (length, 64 * 4)
-        assert report["not_seen"] == {}
-        for store in (CountingStore(tmp_path / "a"), zarr.storage.LocalStore(tmp_path / "b")):
-            report, _ = traced(lambda s=store: zarr.open_array(s, mode="r")[0])
-            assert report["not_seen"] == {"compressed or filtered": 1}
-            assert report["arrays"] == {}
+    report, _ = traced(lambda: zarr.open_array(tmp_path / "a")[0])
+    (total, length) = report["total"], (tmp_path / "a/c/0/0").stat().st_size
+    assert (total["bytes_fetched"], total["bytes_selected"]) == (length, 64 * 4)
+    assert report["not_seen"] == {}
+    for store in (CountingStore(tmp_path / "a"), zarr.storage.LocalStore(tmp_path / "b")):
+        report, _ = traced(lambda s=store: zarr.open_array(s, mode="r")[0])
+        assert report["not_seen"] == {"compressed or filtered": 1}
+        assert report["arrays"] == {}
 
 
 def test_compressed_chunks_in_a_zip_archive(tmp_path):
@@ -247,10 +234,7 @@ def test_compressed_chunks_in_a_zip_archive(tmp_path):
         with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
             for name in ("zarr.json", "c/0/0"):
                 archive.write(tmp_path / "a" / name, name)
-        with (
-            numcodecs_bytes.set_options(pipeline="BytesPipeline"),
-            zarr.storage.ZipStore(tmp_path / "a.zip") as store,
-        ):
+        with zarr.storage.ZipStore(tmp_path / "a.zip") as store:
             opened = zarr.open_array(store, mode="r")
             report, _ = traced(lambda o=opened: (o[0], o[40]))
         assert report["total"]["bytes_fetched"] == (length if seen else 0)
@@ -260,7 +244,7 @@ def test_compressed_chunks_in_a_zip_archive(tmp_path):
 
 def test_written_in_place(tmp_path, array):
     """The bytes that are written, and why others are not."""
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline", write_in_place=True):
+    with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
         array = zarr.open_array(tmp_path / "a.zarr", mode="r+")
         counts = traced(lambda: array.__setitem__((slice(250, 260), slice(0, 2)), 0))[0]["total"]
         assert (counts["chunks_in_place"], counts["bytes_in_place"]) == (2, 10 * 2 * 8)
@@ -430,7 +414,6 @@ def test_a_whole_shard(tmp_path):
     """Its index is fetched, but not selected: the shard is not read whole in vain."""
     kwargs = {"shape": (64, 64), "shards": (64, 64), "chunks": (8, 64), "dtype": "f8"}
     zarr.create_array(tmp_path, compressors=None, **kwargs)[:] = 1
-    with numcodecs_bytes.set_options(pipeline="BytesPipeline"):
-        total = traced(lambda: zarr.open_array(tmp_path)[:])[0]["total"]
+    total = traced(lambda: zarr.open_array(tmp_path)[:])[0]["total"]
     assert (total["chunks"], total["chunks_whole"]) == (1, 0)
     assert total["bytes_fetched"] == total["bytes_selected"] + 8 * 16 + 4

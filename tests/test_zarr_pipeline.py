@@ -1,4 +1,4 @@
-"""The pipelines that read parts of Zarr v2 and transposed chunks, against NumPy and zarr alone."""
+"""The pipelines that read parts of chunks, here Zarr v2 and transposed, against NumPy and zarr."""
 
 import itertools
 import os
@@ -21,7 +21,6 @@ from helpers import (
     random_array,
     random_selections,
     ranges_from,
-    run_program,
     select,
     write_v2,
 )
@@ -113,7 +112,7 @@ class TestV2:
         )
         array[...] = 1
         (tmp_path / "0.0").write_bytes(bytes(30))
-        message = r"chunk '0.0' of LocalStore.* holds 30 bytes, expected 48 for shape \(4, 6\)"
+        message = r"cannot reshape array of size 15[^$]*while reading chunk '0.0' of LocalStore"
         for selection in (slice(None), 0):
             with pytest.raises(ValueError, match=message):
                 opened(tmp_path)[selection]
@@ -190,7 +189,7 @@ class TestTransposed:
         )
         codecs = [TransposeCodec(order=(1, 0)), zarr.codecs.BytesCodec()]
         pipeline = zarr_pipeline.BytesPipeline.from_codecs(codecs, batch_size=3)
-        assert pipeline._reading.batch_size == 3
+        assert pipeline.batch_size == 3
         assert pipeline._stored(spec) is None
 
     def test_structures(self, tmp_path):
@@ -424,40 +423,6 @@ class TestPassedOnToZarr:
         assert out.as_numpy_array()[:, 0].tolist() == [1, 1, 0, 0]
 
 
-def run(program, *arguments, **environment):
-    return run_program("-c", program, *arguments, **environment).stdout.strip()
-
-
-class TestChoice:
-    PROGRAM = """
-import sys, zarr
-array = zarr.open_array(sys.argv[1], mode="r")
-print(type(array._async_array.codec_pipeline).__name__, array[1].tolist())
-"""
-
-    def test_without_a_choice_zarrs_pipeline_stays(self, tmp_path):
-        create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
-        assert run(self.PROGRAM, tmp_path) == "BatchedCodecPipeline [1.0, 1.0]"
-
-    def test_chosen_by_environment_and_file(self, tmp_path, our_pipeline):
-        create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
-        expected = our_pipeline.rpartition(".")[2] + " [1.0, 1.0]"
-        assert run(self.PROGRAM, tmp_path, ZARR_CODEC_PIPELINE__PATH=our_pipeline) == expected
-        (tmp_path / "zarr.yaml").write_text(f"codec_pipeline: {{path: {our_pipeline}}}")
-        assert run(self.PROGRAM, tmp_path, ZARR_CONFIG=str(tmp_path)) == expected
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            "import zarr.codecs; del zarr.codecs.TransposeCodec",
-            "import zarr.core.codec_pipeline as c; del c.BatchedCodecPipeline",
-        ],
-    )
-    def test_on_an_unknown_zarr_others_go_on(self, tmp_path, change):
-        create_v2(tmp_path, (2, 2), (2, 2))[...] = 1
-        program = f"import warnings; {change}\nwarnings.simplefilter('ignore')\n" + self.PROGRAM
-        assert run(program, tmp_path) == "BatchedCodecPipeline [1.0, 1.0]"
-
-    def test_the_fused_pipeline_is_no_public_name_where_zarr_has_none(self):
-        has_fused = hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline")
-        assert ("FusedBytesPipeline" in zarr_pipeline.__all__) == has_fused
+def test_the_fused_pipeline_is_no_public_name_where_zarr_has_none():
+    has_fused = hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline")
+    assert ("FusedBytesPipeline" in zarr_pipeline.__all__) == has_fused

@@ -101,7 +101,7 @@ def read_until(is_over, array):
             break
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 class TestThreads:
     @pytest.mark.parametrize("max_gap_bytes", [None, 0], ids=["one request", "many requests"])
     @pytest.mark.parametrize("is_written", [True, False], ids=["chunks exist", "chunks are new"])
@@ -262,7 +262,7 @@ def open_by_fsspec(path):
 
 
 @pytest.mark.parametrize("open_array", [open_local, open_by_obstore, open_by_fsspec])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_no_selection_mixes_versions_that_another_process_writes(tmp_path, open_array, everything):
     """LocalStore mixed 0.2 to 2 % of selections, ObjectStore 4 to 9 %, fsspec 15 %."""
     zarr.create_array(
@@ -341,7 +341,7 @@ class TestNothingIsLeft:
             pytest.skip("this system has no /proc")
         return len(list(folder.iterdir()))
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_no_file_and_no_task_after_many_reads(self, array, everything):
         before = None
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
@@ -409,7 +409,7 @@ class Nested(zarr.storage.LocalStore):
 
 @pytest.mark.parametrize("in_thread", [False, True])
 @pytest.mark.parametrize("concurrency", [1, 10])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_store_that_reads_another_array_does_not_hang(tmp_path, concurrency, in_thread):
     """Nested requests waited for the places that their callers held."""
     data = np.arange(5 * 6).reshape(5, 6)

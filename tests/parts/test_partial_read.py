@@ -46,7 +46,7 @@ MIB = 1 << 20
 DATA = np.arange(100, 124).reshape(4, 6)
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 class TestValues:
     @pytest.mark.matrix
     @BY_ENDIAN
@@ -120,7 +120,7 @@ class TestValues:
         assert len(missing) <= 5 * zarr.config.get("async.concurrency")
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 class TestRequests:
     @pytest.fixture
     def array(self, tmp_path, counting):
@@ -224,7 +224,7 @@ class TestRequests:
         tracemalloc.stop()
         assert peak < 2 * (data.nbytes + selected.nbytes) + MIB
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize("shape", [(11585, 11585), (1 << 17, 1 << 10)], ids=str)
     def test_of_a_gibibyte_a_column_takes_the_memory_of_a_column(self, tmp_path, shape):
         """Where ranges are coalesced, too."""
@@ -252,7 +252,7 @@ class TestMaxGap:
         array[:, 0]
         return len(counting.requests)
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize(("gap", "num_requests"), [(0, 1), (8, 4)])
     def test_default(self, tmp_path, counting, gap, num_requests):
         """The gap between two elements of a column is a row less an element."""
@@ -301,7 +301,7 @@ class TestMaxGap:
                 assert self.requests_of_a_column(array, counting) == num_requests
 
     @pytest.mark.parametrize("max_gap_bytes", [-1, 1.5, "1 MiB", True])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_bad_gap_is_refused(self, tmp_path, counting, max_gap_bytes):
         create(tmp_path, (4, 4))[:] = 1
         array = zarr.open_array(counting)
@@ -340,7 +340,7 @@ class FrozenError(Exception):
     text: str
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 class TestBadAnswers:
     @pytest.fixture
     def array(self, tmp_path, counting):

@@ -126,7 +126,7 @@ def costs_of(requests):
 class TestRefusals:
     @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
     @pytest.mark.parametrize("status", STATUSES[:: 2 if EVERYTHING else 3])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_status_is_an_answer(self, folder, open_store, status, selection):
         """The chunk is read as by zarr alone; the second time, nothing else is requested."""
         with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
@@ -145,7 +145,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["chunk", "shard"])
     @pytest.mark.parametrize("status", [300, 301, 999])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_statuses_that_are_no_errors(self, folder, open_store, status, name):
         """Redirections to nowhere, for example, are no lost connections."""
         with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
@@ -158,7 +158,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("selection", SELECTIONS[1:], ids=str)
     @pytest.mark.parametrize("kind", ODD_ANSWERS)
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_odd_answers(self, folder, open_store, kind, selection):
         """Whatever no client can take is asked for once."""
         with Server(folder, ODD_ANSWERS[kind]).running() as server:
@@ -170,7 +170,7 @@ class TestRefusals:
         assert num == 1
         assert num_bytes <= DATA.nbytes
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_one_odd_object_of_many(self, folder, open_store):
         """Is read whole; the others of a store that has answered rightly are not."""
         server = Server(folder)
@@ -206,7 +206,7 @@ class TestRefusals:
             assert costs_of(read(server, array, (5, 7))[1]) == costs
 
     @pytest.mark.parametrize("status", STATUSES[::3])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_missing_chunks(self, folder, open_store, status):
         """Cost no more, either."""
         (folder / "chunk/c/0/0").unlink()
@@ -225,7 +225,7 @@ class TestRefusals:
     @pytest.mark.parametrize("name", ["chunk", "chunks", "shard"])
     @pytest.mark.parametrize("selection", [np.s_[:], np.s_[:, ::512], np.s_[::16]], ids=str)
     @pytest.mark.parametrize("status", [429, 503])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_limit_of_requests_at_once(self, folder, open_store, status, selection, name):
         """zarr alone makes one request for a chunk; for a part of a shard, more."""
         if name == "shard" and "slice(None, None, 16)" in str(selection):
@@ -287,7 +287,7 @@ class TestLost:
         ids=["element", "columns", "all"],
     )
     @pytest.mark.parametrize("which", ["chunk", "shard", "chunk, has answered"])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_dead_server_is_not_asked_again(
         self, folder, open_store, selection, num_in_flight, which
     ):
@@ -326,7 +326,7 @@ class TestReplicas:
 
     @pytest.mark.parametrize("name", ["chunk", "shard"])
     @pytest.mark.parametrize("tags", [['"a"', '"b"'], ['"a"', None], ['"a"', 'W/"b"'], TAGS])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_what_zarr_alone_requests(self, folder, open_store, name, tags):
         """From the second read on; and never a whole shard for one element."""
         for selection in SELECTIONS:
@@ -412,7 +412,7 @@ class TestOtherRanges:
     """A cache that answers all ranges of an object with the first one that it has seen."""
 
     @pytest.mark.parametrize("kind", ["http", "dir", "dir in dir", "reference"])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_another_range_is_no_answer(self, folder, kind):
         server = Server(folder)
         first = {}

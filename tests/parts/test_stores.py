@@ -530,7 +530,7 @@ def zarrs_own(store):
 
 
 @BY_LINE
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_every_store_is_read_as_the_table_says(open_store, reads, name):
     store = open_store(name)
     array = open_array(store, mode="r")
@@ -541,7 +541,7 @@ def test_every_store_is_read_as_the_table_says(open_store, reads, name):
 
 
 @BY_LINE
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
     store = open_store(name)
     array, alone = open_array(store, mode="r"), zarrs_own(store)
@@ -559,7 +559,7 @@ def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
 @pytest.mark.matrix
 @BY_LINE
 @pytest.mark.parametrize("length", [100, 40_000, NUM_BYTES + 8])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, length):
     """A gzipped chunk under "uncompressed" gave garbage."""
     chunk = folder / "c/0/0"
@@ -582,7 +582,7 @@ def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, leng
 
 
 @pytest.mark.parametrize("open_store", [icechunk_store, manifest_store])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_stores_known_by_name(folder, open_store, reads):
     array = open_array(open_store(folder), mode="r")
     reads.clear()
@@ -622,7 +622,7 @@ def overwrite(folder):
 
 
 @pytest.mark.parametrize("name", ["LocalStore", "WrapperStore", "fsspec, local"])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypatch, name):
     array = open_array(open_store(name), mode="r")
     write = functools.partial(overwrite, folder)
@@ -630,7 +630,7 @@ def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypa
     assert np.array_equal(array[:, 5], -DATA[:, 5])
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_member_that_is_replaced(folder):
     """A zip file holds both; nobody can write to it while one is read."""
     store = zarr.storage.ZipStore(zipped(folder), mode="a")
@@ -884,7 +884,7 @@ class TestReplacedMethods:
         assert calls[-1] == "c/0/0"
         store.close()
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_subclass_of_store_path(self, folder):
         class Negating(zarr.storage.StorePath):
             async def get(self, *args, **kwargs):
@@ -901,7 +901,7 @@ class TestReplacedMethods:
         array = zarr.Array(zarr.AsyncArray(opened.metadata, path))
         assert np.array_equal(array[7], -DATA[7])
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_a_file_system_whose_method_is_replaced(self, folder):
         fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
         file_system = fsspec.filesystem("file", skip_instance_cache=True)
@@ -923,7 +923,7 @@ def _every_store_is_the_first_of_its_class():
 
 
 @pytest.mark.parametrize("kind", ["fsspec", "obstore"])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_server_that_ignores_byte_ranges(odd_server, reads, kind, caplog):
     """`python -m http.server` could not be read, and the remedy did not help an open array."""
     address, has_ranges = odd_server
@@ -981,7 +981,7 @@ class InvertingPath(Inverting, type(Path())):
     __slots__ = ()
 
 
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_path_with_methods_of_its_own_is_read_by_them(folder):
     store = local_store(folder)
     store.root = InvertingPath(folder)
@@ -992,7 +992,7 @@ def test_a_path_with_methods_of_its_own_is_read_by_them(folder):
 
 
 @pytest.mark.parametrize("name", ["LocalStore", "fsspec, local"])
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_a_folder_in_the_place_of_a_chunk(tmp_path, name):
     """It opens as a file does, and may be as long."""
     shape = (tmp_path.stat().st_size,)
@@ -1088,7 +1088,7 @@ UNKNOWN = {
     "below", ["fsspec, tar", "fsspec, zip", "LocalStore", "ObjectStore, local"]
 )
 @pytest.mark.parametrize("kind", UNKNOWN.values(), ids=UNKNOWN)
-@pytest.mark.usefixtures("pipeline")
+@pytest.mark.usefixtures("our_pipeline")
 def test_an_unknown_store_is_asked_as_zarr_alone_asks_it(open_store, kind, below, reads):
     """A search for what it stands on gave up after 64 objects: 141 of 200 columns were wrong."""
     store = kind(open_store(below))
@@ -1123,7 +1123,7 @@ def test_an_unknown_store_is_named_in_the_log(folder, caplog):
 class TestNamed:
     """`numcodecs_bytes.stores_with_ranges`."""
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_stores_named_with_another_class_below(self, open_store, reads):
         """To name LoggingStore made nothing known of what it wraps."""
         for kind in (zarr.storage.LoggingStore, NamedWrapper):
@@ -1136,7 +1136,7 @@ class TestNamed:
 
     @pytest.mark.parametrize("name", ["LocalStore", "ObjectStore, local"])
     @pytest.mark.parametrize("num_wrappers", [1, 2, 3])
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_wrappers_of_stores_that_give_one_version_are_asked_once(
         self, open_store, reads, name, num_wrappers
     ):
@@ -1151,7 +1151,7 @@ class TestNamed:
                 assert np.array_equal(array[3:60:7, 5], DATA[3:60:7, 5])
                 assert reads == ["ranges"]
 
-    @pytest.mark.usefixtures("pipeline")
+    @pytest.mark.usefixtures("our_pipeline")
     def test_wrappers_of_other_stores_may_be_asked_more_often(self, open_store, reads):
         array = open_array(NamedWrapper(open_store("fsspec, dir of local")), mode="r")
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):

@@ -1,19 +1,16 @@
-"""What check says of partial reads: whether the store answers byte ranges, and how to get them."""
+"""What check says of partial reads: whether the store answers byte ranges."""
 
 import functools
 import http.server
-import json
 import threading
 import zipfile
 
 import pytest
 import zarr
 import zarr.storage
-from helpers import OUR_PIPELINES, CountingStore, ranges_from, write_array, write_v2
+from helpers import CountingStore, ranges_from, write_array, write_v2
 
-from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._parts import refusals
-from numcodecs_bytes._tools.partial_reads import advise
 from numcodecs_bytes.check import Limits, check
 
 PLAIN = [{"name": "bytes"}]
@@ -101,8 +98,8 @@ class TestAsking:
         assert answers(local) == ["yes", "yes"]
         assert local not in refusals.answering
 
-    def test_what_only_our_pipeline_would_read_is_asked_for(self, tmp_path):
-        """It would read whole chunks of Zarr v2, too, from a store that ignores ranges."""
+    def test_zarr_v2(self, tmp_path):
+        """A store that ignores ranges of its chunks is found, too."""
         write_v2(tmp_path, bytes(100), "|u1", (100,))
 
         class Ignores(CountingStore):
@@ -111,9 +108,9 @@ class TestAsking:
 
         with ranges_from(Ignores):
             assert answers(Ignores(tmp_path)) == [TOO_MUCH]
-            assert answers(CountingStore(tmp_path)) != ["no: Zarr v2; with BytesPipeline, yes"]
+            assert answers(CountingStore(tmp_path)) != ["yes"]
         with ranges_from(CountingStore):
-            assert answers(CountingStore(tmp_path)) == ["no: Zarr v2; with BytesPipeline, yes"]
+            assert answers(CountingStore(tmp_path)) == ["yes"]
 
     def test_nothing_is_asked_about_compressed_arrays(self, tmp_path):
         """Their chunks are read whole in any case."""
@@ -122,7 +119,7 @@ class TestAsking:
         zarr.open_array(tmp_path)[:] = 1
         with ranges_from(CountingStore):
             store = CountingStore(tmp_path)
-            assert answers(store) == ["no: zstd needs whole chunks"]
+            assert answers(store) == ["no: it is compressed or filtered by zstd"]
         assert [byte_range for _, byte_range in ranges_of(store)] == [None]
 
     def test_pythons_own_web_server(self, tmp_path):
@@ -143,42 +140,3 @@ class TestAsking:
             finally:
                 server.shutdown()
         assert (report.partial_reads, report.problems) == (TOO_MUCH, [])
-
-
-class TestAdvice:
-    @pytest.fixture
-    def folder(self, tmp_path):
-        for name in ("a", "b"):
-            write_v2(tmp_path / name, b"1234", "|u1")
-        return tmp_path
-
-    def test_it_is_given_once(self, folder, capsys):
-        """At the end, not once per array; what names the pipeline is short."""
-        assert main(["check", str(folder)]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [line.partition("reads: ")[2] for line in lines[:2]] == [
-            "no: Zarr v2; with BytesPipeline, yes"
-        ] * 2
-        assert lines[2:] == [
-            "2 arrays, 2 chunks, 0 problems",
-            (
-                "To choose BytesPipeline, call "
-                'numcodecs_bytes.set_options(pipeline="BytesPipeline"), or run `numcodecs-bytes '
-                "enable` for all programs of this environment. Or migrate the Zarr v2 arrays, "
-                "which then need no setting"
-            ),
-        ]
-
-    def test_references_can_not_be_migrated(self, tmp_path):
-        """So nobody is told to."""
-        write_v2(tmp_path, b"1234", "|u1")
-        reports = list(check(tmp_path))
-        assert "migrate" in advise(reports, ["a.zarr"])
-        assert "migrate" not in advise(reports, ["a.json", "b.parq"])
-
-    def test_it_is_not_given_without_need(self, folder, capsys):
-        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
-            assert main(["check", str(folder)]) == 0
-        assert capsys.readouterr().out.endswith("2 arrays, 2 chunks, 0 problems\n")
-        assert main(["check", str(folder), "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["num_arrays"] == 2

@@ -2,15 +2,14 @@
 
     python tests/zarr_suite/run.py [--zarr VERSION] [--quick] [--forced] [--work DIR]
 
-Our codec replaces zarr's in every program of an environment, so zarr's own tests must not notice.
-Any CPython since 3.11.4 runs this, without other packages. It downloads the sdist of zarr (by
-default the newest that this Python gets), installs it with its extras and test dependencies into a
-virtual environment of its own, and runs its tests there three or four times:
+Our codec and pipeline replace zarr's in every program of an environment, so zarr's own tests must
+not notice. Any CPython since 3.11.4 runs this, without other packages. It downloads the sdist of
+zarr (by default the newest that this Python gets), installs it with its extras and test
+dependencies into a virtual environment of its own, and runs its tests there two or three times:
 
-without   zarr alone
-with      numcodecs_bytes installed from this repository, picked up through its entry points
-pipeline  the same, and `BytesPipeline` is zarr's codec pipeline
-forced    as with, and every BytesCodec that zarr or its tests name is ours (`force_ours.py`)
+without  zarr alone
+with     numcodecs_bytes installed from this repository, picked up through its entry points
+forced   as with, and every BytesCodec that zarr or its tests name is ours (`force_ours.py`)
 
 It compares the outcomes test by test, and exits with 0 only if the tests in `EXCEPTIONS` pass
 without us and fail with us, and all others end the same. An exception is a test of something that
@@ -61,8 +60,6 @@ LEFT_OUT_OF_QUICK = (
     "test_unified_chunk_grid.py",
 )
 
-PIPELINE = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
-
 Outcomes = dict[str, list[tuple[str, str]]]  # test: what became of it, and the message
 
 
@@ -72,7 +69,7 @@ class Difference:
 
     test: str
     reason: str
-    modes: tuple[str, ...] = ("with", "pipeline", "forced")
+    modes: tuple[str, ...] = ("with", "forced")
     before: tuple[int, ...] = (sys.maxsize,)  # the first version of zarr that it is not in
 
 
@@ -80,13 +77,12 @@ REPR = "expects BytesCodec(endian=<Endian.little: 'little'>); our repr is that o
 EXCEPTIONS = (
     Difference(
         "tests.test_config::test_config_defaults_set",
-        "lists zarr's defaults, where `codecs.bytes` and `codecs.endian` now name our class",
+        "lists zarr's defaults, where `codecs.bytes`, `codecs.endian` and `codec_pipeline.path` now "
+        "name our classes",
     ),
     Difference(
         "tests.test_config::test_config_codec_pipeline_class",
         "expects zarr's own codec pipeline by default",
-        ("pipeline",),
-        (3, 2),
     ),
     Difference("tests.test_info::test_array_info", REPR, ("forced",), (3, 3)),
     Difference("tests.test_info::test_array_info_complete", REPR, ("forced",), (3, 3)),
@@ -129,8 +125,6 @@ def run_tests(python: Path, sdist: Path, mode: str, *, quick: bool) -> Outcomes:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
     # Every time the same examples of hypothesis, and the same names of tests.
     environment |= {"HYPOTHESIS_PROFILE": "ci", "PYTHONHASHSEED": "0", "PYTHONPATH": str(HERE)}
-    if mode == "pipeline":
-        environment["ZARR_CODEC_PIPELINE__PATH"] = PIPELINE
 
     show = "import zarr.registry; print(zarr.registry.get_codec_class('bytes').__module__)"
     module = subprocess.check_output([python, "-c", show], env=environment, text=True).strip()
@@ -222,14 +216,14 @@ def main() -> int:
         print(f"zarr {version} on CPython {platform.python_version()}", flush=True)
         without: Outcomes = {}
         num_wrong = 0
-        for mode in ("without", "with", "pipeline", "forced")[: 4 if arguments.forced else 3]:
+        for mode in ("without", "with", "forced")[: 3 if arguments.forced else 2]:
             if mode == "with":
                 pip(python, "install", str(HERE.parents[1]), f"zarr=={version}")
             start = time.monotonic()
             outcomes = run_tests(python, sdist, mode, quick=arguments.quick)
             counts = Counter(outcome for found in outcomes.values() for outcome, _ in found)
             summary = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
-            print(f"{mode:11} {summary} in {time.monotonic() - start:.0f} s", flush=True)
+            print(f"{mode:8} {summary} in {time.monotonic() - start:.0f} s", flush=True)
             without = without or outcomes
             num_wrong += 0 if mode == "without" else compare(version, mode, without, outcomes)
     print(f"{num_wrong} differences that should not be" if num_wrong else "no other differences")
