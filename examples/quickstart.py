@@ -1,8 +1,8 @@
 """Read and write parts of uncompressed chunks, and count the bytes, beside what zarr alone fetches.
 
 The data stand in for a model's output: 64 time steps of a field of 512 x 512, big-endian float32,
-64 MiB. It is stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for each 8
-time steps. To read parts of them needs no setting; to write them in place, two.
+64 MiB. It is stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for each
+8 time steps. To read parts of them takes no setting; to write them in place, two.
 """
 
 import tempfile

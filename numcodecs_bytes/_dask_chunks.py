@@ -62,13 +62,13 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     chunks.
 
     They are for reading. Tasks that write with them share stored chunks, and lose each other's data
-    unless they write in place (`set_options`) or one after the other.
+    unless they write in place (the option `numcodecs_bytes.write_in_place`) or one after the other.
 
     Parameters
     ----------
     source : zarr.Array or zarr.Group
-        An array that was opened, not just created; or a group of arrays with named dimensions, such
-        as xarray writes. A pipeline must be set before it is opened.
+        An array, or a group of arrays with named dimensions, such
+        as xarray writes.
     size : int or str
         Largest size of a chunk of Dask's in bytes as stored, such as ``"64 MiB"``. Only an element,
         or a chunk that can't be split, may be larger.

@@ -31,8 +31,7 @@ def make_default(section: str, name: str, ours: str) -> None:
         if config.get(section)[name] is zarrs_own:
             config.get(section)[name] = ours
 
-    chosen = config.get(section)[name]
-    if chosen is not zarrs_own and chosen != ours:
+    if config.get(section)[name] is not zarrs_own:
         for scope in _open_scopes():
             weakref.finalize(scope, replace).atexit = False
     replace()

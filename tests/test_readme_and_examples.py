@@ -30,7 +30,7 @@ BLOCKS = [
 ]
 NEEDS = {
     "dask_cluster.py": ("dask", "distributed"),
-    "fits_table.py": ("astropy", "virtualizarr", "obstore"),
+    "fits_table.py": ("astropy", "fsspec"),
     "icechunk_virtual.py": ("icechunk", "obstore", "scipy", "virtualizarr"),
     "kerchunk_netcdf3.py": ("aiohttp", "dask", "kerchunk", "scipy", "xarray"),
     "object_store.py": ("obstore",),

@@ -122,9 +122,9 @@ def claims(
 
     return {
         "fetches only the bytes of a selection": fetches_only_a_row,
-        "also inside shards (ours with `BytesPipeline`)": lambda: fetches_only_a_row("shard"),
+        "also from shards": lambda: fetches_only_a_row("shard"),
         "writes parts of chunks in place, if asked to": writes_only_a_row,
-        "also inside shards": lambda: writes_only_a_row("shard"),
+        "also into shards": lambda: writes_only_a_row("shard"),
         "big-endian structures": reads_structures,
         "big-endian complex numbers, also in part": lambda: (
             read("complex").tolist() == [1j, 2 + 3j, 4 + 5j, 6 + 7j]
