@@ -178,6 +178,8 @@ def _why_not_in_parts(pipeline: Any, chunk_spec: ArraySpec) -> str:
     if has_variable_length(dtype) or dtype.hasobject:
         return f"its elements ({dtype}) are of variable length"
     if type(codec) is V2Codec:
+        if any(type(c) is not Bytes for c in (*(codec.filters or ()), codec.compressor) if c):
+            return 'its codec "bytes" is not that of numcodecs_bytes'
         return f'the dtype of its codec "bytes" is not {dtype}, that of the array'
     return f"its codec {_name_of_codec(codec)} stores {dtype} in an unknown way"
 

@@ -100,9 +100,7 @@ PARTIAL_READS = {
     "text": f"no: its elements ({zarr.dtype.VariableLengthUTF8().to_native_dtype()}) are of "
     "variable length",
     **dict.fromkeys(["bools", "point", "empty", "transposed", "v2/raw", "v2/bytes"], "yes"),
-    **dict.fromkeys(
-        ["zipped", "v2/zipped", "v2/both"], "no: it is compressed or filtered by zstd"
-    ),
+    **dict.fromkeys(["zipped", "v2/zipped", "v2/both"], "no: it is compressed or filtered by zstd"),
 }
 
 

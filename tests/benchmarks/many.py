@@ -29,8 +29,7 @@ QUICK_SIZES = ((4 * KIB, (32, 16), MIB), (64 * KIB, (128, 64), 2 * MIB))
 PEERS = ("zarrs", "tensorstore")
 # Who is to be no slower than whom, and how the columns of ratios are called.
 PAIRS = {
-    "by itself, default": ("ours, default", "zarr, default"),
-    "by itself, fused": ("ours, fused", "zarr, fused"),
+    "BytesPipeline / zarr, default": ("BytesPipeline", "zarr, default"),
     "BytesPipeline / zarr, fused": ("BytesPipeline", "zarr, fused"),
     "BytesPipeline / zarrs": ("BytesPipeline", "zarrs"),
     "BytesPipeline / tensorstore": ("BytesPipeline", "tensorstore"),
@@ -62,8 +61,7 @@ def contenders_of(path: Path, way: str, selection: Any) -> Contenders:
     """Return who reads a selection; the second zarr of a pipeline is the same one again."""
     arrays = {}
     for name, pipeline in PIPELINES.items():
-        arrays |= {f"{codec}, {name}": opened(path, codec, pipeline) for codec in ("zarr", "ours")}
-        arrays[f"again, {name}"] = opened(path, "zarr", pipeline)
+        arrays |= {f"{who}, {name}": opened(path, "zarr", pipeline) for who in ("zarr", "again")}
     arrays |= {p.rsplit(".", 1)[-1]: opened(path, "ours", p) for p in OUR_PIPELINES.values()}
     arrays["zarrs"] = opened(path, "ours", ZARRS)
     contenders: Contenders = {
@@ -100,7 +98,7 @@ def section(settings: Settings) -> str:
                     ratio = f"{found[theirs] / found[ours]:.2f}"
                     slower.append([*case, label, ratio])
             if endian == "big" and name in ("whole", "one element per chunk", "crop"):
-                shown = ("zarr, fused", "ours, fused", "BytesPipeline", *PEERS)
+                shown = ("zarr, fused", "BytesPipeline", *PEERS)
                 plotted[f"{as_size(size)}, {name}"] = {
                     who: found[who] * 1e3 for who in shown if who in found
                 }
@@ -121,8 +119,7 @@ def section(settings: Settings) -> str:
 
 
 WHO = (
-    *(f"{who}, default" for who in ("zarr", "again", "ours")),
-    *(f"{who}, fused" for who in ("zarr", "again", "ours") if "fused" in PIPELINES),
+    *(f"{who}, {name}" for name in PIPELINES for who in ("zarr", "again")),
     *(p.rsplit(".", 1)[-1] for p in OUR_PIPELINES.values()),
     *PEERS,
 )
@@ -130,8 +127,8 @@ MANY = """\
 ## Many chunks in LocalStore, in ms
 
 float64 in the page cache. zarr: its own codec, in its default and its fused pipeline; again: the
-same once more, for the noise; ours: by itself in these pipelines. crop: a quarter along each axis,
-oindex: a quarter of the indices along each axis. TensorStore opens its array anew in each turn.
+same once more, for the noise. crop: a quarter along each axis, oindex: a quarter of the indices
+along each axis. TensorStore opens its array anew in each turn.
 
 ![many chunks](plots/many-chunks.svg)
 
@@ -162,7 +159,6 @@ def peak_memory(settings: Settings) -> str:
 
 MEMORY = {
     **{f"zarr, {name}": ("zarr", path) for name, path in PIPELINES.items()},
-    **{f"ours, {name}": ("ours", path) for name, path in PIPELINES.items()},
     **{p.rsplit(".", 1)[-1]: ("ours", p) for p in OUR_PIPELINES.values()},
     "zarrs": ("ours", ZARRS),
 }

@@ -44,7 +44,13 @@ def create(store: Any, shape: tuple[int, ...], chunks: tuple[int, ...], endian: 
 
 
 def opened(store: Any, codec: str, pipeline: str, mode: str = "r") -> zarr.Array:
-    """Open an array with a codec and a pipeline; raise where zarr takes another pipeline."""
+    """Open an array with a codec and a pipeline; raise where zarr takes another pipeline.
+
+    With our codec, our pipeline over zarr's default, or fused, one takes the place of that.
+    """
+    if codec == "ours":
+        over = dict(zip(PIPELINES.values(), OUR_PIPELINES.values(), strict=True))
+        pipeline = over.get(pipeline, pipeline)
     with zarr.config.set({"codecs.bytes": CODECS[codec], "codec_pipeline.path": pipeline}):
         array = zarr.open_array(store, mode=mode)
     got = type(array.async_array.codec_pipeline).__name__

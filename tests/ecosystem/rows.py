@@ -19,7 +19,6 @@ from programs import leave_zarr_alone, virtual_store
 
 IMAGE = np.arange(8192 * 512, dtype=">f4").reshape(8192, 512)
 BIG = {"name": "bytes", "configuration": {"endian": "big"}}
-PIPELINE: dict[str, str] = {}  # ours, unless zarr is alone
 Ways = Iterator[tuple[str, Callable[[int], Any]]]
 
 
@@ -62,9 +61,6 @@ def of_zarr(folder: Path) -> Ways:
     )  # fmt: skip
     sharded[:] = IMAGE
     yield "zarr, shards", lambda i: sharded[i]
-    with zarr.config.set(PIPELINE):
-        again = zarr.open_array(folder / "shards", mode="r")
-    yield "zarr, shards, `BytesPipeline`", lambda i: again[i]
 
 
 def of_virtualizarr(paths: dict[str, Path]) -> Ways:
@@ -161,10 +157,7 @@ def of_other_formats(folder: Path) -> Ways:
     (node,) = Reader(parse_url(str(path)))()
     yield "ome-zarr", lambda i: node.data[0][i].compute()
     anndata.settings.zarr_write_format = 3
-    for name, shards in (
-        ("AnnData, not sharded", False),
-        ("AnnData as it comes, `BytesPipeline`", True),
-    ):
+    for name, shards in (("AnnData, not sharded", False), ("AnnData as it comes", True)):
         anndata.settings.auto_shard_zarr_v3 = shards
         path = folder / f"{shards}.zarr"
         anndata.io.write_elem(
@@ -173,8 +166,7 @@ def of_other_formats(folder: Path) -> Ways:
             IMAGE.astype("f4"),
             dataset_kwargs={"compressors": None} | ({} if shards else {"chunks": IMAGE.shape}),
         )
-        with zarr.config.set(PIPELINE if shards else {}):
-            cells = zarr.open_group(path, mode="r")["X"]
+        cells = zarr.open_group(path, mode="r")["X"]
         yield name, lambda i, a=cells: a[i]
 
 
@@ -190,8 +182,6 @@ def bytes_read() -> int:
 def main(folder: Path, *modes: str) -> None:
     if modes == ("alone",):
         leave_zarr_alone()
-    else:
-        PIPELINE["codec_pipeline.path"] = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
     if not modes and tuple(map(int, version("virtualizarr").split(".")[:2])) < (2, 8):
         import zarr
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fuzz_mutator import SEEDS, Choices, chunk_shape_of, is_small, mutate
 from fuzz_oracle import expected_elements, native_elements, stored_bytes
-from helpers import PIPELINES
+from helpers import OUR_PIPELINES
 from zarr.core.buffer import default_buffer_prototype
 
 instrumented = contextlib.nullcontext
@@ -104,7 +104,7 @@ def check_document(document, chunk=b"", present=0, store_class=zarr.storage.Memo
     selection.
     """
     outcomes = set()
-    for pipeline in PIPELINES:
+    for pipeline in OUR_PIPELINES:
         with zarr.config.set({"codec_pipeline.path": pipeline}):
             outcomes.add(_check_array(store_class(), document, chunk, present, [*draws, *range(8)]))
     assert len(outcomes) == 1, f"pipelines differ: {outcomes} of {document}"

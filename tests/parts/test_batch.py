@@ -287,7 +287,7 @@ class TestLeftToTheChunk:
         create(tmp_path, (8, 8), (1, 8))[...] = 1
         (tmp_path / "c/3/0").write_bytes(bytes(num_bytes))
         array = zarr.open_array(tmp_path, mode="r")
-        message = rf"chunk 'c/3/0' of LocalStore.* holds {num_bytes} bytes, expected 64"
+        message = rf"(?s)holds {num_bytes} bytes, expected 64.*chunk 'c/3/0' of LocalStore"
         for selection in (slice(None), (slice(None), 3), (slice(2, 5), slice(None, None, 2))):
             with pytest.raises(ValueError, match=message):
                 array[selection]
@@ -305,7 +305,7 @@ class TestLeftToTheChunk:
             return descriptor
 
         monkeypatch.setattr(os, "open", cut)
-        with pytest.raises(ValueError, match=r"c/2/0.* holds 40 bytes, expected 64"):
+        with pytest.raises(ValueError, match=r"(?s)holds 40 bytes, expected 64.*c/2/0"):
             array[...]
 
     @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 import zarr
-from helpers import PIPELINES, create
+from helpers import OUR_PIPELINES, create
 
-from numcodecs_bytes._parts import getters
+from numcodecs_bytes._parts import batch
 from numcodecs_bytes._parts.layout import Layout
 from numcodecs_bytes._parts.open_file import BLOCK_BYTES, OpenFile, WouldWait, open_local
 from numcodecs_bytes._parts.plan import Coalescing
@@ -287,7 +287,7 @@ class TestThreads:
     def read(self, tmp_path, disk):
         """Return a function that reads elements, and whether each was read on the event loop."""
         create(tmp_path, (400, 400), dtype="f8")[:] = 1
-        with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
             yield functools.partial(disk.read, zarr.open_array(tmp_path, mode="r"))
 
     def test_on_the_loop_where_the_last_one_was_quick(self, read):
@@ -315,10 +315,10 @@ class TestThreads:
         assert read() == [False, True, False, False]
 
     def test_few_places_are_remembered(self):
-        places = getters._QuickPlaces()
-        for k in range(3 * getters.MAX_PLACES):
+        places = batch._QuickPlaces()
+        for k in range(3 * batch.MAX_PLACES):
             places.note(f"quick {k}", 0)
             places.ban(f"banned {k}")
         assert "quick 2999" in places
         assert "banned 2999" not in places
-        assert max(len(places._places), len(places._banned._places)) <= getters.MAX_PLACES
+        assert max(len(places._places), len(places._banned._places)) <= batch.MAX_PLACES

@@ -36,17 +36,24 @@ from helpers import (
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.registry import get_pipeline_class
 
 from numcodecs_bytes._parts import getters, refusals, stores
 from numcodecs_bytes._parts.refusals import answering
 from numcodecs_bytes.zarr import BytesCodec
 
-pytestmark = ignore_unstable_data_types
+pytestmark = [ignore_unstable_data_types, pytest.mark.usefixtures("our_pipeline")]
 MIB = 1 << 20
 DATA = np.arange(100, 124).reshape(4, 6)
 
 
-@pytest.mark.usefixtures("our_pipeline")
+@pytest.fixture
+def counting(tmp_path):
+    """Return a counting store on tmp_path."""
+    with ranges_from(CountingStore):
+        yield CountingStore(tmp_path)
+
+
 class TestValues:
     @pytest.mark.matrix
     @BY_ENDIAN
@@ -93,6 +100,14 @@ class TestValues:
         assert np.array_equal(array[3, 2:7], data[3, 2:7])
         assert np.array_equal(array.vindex[[0, 7, 3], [1, 6, 3]], data[[0, 7, 3], [1, 6, 3]])
 
+    def test_literal_bytes(self, tmp_path):
+        stored = struct.pack(">6h", *range(6))
+        array = zarr.open_array(
+            write_array(tmp_path, stored, "int16", [bytes_codec("big")], (2, 3)), mode="r"
+        )
+        assert array[1, 1:].tolist() == [4, 5]
+        assert array[:, 2].tolist() == [2, 5]
+
     def test_big_endian_complex_numbers(self, tmp_path, counting):
         """zarrs swaps real and imaginary parts in partial reads."""
         data = np.arange(20).reshape(4, 5) * (1 - 2j)
@@ -120,7 +135,6 @@ class TestValues:
         assert len(missing) <= 5 * zarr.config.get("async.concurrency")
 
 
-@pytest.mark.usefixtures("our_pipeline")
 class TestRequests:
     @pytest.fixture
     def array(self, tmp_path, counting):
@@ -224,7 +238,6 @@ class TestRequests:
         tracemalloc.stop()
         assert peak < 2 * (data.nbytes + selected.nbytes) + MIB
 
-    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize("shape", [(11585, 11585), (1 << 17, 1 << 10)], ids=str)
     def test_of_a_gibibyte_a_column_takes_the_memory_of_a_column(self, tmp_path, shape):
         """Where ranges are coalesced, too."""
@@ -252,7 +265,6 @@ class TestMaxGap:
         array[:, 0]
         return len(counting.requests)
 
-    @pytest.mark.usefixtures("our_pipeline")
     @pytest.mark.parametrize(("gap", "num_requests"), [(0, 1), (8, 4)])
     def test_default(self, tmp_path, counting, gap, num_requests):
         """The gap between two elements of a column is a row less an element."""
@@ -300,32 +312,15 @@ class TestMaxGap:
             with zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}):
                 assert self.requests_of_a_column(array, counting) == num_requests
 
-    @pytest.mark.parametrize("max_gap_bytes", [-1, 1.5, "1 MiB", True])
-    @pytest.mark.usefixtures("our_pipeline")
+    @pytest.mark.parametrize("max_gap_bytes", [-1, "1 mile", True])
     def test_a_bad_gap_is_refused(self, tmp_path, counting, max_gap_bytes):
         create(tmp_path, (4, 4))[:] = 1
         array = zarr.open_array(counting)
         with (
             zarr.config.set({"numcodecs_bytes.max_gap_bytes": max_gap_bytes}),
-            pytest.raises(ValueError, match="must be a number of bytes, 0 or more, got"),
+            pytest.raises(ValueError, match="must be a number of bytes, or a size"),
         ):
             array[0]
-
-    def test_a_store_that_overrides_get_alone_is_asked_that_way(self, tmp_path):
-        """A subclass of LocalStore that decrypts in `get` would be read past by `get_sync`."""
-
-        class Decrypting(zarr.storage.LocalStore):
-            async def get(self, key, prototype=None, byte_range=None):
-                buffer = await super().get(key, prototype, byte_range)
-                if not key.startswith("c"):
-                    return buffer
-                prototype = prototype or default_buffer_prototype()
-                return prototype.buffer.from_bytes(bytes(b ^ 255 for b in buffer.to_bytes()))
-
-        write_array(tmp_path, bytes(255 - i for i in range(12)), "uint8", [bytes_codec()], (3, 4))
-        store = Decrypting(tmp_path)
-        for wrapped in (store, zarr.storage.WrapperStore(store), zarr.storage.LoggingStore(store)):
-            assert zarr.open_array(wrapped)[1].tolist() == [4, 5, 6, 7]
 
 
 class CausedByItselfError(Exception):
@@ -340,7 +335,6 @@ class FrozenError(Exception):
     text: str
 
 
-@pytest.mark.usefixtures("our_pipeline")
 class TestBadAnswers:
     @pytest.fixture
     def array(self, tmp_path, counting):
@@ -402,12 +396,12 @@ class TestBadAnswers:
             record.getMessage(),
         )
 
-    def test_an_answer_that_is_the_whole_chunk_is_used(self, array, counting):
-        """A server that ignores byte ranges sends the chunk at the first request."""
+    def test_an_answer_that_is_the_whole_chunk_is_no_range(self, array, counting):
+        """A server that ignores byte ranges sends the chunk, twice at the first request."""
         whole = default_buffer_prototype().buffer.from_bytes(DATA.astype(">i2").tobytes())
         counting.answer = lambda *_: whole
         assert array[1].tolist() == DATA[1].tolist()
-        assert self.asked(counting) == [RangeByteRequest(12, 24)]
+        assert self.asked(counting) == [RangeByteRequest(12, 24), None]
         assert array[2].tolist() == DATA[2].tolist()
         assert self.asked(counting) == [None]
 
@@ -486,8 +480,8 @@ class TestBadAnswers:
         chunk = tmp_path / "c/0/0"
         chunk.write_bytes(chunk.read_bytes().ljust(num_bytes)[:num_bytes])
         message = (
-            rf"chunk 'c/0/0' of .*Store.* holds {num_bytes} bytes, expected 48 for shape \(4, 6\) "
-            f"of int16; it may be {'truncated' if num_bytes < 48 else 'compressed or have'}"
+            rf"(?s)(?=.*chunk 'c/0/0' of .*Store).*holds {num_bytes} bytes, expected 48 for shape "
+            rf"\(4, 6\) of int16; it may be {'trunc' if num_bytes < 48 else 'compressed or have'}"
         )
         # A store that does not tell the length is believed where the ranges are there.
         assert array[1].tolist() == DATA[1].tolist()
@@ -551,7 +545,7 @@ class TestBadAnswers:
         whole = default_buffer_prototype().buffer.from_bytes(DATA.astype(">i2").tobytes())
         counting.answer = lambda *_: whole
         assert array[:, 3].tolist() == DATA[:, 3].tolist()
-        assert len(counting.requests) == 1
+        assert len(self.asked(counting)) == 2
 
     @pytest.mark.usefixtures("_answering_is_named")
     def test_a_failure_keeps_nothing_of_what_was_read(self):
@@ -567,9 +561,8 @@ class TestBadAnswers:
                 return buffer
 
         async def read():
-            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}), suppress(OSError):
-                batch = [(in_store(Failing()), (slice(None), 0), spec_of((100, 100), "f8"))]
-                await BytesCodec(endian="big").decode_partial(batch)
+            with suppress(OSError):
+                await read_column(in_store(Failing()))
 
         gc.disable()
         try:
@@ -623,6 +616,16 @@ def in_store(byte_getter):
     return zarr.storage.StorePath(Answering(byte_getter), "c")
 
 
+async def read_column(byte_getter):
+    """Read the first column of a chunk by zarr's pipeline; each of its elements is a request."""
+    spec, pipeline = spec_of((100, 100), "f8"), get_pipeline_class()
+    out = spec.prototype.nd_buffer.create(shape=(100,), dtype=np.dtype("f8"))
+    batch = [(byte_getter, spec, (slice(None), 0), slice(None), False)]
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        await pipeline.from_codecs([BytesCodec(endian="big")]).read(batch, out)
+    return out.as_ndarray_like()
+
+
 @pytest.fixture
 def _answering_is_named():
     with ranges_from(Answering):
@@ -631,17 +634,11 @@ def _answering_is_named():
 
 @pytest.mark.usefixtures("_answering_is_named")
 class TestCancellation:
-    SPEC = spec_of((100, 100), "f8")
-
     async def read_cancelled(self, byte_getter, is_reading):
         """Cancel a read as soon as `is_reading`; return the tasks that are left."""
-        codec = BytesCodec(endian="big")
-        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-            reading = asyncio.ensure_future(
-                codec.decode_partial([(byte_getter, (slice(None), 0), self.SPEC)])
-            )
-            while not is_reading():  # noqa: ASYNC110 # a thread may be reading
-                await asyncio.sleep(0)
+        reading = asyncio.ensure_future(read_column(byte_getter))
+        while not is_reading():  # noqa: ASYNC110 # a thread may be reading
+            await asyncio.sleep(0)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
@@ -685,32 +682,6 @@ class TestCancellation:
         assert asyncio.run(read()) == []  # which waits for its threads
         assert 1 < num_read < 50
 
-    def test_a_coroutine_that_is_driven_by_hand_needs_no_tasks(self):
-        class Slow:
-            async def get(self, _prototype, byte_range=None):
-                raw = bytes(byte_range.end - byte_range.start)
-                return default_buffer_prototype().buffer.from_bytes(raw)
-
-        async def read():
-            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-                batch = [(in_store(Slow()), (slice(None), 0), self.SPEC)]
-                return await BytesCodec(endian="big").decode_partial(batch)
-
-        def by_hand(loop):
-            try:
-                read().send(None)
-            except StopIteration as done:
-                results.extend(done.value)
-            loop.stop()
-
-        results = []
-        loop = asyncio.new_event_loop()
-        loop.call_soon(by_hand, loop)
-        loop.run_forever()
-        by_hand(loop)  # no loop is running
-        loop.close()
-        assert [result.as_numpy_array().tolist() for result in results] == [[0] * 100] * 2
-
     def test_a_failure_ends_the_other_requests(self):
         ended = []
 
@@ -724,12 +695,8 @@ class TestCancellation:
                     ended.append(byte_range)
 
         async def read():
-            codec = BytesCodec(endian="big")
-            with (
-                zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}),
-                pytest.raises(OSError, match="gone"),
-            ):
-                await codec.decode_partial([(in_store(Failing()), (slice(None), 0), self.SPEC)])
+            with pytest.raises(OSError, match="gone"):
+                await read_column(in_store(Failing()))
             return len(asyncio.all_tasks())
 
         assert asyncio.run(read()) == 1
@@ -747,15 +714,8 @@ class TestCancellation:
                     raise asyncio.CancelledError
                 return default_buffer_prototype().buffer.from_bytes(bytes(8))
 
-        async def read():
-            codec = BytesCodec(endian="big")
-            with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-                batch = [(in_store(Cancelling()), (slice(None), 0), self.SPEC)]
-                (read,) = await codec.decode_partial(batch)
-            return read.as_ndarray_like()
-
         try:
-            selected = asyncio.run(read())
+            selected = asyncio.run(read_column(in_store(Cancelling())))
         except asyncio.CancelledError:
             return  # as zarr alone
         expected = np.frombuffer(bytes(range(200)) * 400, ">f8").reshape(100, 100)[:, 0]
@@ -783,17 +743,3 @@ class TestCancellation:
             # One for each chunk that zarr reads at a time, more while there is room.
             assert 7 <= most < 14
         assert most == 7
-
-    def test_literal_bytes(self, tmp_path):
-        """The same answer from the synchronous and the asynchronous way, for hand-made bytes."""
-        stored = struct.pack(">6h", *range(6))
-        path = write_array(tmp_path, stored, "int16", [bytes_codec("big")], (2, 3))
-        spec = spec_of((2, 3), "i2")
-        getter = zarr.storage.StorePath(zarr.storage.LocalStore(path), "c/0/0")
-        sync(getter.store._open())
-        codec = BytesCodec(endian="big")
-        for selection, expected in [((1, slice(1, 3)), [4, 5]), ((slice(None), 2), [2, 5])]:
-            first = codec._decode_partial_sync(getter, selection, spec)
-            second = sync(codec._decode_partial_single(getter, selection, spec))
-            assert first.as_ndarray_like().tolist() == expected
-            assert second.as_ndarray_like().tolist() == expected

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._parts.getters import Blocking, OnLoop
+from numcodecs_bytes._parts.getters import Getter
 from numcodecs_bytes._parts.ranges import Coalescing
 from numcodecs_bytes._parts.read_remote import Known, RemoteObject
 from numcodecs_bytes._parts.refusals import Changed, ReadWhole
@@ -26,10 +26,10 @@ class Store:
 class Asked:
     """An object that notes which ranges of it are requested; `answer` may change the answers."""
 
-    def __init__(self, kind=OnLoop, **more):
+    def __init__(self, **more):
         self.ranges, self.answer = [], lambda _start, answer: answer
         at = types.SimpleNamespace(store=Store(), path="c/0")
-        self.getter = kind(at, default_buffer_prototype())
+        self.getter = Getter(at, default_buffer_prototype())
         self.remote = RemoteObject(self.getter, Remote(get=self.get, tells_version=True, **more))
 
     async def get(self, start, end):
@@ -41,10 +41,9 @@ class Asked:
         return asyncio.run(self.remote.read(RANGES, known))
 
 
-@pytest.mark.parametrize("kind", [OnLoop, Blocking])
 @pytest.mark.parametrize("known", [Known(), Known(100), Known(None, "a")])
-def test_pieces_end_to_end(kind, known):
-    asked = Asked(kind)
+def test_pieces_end_to_end(known):
+    asked = Asked()
     assert asked.read(known).tolist() == EXPECTED
     assert asked.ranges == [(3, 5), (20, 26), (90, 92)]
     assert (asked.getter.num_requests, asked.getter.num_bytes) == (3, 10)

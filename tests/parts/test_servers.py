@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import EVERYTHING, OUR_PIPELINES, PIPELINES, ZARRS_PIPELINE, set_costs
+from helpers import EVERYTHING, ZARRS_PIPELINE, set_costs
 from servers import DeadServer, Server
 
 from numcodecs_bytes._parts import refusals, stores
@@ -19,6 +19,7 @@ obstore = pytest.importorskip("obstore")
 pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("fsspec.implementations.dirfs")
+pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(64 * 4096.0).reshape(64, 4096)
 ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codecs.bytes.BytesCodec"}
 STATUSES = [400, 401, 403, 405, 416, 429, 501, 500, 503]
@@ -100,18 +101,6 @@ def open_store(request, monkeypatch):
     return of_obstore if request.param == "ObjectStore" else of_fsspec
 
 
-SOME = [PIPELINES[0], OUR_PIPELINES[-1]]
-
-
-@pytest.fixture(
-    params=[*PIPELINES, *OUR_PIPELINES] if EVERYTHING else SOME, ids=lambda p: p.rsplit(".", 1)[-1]
-)
-def pipeline(request):
-    """Set the pipeline of arrays that are opened with our codec."""
-    with zarr.config.set({"codec_pipeline.path": request.param}):
-        yield
-
-
 def read(server, array, selection):
     """Return what is selected, and the requests for it."""
     server.requests.clear()
@@ -126,7 +115,6 @@ def costs_of(requests):
 class TestRefusals:
     @pytest.mark.parametrize("selection", SELECTIONS, ids=str)
     @pytest.mark.parametrize("status", STATUSES[:: 2 if EVERYTHING else 3])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_a_status_is_an_answer(self, folder, open_store, status, selection):
         """The chunk is read as by zarr alone; the second time, nothing else is requested."""
         with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
@@ -145,7 +133,6 @@ class TestRefusals:
 
     @pytest.mark.parametrize("name", ["chunk", "shard"])
     @pytest.mark.parametrize("status", [300, 301, 999])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_statuses_that_are_no_errors(self, folder, open_store, status, name):
         """Redirections to nowhere, for example, are no lost connections."""
         with Server(folder, lambda *_: (status, {}, b"no")).running() as server:
@@ -158,7 +145,6 @@ class TestRefusals:
 
     @pytest.mark.parametrize("selection", SELECTIONS[1:], ids=str)
     @pytest.mark.parametrize("kind", ODD_ANSWERS)
-    @pytest.mark.usefixtures("our_pipeline")
     def test_odd_answers(self, folder, open_store, kind, selection):
         """Whatever no client can take is asked for once."""
         with Server(folder, ODD_ANSWERS[kind]).running() as server:
@@ -170,7 +156,6 @@ class TestRefusals:
         assert num == 1
         assert num_bytes <= DATA.nbytes
 
-    @pytest.mark.usefixtures("our_pipeline")
     def test_one_odd_object_of_many(self, folder, open_store):
         """Is read whole; the others of a store that has answered rightly are not."""
         server = Server(folder)
@@ -190,7 +175,7 @@ class TestRefusals:
     def test_a_connection_that_is_lost_in_an_answer(self, folder, open_store, name):
         """Says nothing of the server; one that is lost twice, of the chunk."""
         server = Server(folder)
-        with server.running(), zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
+        with server.running():
             array = zarr.open_array(open_store(server.address), path=name, mode="r")
             costs = costs_of(read(server, array, (5, 7))[1])
             server.answer = ends_in(server.partial)
@@ -206,7 +191,6 @@ class TestRefusals:
             assert costs_of(read(server, array, (5, 7))[1]) == costs
 
     @pytest.mark.parametrize("status", STATUSES[::3])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_missing_chunks(self, folder, open_store, status):
         """Cost no more, either."""
         (folder / "chunk/c/0/0").unlink()
@@ -225,7 +209,6 @@ class TestRefusals:
     @pytest.mark.parametrize("name", ["chunk", "chunks", "shard"])
     @pytest.mark.parametrize("selection", [np.s_[:], np.s_[:, ::512], np.s_[::16]], ids=str)
     @pytest.mark.parametrize("status", [429, 503])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_a_limit_of_requests_at_once(self, folder, open_store, status, selection, name):
         """zarr alone makes one request for a chunk; for a part of a shard, more."""
         if name == "shard" and "slice(None, None, 16)" in str(selection):
@@ -287,7 +270,6 @@ class TestLost:
         ids=["element", "columns", "all"],
     )
     @pytest.mark.parametrize("which", ["chunk", "shard", "chunk, has answered"])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_a_dead_server_is_not_asked_again(
         self, folder, open_store, selection, num_in_flight, which
     ):
@@ -326,7 +308,6 @@ class TestReplicas:
 
     @pytest.mark.parametrize("name", ["chunk", "shard"])
     @pytest.mark.parametrize("tags", [['"a"', '"b"'], ['"a"', None], ['"a"', 'W/"b"'], TAGS])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_what_zarr_alone_requests(self, folder, open_store, name, tags):
         """From the second read on; and never a whole shard for one element."""
         for selection in SELECTIONS:
@@ -357,8 +338,6 @@ class TestReplicas:
         of_replicas = itertools.cycle(TAGS)
         with Server(folder, tag=lambda *_: next(of_replicas)).running() as server:
             array = zarr.open_array(open_store(server.address), path="shard", mode="r")
-            with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
-                array = zarr.open_array(array.store, path="shard", mode="r")
             for num_requests in (2 * len(TAGS), 3):
                 found, requests = read(server, array, (5, 7))
                 assert found == DATA[5, 7]
@@ -368,7 +347,7 @@ class TestReplicas:
     def test_a_shard_that_is_overwritten_by_a_shorter_one(self, folder, open_store):
         """Says nothing of the server, which answers 416."""
         server = Server(folder)
-        with server.running(), zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):
+        with server.running():
             array = zarr.open_array(open_store(server.address), path="shard", mode="r")
             file = folder / "shard/c/0/0"
             data = np.zeros_like(DATA)
@@ -412,7 +391,6 @@ class TestOtherRanges:
     """A cache that answers all ranges of an object with the first one that it has seen."""
 
     @pytest.mark.parametrize("kind", ["http", "dir", "dir in dir", "reference"])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_another_range_is_no_answer(self, folder, kind):
         server = Server(folder)
         first = {}

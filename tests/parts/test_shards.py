@@ -33,7 +33,6 @@ from helpers import (
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
 
 from numcodecs_bytes import zarr_pipeline
-from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._parts import refusals
 from numcodecs_bytes._parts.stores import LOCAL_COSTS, local_coalescing
 from numcodecs_bytes._zarr_versions import encode_index
@@ -373,7 +372,7 @@ def test_a_damaged_shard_is_read_as_by_zarr_alone(tmp_path, location, kind, has_
                 assert got == expected, (kind, selection)
 
 
-def test_an_error_names_the_shard_and_the_inner_chunk(tmp_path):
+def test_an_error_names_the_shard(tmp_path):
     array = create_shards(tmp_path, (16, 4), (16, 4), (4, 4), index_codecs=[BytesCodec()])
     array[...] = 1
     raw = bytearray((tmp_path / "c/0/0").read_bytes())
@@ -381,9 +380,7 @@ def test_an_error_names_the_shard_and_the_inner_chunk(tmp_path):
     (tmp_path / "c/0/0").write_bytes(raw)
     with pytest.raises(ValueError, match="60") as caught:
         zarr.open_array(tmp_path, mode="r")[5, 1]
-    text = str(caught.value) + "".join(caught.value.__notes__)
-    assert "inner chunk (1, 0)" in text
-    assert "chunk 'c/0/0' of LocalStore" in text
+    assert "chunk 'c/0/0' of LocalStore" in "".join(caught.value.__notes__)
 
 
 class Unknown(ShardingCodec):
@@ -605,14 +602,10 @@ def test_an_index_is_decoded_and_encoded_as_zarr_does(tmp_path, index_codecs):
     assert math.prod(shard.spec.shape) * 4 + shard.index_bytes == shard.num_bytes
 
 
-def test_check_says_in_part(tmp_path, capsys):
-    """check says "in part" of shards, and with which setting."""
+def test_check_says_in_part(tmp_path):
     create_shards(tmp_path, (16, 16), (8, 8), (4, 4))[...] = 1
     (report,) = check(tmp_path)
     assert report.partial_reads == "yes: inner chunks in part"
     with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
         (report,) = check(tmp_path)
-        assert main(["check", str(tmp_path)]) == 0
-    assert report.partial_reads == "no: inner chunks are read whole; with BytesPipeline, in part"
-    advice = capsys.readouterr().out.splitlines()[-1]
-    assert "or run `numcodecs-bytes enable` for all programs" in advice
+    assert report.partial_reads.startswith("no: ")

@@ -34,6 +34,8 @@ import zarr.experimental.cache_store
 import zarr.storage
 from helpers import (
     EVERYTHING,
+    OUR_PIPELINES,
+    PIPELINES,
     create,
     random_selections,
     ranges_from,
@@ -47,10 +49,14 @@ from numcodecs_bytes._parts import getters, refusals, stores
 from numcodecs_bytes._parts.read_file import FileReader
 from numcodecs_bytes.zarr import BytesCodec
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning",  # of the stores' own packages
-    "ignore:.*was not created with `asynchronous=True`",
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning",  # of the stores' own packages
+        "ignore:.*was not created with `asynchronous=True`",
+    ),
+    pytest.mark.usefixtures("our_pipeline"),
+]
+ZARRS_CODEC = "zarr.codecs.bytes.BytesCodec"
 # Before fsspec 2026.9, archives raise KeyError where zarr 3.1.6 looks for metadata of Zarr v2.
 open_array = functools.partial(zarr.open_array, zarr_format=3)
 SHAPE = (64, 96)
@@ -505,15 +511,15 @@ def reads(monkeypatch):
         method = getattr(owner, name)
 
         @functools.wraps(method)
-        def noted(*args, **kwargs):
-            seen.append(how)
-            return method(*args, **kwargs)
+        def noted(self, *args, **kwargs):
+            seen.extend([how] * (len(args[0]) if how == "whole" else 1))
+            return method(self, *args, **kwargs)
 
         monkeypatch.setattr(owner, name, noted)
 
-    for owner in (getters.OnLoop, getters.Blocking):
-        note(owner, "get_whole", "whole")
-        note(owner, "get_range", "ranges")
+    for path in PIPELINES:
+        note(getattr(zarr.core.codec_pipeline, path.rpartition(".")[2]), "read", "whole")
+    note(getters.Getter, "get_range", "ranges")
     note(stores, "_get_object_range", "ranges")
     note(stores, "_get_http_range", "ranges")
     note(FileReader, "fetch", "file")
@@ -523,14 +529,14 @@ def reads(monkeypatch):
 
 def zarrs_own(store):
     """Return the array as zarr alone reads it."""
-    with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+    own = dict(zip(OUR_PIPELINES, PIPELINES, strict=True))[zarr.config.get("codec_pipeline.path")]
+    with zarr.config.set({"codec_pipeline.path": own, "codecs.bytes": ZARRS_CODEC}):
         array = open_array(store, mode="r")
     assert type(array.metadata.codecs[0]) is not BytesCodec
     return array
 
 
 @BY_LINE
-@pytest.mark.usefixtures("our_pipeline")
 def test_every_store_is_read_as_the_table_says(open_store, reads, name):
     store = open_store(name)
     array = open_array(store, mode="r")
@@ -541,7 +547,6 @@ def test_every_store_is_read_as_the_table_says(open_store, reads, name):
 
 
 @BY_LINE
-@pytest.mark.usefixtures("our_pipeline")
 def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
     store = open_store(name)
     array, alone = open_array(store, mode="r"), zarrs_own(store)
@@ -559,14 +564,13 @@ def test_selections_at_random_are_as_with_zarr_alone(open_store, name):
 @pytest.mark.matrix
 @BY_LINE
 @pytest.mark.parametrize("length", [100, 40_000, NUM_BYTES + 8])
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, length):
     """A gzipped chunk under "uncompressed" gave garbage."""
     chunk = folder / "c/0/0"
     chunk.write_bytes(chunk.read_bytes().ljust(length)[:length])
     array = open_array(open_store(name), mode="r")
     has_length = TABLE[name].has_length
-    message = rf"chunk 'c/0/0' of .* holds {length} bytes, expected {NUM_BYTES} for shape"
+    message = rf"(?s)(?=.*chunk 'c/0/0' of ).* holds {length} bytes, expected {NUM_BYTES} for shape"
     is_short = length < NUM_BYTES
     selections = [
         slice(None),
@@ -582,7 +586,6 @@ def test_a_chunk_of_another_length_in_every_store(open_store, folder, name, leng
 
 
 @pytest.mark.parametrize("open_store", [icechunk_store, manifest_store])
-@pytest.mark.usefixtures("our_pipeline")
 def test_stores_known_by_name(folder, open_store, reads):
     array = open_array(open_store(folder), mode="r")
     reads.clear()
@@ -622,7 +625,6 @@ def overwrite(folder):
 
 
 @pytest.mark.parametrize("name", ["LocalStore", "WrapperStore", "fsspec, local"])
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypatch, name):
     array = open_array(open_store(name), mode="r")
     write = functools.partial(overwrite, folder)
@@ -630,7 +632,6 @@ def test_a_file_that_is_replaced_is_read_to_its_end(open_store, folder, monkeypa
     assert np.array_equal(array[:, 5], -DATA[:, 5])
 
 
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_member_that_is_replaced(folder):
     """A zip file holds both; nobody can write to it while one is read."""
     store = zarr.storage.ZipStore(zipped(folder), mode="a")
@@ -823,26 +824,13 @@ class TestSplitRequests:
             open_array(store, mode="r")[:64]
         assert len(asked.ranges) == 1
 
-    @pytest.mark.parametrize(
-        "settings",
-        [{"numcodecs_bytes.split_requests": False}, {"numcodecs_bytes.max_gap_bytes": 1 << 20}],
-        ids=str,
-    )
-    def test_it_can_be_switched_off(self, store, asked, settings):
+    def test_it_can_be_switched_off(self, store, asked):
         array = open_array(store, mode="r")
-        with zarr.config.set(settings):
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 1 << 20}):
             assert np.array_equal(array[:64], self.DATA[:64])
             assert len(asked.ranges) == 0
             assert np.array_equal(array[8:40], self.DATA[8:40])
             assert len(asked.ranges) == 1
-
-    def test_a_setting_that_is_neither(self, store):
-        array = open_array(store, mode="r")
-        with (
-            zarr.config.set({"numcodecs_bytes.split_requests": "no"}),
-            pytest.raises(ValueError, match="must be True or False, got 'no'"),
-        ):
-            array[:64]
 
     def test_files_of_this_machine_are_not_split(self, near, asked):
         assert np.array_equal(open_array(near, mode="r")[:64], self.DATA[:64])
@@ -871,7 +859,8 @@ class TestReplacedMethods:
         store = local_store(folder) if kind is zarr.storage.LocalStore else memory_store(folder)
         get = store.get
         store.get = lambda *args, **kwargs: self.negated(get(*args, **kwargs))
-        assert np.array_equal(open_array(store)[7], -DATA[7])
+        with zarr.config.set({"codec_pipeline.path": OUR_PIPELINES[0]}):  # the fused one calls none
+            assert np.array_equal(open_array(store)[7], -DATA[7])
 
     def test_a_get_below_that_of_the_instance(self, folder):
         """`ZipStore.get` reads by `_get`: one that decrypts was left out."""
@@ -884,7 +873,6 @@ class TestReplacedMethods:
         assert calls[-1] == "c/0/0"
         store.close()
 
-    @pytest.mark.usefixtures("our_pipeline")
     def test_a_subclass_of_store_path(self, folder):
         class Negating(zarr.storage.StorePath):
             async def get(self, *args, **kwargs):
@@ -901,7 +889,6 @@ class TestReplacedMethods:
         array = zarr.Array(zarr.AsyncArray(opened.metadata, path))
         assert np.array_equal(array[7], -DATA[7])
 
-    @pytest.mark.usefixtures("our_pipeline")
     def test_a_file_system_whose_method_is_replaced(self, folder):
         fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
         file_system = fsspec.filesystem("file", skip_instance_cache=True)
@@ -923,7 +910,6 @@ def _every_store_is_the_first_of_its_class():
 
 
 @pytest.mark.parametrize("kind", ["fsspec", "obstore"])
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_server_that_ignores_byte_ranges(odd_server, reads, kind, caplog):
     """`python -m http.server` could not be read, and the remedy did not help an open array."""
     address, has_ranges = odd_server
@@ -981,18 +967,15 @@ class InvertingPath(Inverting, type(Path())):
     __slots__ = ()
 
 
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_path_with_methods_of_its_own_is_read_by_them(folder):
     store = local_store(folder)
     store.root = InvertingPath(folder)
-    with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-        alone = open_array(store, mode="r")[7]
+    alone = zarrs_own(store)[7]
     assert not np.array_equal(alone, DATA[7])
     assert np.array_equal(open_array(store, mode="r")[7], alone)
 
 
 @pytest.mark.parametrize("name", ["LocalStore", "fsspec, local"])
-@pytest.mark.usefixtures("our_pipeline")
 def test_a_folder_in_the_place_of_a_chunk(tmp_path, name):
     """It opens as a file does, and may be as long."""
     shape = (tmp_path.stat().st_size,)
@@ -1088,7 +1071,6 @@ UNKNOWN = {
     "below", ["fsspec, tar", "fsspec, zip", "LocalStore", "ObjectStore, local"]
 )
 @pytest.mark.parametrize("kind", UNKNOWN.values(), ids=UNKNOWN)
-@pytest.mark.usefixtures("our_pipeline")
 def test_an_unknown_store_is_asked_as_zarr_alone_asks_it(open_store, kind, below, reads):
     """A search for what it stands on gave up after 64 objects: 141 of 200 columns were wrong."""
     store = kind(open_store(below))
@@ -1123,7 +1105,6 @@ def test_an_unknown_store_is_named_in_the_log(folder, caplog):
 class TestNamed:
     """`numcodecs_bytes.stores_with_ranges`."""
 
-    @pytest.mark.usefixtures("our_pipeline")
     def test_stores_named_with_another_class_below(self, open_store, reads):
         """To name LoggingStore made nothing known of what it wraps."""
         for kind in (zarr.storage.LoggingStore, NamedWrapper):
@@ -1136,7 +1117,6 @@ class TestNamed:
 
     @pytest.mark.parametrize("name", ["LocalStore", "ObjectStore, local"])
     @pytest.mark.parametrize("num_wrappers", [1, 2, 3])
-    @pytest.mark.usefixtures("our_pipeline")
     def test_wrappers_of_stores_that_give_one_version_are_asked_once(
         self, open_store, reads, name, num_wrappers
     ):
@@ -1151,7 +1131,6 @@ class TestNamed:
                 assert np.array_equal(array[3:60:7, 5], DATA[3:60:7, 5])
                 assert reads == ["ranges"]
 
-    @pytest.mark.usefixtures("our_pipeline")
     def test_wrappers_of_other_stores_may_be_asked_more_often(self, open_store, reads):
         array = open_array(NamedWrapper(open_store("fsspec, dir of local")), mode="r")
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
@@ -1226,7 +1205,7 @@ zarr.open_array(Store(sys.argv[1]), mode="r")[7]
             ("__main__.Store", 768),
             ("['__main__.Store']", 768),
         ):
-            done = run_program("-c", program, folder, NUMCODECS_BYTES_STORES_WITH_RANGES=value)
+            done = run_program("-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value)
             assert done.stdout.split() == [str(expected)]
 
 

@@ -26,7 +26,7 @@ from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
 from numcodecs_bytes._parts import locks
-from numcodecs_bytes._parts.in_place import write_in_place
+from numcodecs_bytes._parts.in_place import write_to_files
 from numcodecs_bytes.zarr import BytesCodec
 
 MISSING = 2**64 - 1
@@ -223,7 +223,7 @@ class TestCompactShards:
         dtype, fill = rng.choice(["u1", "<i2", ">f8", "c16"]), rng.choice([0, 3])
         settings = {"codecs": codecs, "fill_value": fill, "dtype": dtype} | location
         array = create(tmp_path, shape, shards, chunks, **settings)
-        set_costs(monkeypatch, write_in_place, small_bytes=rng.choice([0, 1 << 20]))
+        set_costs(monkeypatch, write_to_files, small_bytes=rng.choice([0, 1 << 20]))
         data = np.full(shape, fill, dtype)
         numbers = np.random.default_rng(seed)
         for way, selection, of_numpy in itertools.islice(random_selections(rng, shape, 6), 24):
@@ -530,7 +530,7 @@ class TestOtherFillValues:
     """What is not zero takes space: a shard grows as it is written, but not each time."""
 
     def test_it_doubles(self, tmp_path, monkeypatch):
-        set_costs(monkeypatch, write_in_place, small_bytes=0)
+        set_costs(monkeypatch, write_to_files, small_bytes=0)
         array = create(tmp_path, (16, 16), fill_value=np.nan)
         expected, sizes, inodes = np.full((16, 16), np.nan), [], set()
         for k in range(16):
@@ -548,7 +548,7 @@ class TestOtherFillValues:
         assert len(set(sizes)) <= 6
 
     def test_what_is_written_at_once_gets_its_place_at_once(self, tmp_path, monkeypatch):
-        set_costs(monkeypatch, write_in_place, small_bytes=0)
+        set_costs(monkeypatch, write_to_files, small_bytes=0)
         array = create(tmp_path, (16, 16), fill_value=1.5)
         array[1:9, 3:14] = 2
         assert (tmp_path / "c/0/0").stat().st_size == 12 * 128 + 260
