@@ -1205,7 +1205,8 @@ zarr.open_array(Store(sys.argv[1]), mode="r")[7]
             ("__main__.Store", 768),
             ("['__main__.Store']", 768),
         ):
-            done = run_program("-c", program, folder, ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES=value)
+            named = {"ZARR_NUMCODECS_BYTES__STORES_WITH_RANGES": value}
+            done = run_program("-c", program, folder, **named)
             assert done.stdout.split() == [str(expected)]
 
 

@@ -77,8 +77,8 @@ REPR = "expects BytesCodec(endian=<Endian.little: 'little'>); our repr is that o
 EXCEPTIONS = (
     Difference(
         "tests.test_config::test_config_defaults_set",
-        "lists zarr's defaults, where `codecs.bytes`, `codecs.endian` and `codec_pipeline.path` now "
-        "name our classes",
+        "lists zarr's defaults, where `codecs.bytes`, `codecs.endian` and `codec_pipeline.path` "
+        "now name our classes",
     ),
     Difference(
         "tests.test_config::test_config_codec_pipeline_class",
