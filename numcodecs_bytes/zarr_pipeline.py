@@ -38,6 +38,7 @@ from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
+    copied_as,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
@@ -78,7 +79,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout | None:
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         return None
-    stored = dtype
+    stored = copied_as(dtype)  # in native order, but NumPy copies some types only as others
     if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
         # In a comparison, NumPy takes None as float64.
         if codec.dtype is None or codec.dtype != dtype:
@@ -301,7 +302,8 @@ def _add_note(error: Exception, batch: "Sequence[Any]", doing: str) -> None:
     """Say which chunk, or which of several, was read or written when an error was raised."""
     if batch and not any(n.startswith("while ") for n in getattr(error, "__notes__", ())):
         others = f", or another one of {len(batch)}" if len(batch) > 1 else ""
-        error.add_note(f"while {doing} {name_of_chunk(batch[0][0])}{others}")
+        with contextlib.suppress(Exception):  # some errors are immutable
+            error.add_note(f"while {doing} {name_of_chunk(batch[0][0])}{others}")
 
 
 def _is_array(out: Any) -> bool:
@@ -366,10 +368,26 @@ class ReadsParts:
         """Pickle as zarr's own pipeline where nothing of ours is used, so that nobody needs us."""
         kind, codecs = type(self), list(self)  # type: ignore[call-overload]
         if self._layout_of is None and not any(map(_is_ours, codecs)) and not write_in_place():
-            kind = next(c for c in kind.__mro__ if c.__module__.startswith("zarr."))
+            kind = self._zarrs_class()
         make: Any = copyreg._reconstructor  # type: ignore[attr-defined] # noqa: SLF001
+        return make, (kind, object, None), self._fields()
+
+    def __eq__(self, other: object) -> bool:
+        """Whether zarr's pipelines would be equal, as an array is to what it was pickled as."""
+        if type(other) not in {type(self), self._zarrs_class()}:
+            return NotImplemented
+        return self._fields() == ReadsParts._fields(other)  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._fields().values()))
+
+    @classmethod
+    def _zarrs_class(cls) -> Any:
+        return next(kind for kind in cls.__mro__ if kind.__module__.startswith("zarr."))
+
+    def _fields(self) -> dict[str, Any]:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return make, (kind, object, None), {f.name: getattr(self, f.name) for f in fields}
+        return {field.name: getattr(self, field.name) for field in fields}
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
