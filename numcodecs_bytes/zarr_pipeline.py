@@ -166,15 +166,7 @@ def _why_not_in_parts(pipeline: Any, chunk_spec: ArraySpec) -> str:
     if others:
         return f"it is compressed or filtered by {' and '.join(others)}"
     if type(codec) is zarr.codecs.ShardingCodec:
-        if before:
-            return "its shards are transposed"
-        inner = BatchedCodecPipeline.from_codecs(codec.codecs)
-        if type(inner.array_bytes_codec) is zarr.codecs.ShardingCodec:
-            return "its inner chunks are shards"
-        if not has_sync_index(codec):
-            return "the index of its shards is encoded by a codec of another package"
-        of_inner = _why_not_in_parts(inner, chunk_spec)
-        return of_inner.replace("it is", "its inner chunks are", 1)
+        return _why_no_parts_of_shards(codec, chunk_spec, is_transposed=bool(before))
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype) or dtype.hasobject:
         return f"its elements ({dtype}) are of variable length"
@@ -183,6 +175,18 @@ def _why_not_in_parts(pipeline: Any, chunk_spec: ArraySpec) -> str:
             return 'its codec "bytes" is not that of numcodecs_bytes'
         return f'the dtype of its codec "bytes" is not {dtype}, that of the array'
     return f"its codec {_name_of_codec(codec)} stores {dtype} in an unknown way"
+
+
+def _why_no_parts_of_shards(codec: Any, chunk_spec: ArraySpec, *, is_transposed: bool) -> str:
+    """Do the same for shards."""
+    if is_transposed:
+        return "its shards are transposed"
+    inner = BatchedCodecPipeline.from_codecs(codec.codecs)
+    if type(inner.array_bytes_codec) is zarr.codecs.ShardingCodec:
+        return "its inner chunks are shards"
+    if not has_sync_index(codec):
+        return "the index of its shards is encoded by a codec of another package"
+    return _why_not_in_parts(inner, chunk_spec).replace("it is", "its inner chunks are", 1)
 
 
 def _name_of_codec(codec: Any) -> str:
