@@ -109,7 +109,7 @@ def main() -> None:
                 values = array[selection]
             assert np.array_equal(values, expected[array.basename][selection])
             total = traced.report()["total"]
-            # From memory, only what is selected and small gaps; from a slow disk, more at once.
+            # What is selected, and small gaps.
             assert total["bytes_fetched"] <= array.nbytes // 4
             print(
                 f"{selected:26}{array.nbytes:>12}{total['bytes_selected']:>10}"

@@ -2,15 +2,13 @@
 
 The file is written by scipy: its variable is big-endian, uncompressed and one piece, 64 MiB of the
 sun's height over the globe. VirtualiZarr says where in the file it lies, and hands it to zarr as a
-store. Nothing of the file is copied. With VirtualiZarr 2.8 or newer, that numcodecs_bytes is
-installed is enough; it is imported below only to count. Version 2.5, the newest for Python 3.11,
-needs the one setting below.
+store. Nothing of the file is copied. That numcodecs_bytes is installed is enough; it is imported
+below only to count.
 
 Needs ``pip install ".[examples]"``.
 """
 
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +45,6 @@ def write_netcdf(path: Path) -> None:
 
 def main() -> None:
     """Read slices, and print what each fetched."""
-    if version("virtualizarr").startswith("2.5."):  # read whole, unless its store is named
-        names = ["virtualizarr.manifests.store.ManifestStore"]
-        zarr.config.set({"numcodecs_bytes.stores_with_ranges": names})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "sun.nc")
         write_netcdf(path)

@@ -6,6 +6,9 @@ up when they are used. A zarr whose config refuses unknown keys has none of them
 """
 
 import functools
+import importlib
+import operator
+import sys
 import warnings
 from typing import Any
 
@@ -24,15 +27,44 @@ def max_gap_bytes() -> int | None:
     return num_bytes
 
 
-def stores_with_ranges() -> list[str]:
-    """Return the classes that the user says have reliable byte ranges."""
+def stores_with_ranges() -> list[type]:
+    """Return the classes that the user says have reliable byte ranges, as far as installed.
+
+    Raises
+    ------
+    ValueError
+        If a module does not have the class that is named.
+    """
     value = _value_of("stores_with_ranges")
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return list(value)
+    named = value if isinstance(value, list | tuple) else [value]
+    if all(isinstance(one, str | type) for one in named):
+        return [kind for one in named if (kind := _class_of(one)) is not None]
     _raise_if_set(value, "stores_with_ranges", "a list of classes such as 'package.module.Store'")
     return []
+
+
+def _class_of(named: str | type) -> type | None:
+    """Return a class, or the one of a dotted path; None if its module is not installed."""
+    if isinstance(named, type):
+        return named
+    module, _, names = named, "", ""
+    while "." in module:
+        module, _, name = module.rpartition(".")
+        names = f"{name}.{names}" if names else name
+        try:
+            found: Any = sys.modules.get(module) or importlib.import_module(module)
+            found = operator.attrgetter(names)(found)
+        except ImportError:
+            continue
+        except AttributeError:
+            found = None
+        kind = found if isinstance(found, type) else None
+        if kind is None:
+            raise ValueError(_expected("stores_with_ranges", f"classes that {module} has", named))
+        return kind
+    if "." not in named:
+        raise ValueError(_expected("stores_with_ranges", "classes with their modules", named))
+    return None
 
 
 def write_in_place() -> bool | str:
@@ -59,10 +91,14 @@ def _value_of(name: str) -> Any:
 def _raise_if_set(value: Any, name: str, expected: str) -> None:
     """Raise ValueError if an option has a value, which is none of the expected ones."""
     if value is not None:
-        raise ValueError(
-            f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}; "
-            "run `numcodecs-bytes` to see what sets it"
-        )
+        raise ValueError(_expected(name, expected, value))
+
+
+def _expected(name: str, expected: str, value: Any) -> str:
+    return (
+        f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}; "
+        "run `numcodecs-bytes` to see what sets it"
+    )
 
 
 def unknown_keys() -> list[str]:

@@ -17,7 +17,6 @@ _NOTHING: Counts = {
     "chunks_missing": 0,
     "chunks_whole": 0,
     "why_whole": {},
-    "why_again": {},
     "requests": 0,
     "bytes_fetched": 0,
     "bytes_zarr_alone": 0,
@@ -72,7 +71,6 @@ class Trace:
               of them that do not exist, and were read as the fill value
             - ``chunks_whole``: those that were fetched whole, or nearly, although less was
               selected; ``why_whole``: the reasons, and how many chunks each
-            - ``why_again``: unexpected errors after which chunks were read again, and how many
             - ``requests``: requests to the store, or reads of a file
             - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
               selected elements
@@ -225,16 +223,22 @@ def _name_of_array(byte_getter: Any, num_axes: int) -> str:
         name = " ".join(str(store).split())
     if not isinstance(path, str):
         return ""
-    parts = path.split("/")
     if not 0 < len(name) <= MAX_STORE_LENGTH:
         name = type(store).__name__
+    at = path_of_array(path, num_axes)
+    return f"{name}/{at}" if at else name
+
+
+def path_of_array(path: str, num_axes: int) -> str:
+    """Return the path of the array to which the path of a chunk belongs."""
+    parts = path.split("/")
     indices = parts[len(parts) - num_axes :]
     if indices and all(part.isdecimal() for part in indices):  # "c/0/1", or "0/1" in Zarr v2
         parts = parts[:-num_axes]
         parts = parts[:-1] if parts[-1:] == ["c"] else parts
     else:
         parts.pop()  # "c.0.1", "0.1", "c" or "0"
-    return "/".join([name, *parts])
+    return "/".join(parts)
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
@@ -268,7 +272,6 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
     for what, reasons in (
         ("read whole", total["why_whole"]),
-        ("read again", total["why_again"]),
         ("not written in place", total["why_not_in_place"]),
         ("not seen", report["not_seen"]),
     ):

@@ -12,7 +12,6 @@ import zarr.codecs.sharding
 import zarr.core.buffer.cpu
 import zarr.core.chunk_grids
 import zarr.core.codec_pipeline
-import zarr.core.indexing
 import zarr.dtype
 import zarr.errors
 
@@ -53,10 +52,6 @@ def chunk_grid_of(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
 
 
 _grids: Any = zarr.core.chunk_grids
-
-# The order in which zarr stores the inner chunks of a shard, shape ``(num_chunks, num_axes)``.
-_indexing: Any = zarr.core.indexing
-morton_order: Any = _indexing._morton_order  # noqa: SLF001
 
 
 def has_sync_index(codec: Any) -> bool:

@@ -46,14 +46,18 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._engine.batch import Batch, read_files
+from numcodecs_bytes._engine.files import File, length_of_file
+from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.stores import (
+    Whole,
+    find_source,
+    is_in_shard,
+    sources_of,
+)
+from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._options import max_gap_bytes, warn_of_unknown_keys, write_in_place
-from numcodecs_bytes._parts.batch import Batch, read_files
-from numcodecs_bytes._parts.layout import Layout
-from numcodecs_bytes._parts.names import name_of_chunk
-from numcodecs_bytes._parts.open_file import AT_ONCE_BYTES, SHORT
-from numcodecs_bytes._parts.selection import key_of
-from numcodecs_bytes._parts.shards import Shard
-from numcodecs_bytes._parts.stores import File, Whole, is_in_shard, source_finder
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,
@@ -89,7 +93,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout | None:
         stored = stored_dtype(dtype, codec.endian)
     is_column_major = chunk_spec.order == "F"
     axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-    return Layout(chunk_spec.shape, dtype, stored, axis_order)
+    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
 
 
 def _layout_of_v3(
@@ -101,7 +105,7 @@ def _layout_of_v3(
         before = axis_order or range(len(transpose.order))
         axis_order = tuple(before[axis] for axis in transpose.order)
     if isinstance(codec, BytesCodec):
-        return Layout(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
+        return layout_of(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
     # zarr's own codec, which stores some data types differently.
     dtype = chunk_spec.dtype.to_native_dtype()
     endian = getattr(codec.endian, "value", codec.endian)
@@ -110,7 +114,7 @@ def _layout_of_v3(
     if any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
         return None
     try:
-        return Layout(chunk_spec.shape, dtype, stored_dtype(dtype, endian), axis_order)
+        return layout_of(chunk_spec.shape, dtype, stored_dtype(dtype, endian), axis_order)
     except TypeError:  # a data type of another package
         return None
 
@@ -194,14 +198,6 @@ def _name_of_codec(codec: Any) -> str:
     return str(codec.codec_id if hasattr(codec, "codec_id") else codec.to_dict()["name"])
 
 
-def _certain_layout(layout_of: Any, chunk_spec: ArraySpec) -> Layout | Shard:
-    """Return how a chunk is stored: of the chunks of an array, all or none can be read in part."""
-    found: Layout | Shard | None = layout_of(chunk_spec)
-    if found is None:
-        raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
-    return found
-
-
 def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | None:
     """Return how an array's chunks are stored; None if these pipelines don't read parts of them."""
     pipeline, chunk_spec = _pipeline_and_spec_of(array)
@@ -248,18 +244,17 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
 
 def _note_encoded(batch: "Sequence[Any]", out: Any, *, are_shards: bool) -> None:
     """Tell `numcodecs_bytes.trace` of compressed or filtered chunks that zarr reads."""
-    find, what = source_finder(), "compressed or filtered"
+    what = "compressed or filtered"
     for byte_getter, spec, _, place, *_ in batch:
         if is_in_shard(byte_getter):  # which is noted
             continue
-        source = find(byte_getter)
+        source = find_source(byte_getter)
         if are_shards or not isinstance(source, File):
             _trace.note_not_seen(what)
             continue
         counts: dict[str, Any] = {"chunks": 1, "requests": 1}
         try:
-            with contextlib.closing(source.open()) as file:
-                num_bytes = file.num_bytes
+            num_bytes = length_of_file(source)
         except source.missing:
             counts["chunks_missing"] = 1
         except Exception:  # noqa: BLE001 # compressed again in a zip file, or zarr raises the error
@@ -279,23 +274,24 @@ def _note_whole(
     stored: Layout | Shard,
     out: Any,
     results: Any,
-    fetched: _trace.Fetched,
+    fetched: "Sequence[_trace.Fetched]",
 ) -> None:
     """Tell `numcodecs_bytes.trace` of uncompressed chunks that zarr has read."""
-    find = source_finder()
     for k, (byte_getter, spec, _, place, *_) in enumerate(batch):
-        source = find(byte_getter)
-        why = fetched.why
+        source, before = find_source(byte_getter), fetched[k] if fetched else _trace.Fetched()
+        why = before.why
         if isinstance(source, Whole):
             why = why or source.why or "nothing to save: in memory, for example"
-        if isinstance(stored, Shard):  # of which zarr reads inner chunks
-            _trace.note_not_seen(f"inner chunks of shards, which zarr reads{why and ': '}{why}")
+        if isinstance(stored, Shard):
+            _trace.note_not_seen("inner chunks of shards, which zarr reads")
+            if why:
+                _trace.note(byte_getter, len(spec.shape), {"why_whole": {why: 1}})
             continue
         is_missing = bool(results) and results[k]["status"] == "missing"
         num_bytes = math.prod(spec.shape) * stored.item_size
         more = _trace.Fetched(
-            fetched.num_requests + 1,
-            fetched.num_bytes + (0 if is_missing else num_bytes),
+            before.num_requests + 1,
+            before.num_bytes + (0 if is_missing else num_bytes),
             why,
         )
         num = None if is_missing else np.size(out[place]) * stored.item_size
@@ -347,6 +343,9 @@ def _is_ours(codec: Any) -> bool:
     return isinstance(codec, BytesCodec | Bytes)
 
 
+_CPU = cpu.Buffer, cpu.NDBuffer
+
+
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
@@ -365,8 +364,9 @@ class ReadsParts:
         return _find_layout_of(self)
 
     @functools.cached_property
-    def _certain_layout_of(self) -> Callable[[ArraySpec], Layout | Shard]:
-        return partial(_certain_layout, self._layout_of)
+    def _kept(self) -> dict[Any, Layout | Shard | None]:
+        """How chunks are stored, by their shape: of an array, they differ in nothing else."""
+        return {}
 
     def __reduce__(self) -> Any:
         """Pickle as zarr's own pipeline where nothing of ours is used, so that nobody needs us."""
@@ -404,44 +404,58 @@ class ReadsParts:
             if _trace.active and batch and self._layout_of is None:
                 _note_encoded(batch, out, are_shards=self._has_shards())
             return await zarrs.read(batch, out, drop_axes)
-        exist = await self._read_parts(batch, stored, out, drop_axes)
+        why_left: dict[int, str] = {}
+        exist = await self._read_parts(batch, stored, out, drop_axes, why_left)
         left = [k for k, exists in enumerate(exist) if exists is None]
-        if len(left) == len(batch):
+        if len(left) == len(batch) and not why_left:
             return await self._read_whole(batch, stored, out, drop_axes)
         results: list[Any] = [{"status": "present" if exists else "missing"} for exists in exist]
         if left:
-            others = await self._read_whole([batch[k] for k in left], stored, out, drop_axes)
+            some, why = [batch[k] for k in left], [why_left.get(k, "") for k in left]
+            fetched = [_trace.Fetched(why=each) for each in why]
+            others = await self._read_whole(some, stored, out, drop_axes, fetched)
             for k, result in zip(left, others or (), strict=HAS_RESULTS):
                 results[k] = result
         return tuple(results) if HAS_RESULTS else None
 
     async def _read_parts(
-        self, batch: "Sequence[Any]", stored: Layout | Shard, out: Any, drop_axes: tuple[int, ...]
+        self,
+        batch: "Sequence[Any]",
+        stored: Layout | Shard,
+        out: Any,
+        drop_axes: tuple[int, ...],
+        why_left: dict[int, str],
     ) -> "list[bool | None]":
-        """Read chunks in part; return whether each exists, None if it is left to zarr."""
-        find = source_finder()
+        """Read chunks in part; return whether each exists, None if it is left to zarr, and why."""
+        source_of = sources_of(batch[0][0].store)
         exist: list[bool | None] = [None] * len(batch)
-        sources = [find(byte_getter) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
+        sources = [source_of(byte_getter.path) for byte_getter, *_ in batch[:NUM_LOOKED_AT]]
         if all(isinstance(source, Whole) for source in sources):
             return exist
+
+        def find(byte_getter: Any) -> File | None:
+            source = source_of(byte_getter.path)
+            return source if isinstance(source, File) else None
+
+        stored_as, num_waiting = self._stored_for_certain, zarr.config.get("async.concurrency")
         array, gap = out.as_ndarray_like(), max_gap_bytes()
-        layout_of, num_workers = self._certain_layout_of, self._num_workers()
-        together = Batch(batch, array, drop_axes, layout_of, gap, num_workers)
+        limits = self._num_workers(), num_waiting, gap
+        together = Batch(batch, array, drop_axes, stored_as, find, why_left, *limits)
         if any(isinstance(source, File) for source in sources):
-            is_short = array.nbytes <= AT_ONCE_BYTES
-            # To plan what arrays select takes long, and there are many pieces.
-            is_quick = array.size <= SHORT or key_of(batch[0][2]) is not None
-            at_once = is_short and is_quick and len(batch) <= FEW
-            exist = await read_files(together._replace(at_once=at_once))
-        if None not in exist:
+            exist = await read_files(together)
+        if all(isinstance(source, File) for source in sources):
             return exist
-        from numcodecs_bytes._parts.fetch import read_remote  # noqa: PLC0415 # if it is needed
+        from numcodecs_bytes._engine import remote  # noqa: PLC0415 # if it is needed
 
-        async def read_by_zarr(k: int, fetched: _trace.Fetched) -> bool:
-            results = await self._read_whole([batch[k]], stored, out, drop_axes, fetched)
-            return not results or results[0]["status"] == "present"
+        async def read_whole(ks: "Sequence[int]", fetched: Any) -> list[bool]:
+            some = [batch[k] for k in ks]
+            results = await self._read_whole(some, stored, out, drop_axes, fetched)
+            return [result["status"] == "present" for result in results or ()] or [True] * len(ks)
 
-        return await read_remote(together, exist, read_by_zarr)
+        left = [k for k, exists in enumerate(exist) if exists is None]
+        metadata = ".zarray" if type(self.array_bytes_codec) is V2Codec else "zarr.json"  # type: ignore[attr-defined]
+        found = await remote.read(together, left, source_of, read_whole, metadata) if left else []
+        return [b if a is None else a for a, b in zip(exist, found or exist, strict=True)]
 
     async def _read_whole(
         self,
@@ -449,7 +463,7 @@ class ReadsParts:
         stored: Layout | Shard,
         out: Any,
         drop_axes: tuple[int, ...],
-        fetched: _trace.Fetched = _trace.Fetched(),  # noqa: B008 # immutable
+        fetched: "Sequence[_trace.Fetched]" = (),
     ) -> Any:
         """Let zarr read chunks, of which something was fetched before, perhaps."""
         zarrs: Any = super()
@@ -457,6 +471,9 @@ class ReadsParts:
             results = await zarrs.read(batch, out, drop_axes)
         except Exception as error:
             _add_note(error, batch, "reading")
+            for (byte_getter, spec, *_), before in zip(batch, fetched, strict=False):
+                if before.why:
+                    _trace.note(byte_getter, len(spec.shape), {"why_whole": {before.why: 1}})
             raise
         if _trace.active:
             _note_whole(batch, stored, out.as_ndarray_like(), results, fetched)
@@ -498,47 +515,57 @@ class ReadsParts:
     async def _write_in_place(
         self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...], *, is_required: bool
     ) -> None:
-        from numcodecs_bytes._parts.in_place import (  # noqa: PLC0415 # most programs only read
+        # Most programs only read.
+        from numcodecs_bytes._engine.write import (  # noqa: PLC0415
             Writes,
             encode_unchecked,
-            files_of,
-            hand_on,
-            write_to_files,
+            writable_path,
         )
 
         zarrs: Any = super()
-        files, parts = files_of(batch), {}
-        for k, (item, file) in enumerate(zip(batch, files, strict=True)):
+        files = dict[int, str]()
+        for k, item in enumerate(batch):
+            file = writable_path(item[0])
             if item[4] or isinstance(file, Whole):
                 _note_left(item, getattr(file, "why", ""), is_required=is_required)
             else:
-                parts[k] = file
+                files[k] = file
         # Others first: the values may be the memory of a part, which changes.
-        write = partial(zarrs.write, value=value, drop_axes=drop_axes)
-        to_zarr = partial(hand_on, are_shards=self._has_shards())
-        await to_zarr(batch, {k: files[k] for k in range(len(batch)) if k not in parts}, write)
-        if not parts:
+        if others := [item for k, item in enumerate(batch) if k not in files]:
+            await zarrs.write(others, value, drop_axes)
+        if not files:
             return
         encode = encode_array if _makes_valid(self) else encode_unchecked
-        layout_of = self._certain_layout_of
-        writes = Writes(batch, value.as_ndarray_like(), drop_axes, layout_of, encode)
-        left = await write_to_files(writes, parts)
+        array, stored_as = value.as_ndarray_like(), self._stored_for_certain
+        left = await Writes(batch, array, drop_axes, stored_as, encode).write(files)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
-        await to_zarr(batch, {k: files[k] for k in left if left[k].values is None}, write)
+        if others := [batch[k] for k, (_, copied) in left.items() if copied is None]:
+            await zarrs.write(others, value, drop_axes)
         for k, (_, copied) in left.items():
             if copied is not None:
                 item = (*batch[k][:3], ..., False)
-                values = type(value).from_ndarray_like(copied)
-                await to_zarr([item], {0: files[k]}, partial(zarrs.write, value=values))
+                await zarrs.write([item], type(value).from_ndarray_like(copied))
 
     def _has_shards(self) -> bool:
         return isinstance(self.array_bytes_codec, zarr.codecs.ShardingCodec)  # type: ignore[attr-defined]
 
     def _stored(self, chunk_spec: ArraySpec) -> Layout | Shard | None:
-        """Return how an array's chunks are stored; None if zarr's own pipeline must read them."""
-        is_on_cpu = issubclass(chunk_spec.prototype.nd_buffer, cpu.NDBuffer)
-        return self._layout_of(chunk_spec) if self._layout_of and is_on_cpu else None
+        """Return how a chunk is stored; None if zarr's own pipeline must read it."""
+        prototype = chunk_spec.prototype  # others may do more than hold bytes
+        if not self._layout_of or (prototype.buffer, prototype.nd_buffer) != _CPU:
+            return None
+        kept, shape = self._kept, chunk_spec.shape
+        if shape not in kept:
+            kept[shape] = self._layout_of(chunk_spec)
+        return kept[shape]
+
+    def _stored_for_certain(self, chunk_spec: ArraySpec) -> Layout | Shard:
+        """Do the same for another chunk of an array: all or none can be read in part."""
+        stored = self._stored(chunk_spec)
+        if stored is None:
+            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
+        return stored
 
     def _num_workers(self) -> int | None:
         """Return the number of threads that zarr's setting for the pipeline says, if it is set."""
@@ -546,9 +573,6 @@ class ReadsParts:
         return max(num, 1) if isinstance(num, int) else None
 
 
-# A short selection of up to FEW chunks is read on the event loop, if they are in the page cache: a
-# thread would take as long to begin.
-FEW = 8
 # References of a store may point to files and to elsewhere, or be missing. So many are looked at.
 NUM_LOOKED_AT = 8
 
@@ -596,11 +620,11 @@ _OURS = [f"{kind.__module__}.{kind.__name__}" for kind in _REPLACES.values()]
 
 def _use_by_default() -> None:
     """Make the pipeline that extends zarr's default the default."""
-    default = zarr.config.defaults[0]["codec_pipeline"]["path"]
+    default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
     if default not in _OURS and default not in _REPLACES:
         raise AttributeError(f"zarr's default pipeline is {default}")
-    ours = dict(zip(_REPLACES, _OURS, strict=True)).get(default, default)
-    make_default("codec_pipeline", "path", ours)
+    paths: dict[str, str] = dict(zip(_REPLACES, _OURS, strict=True))
+    make_default("codec_pipeline", "path", paths.get(default, default))
 
 
 _use_by_default()

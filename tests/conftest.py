@@ -9,7 +9,6 @@ import collections
 import importlib.util
 import itertools
 import logging
-import os
 import tracemalloc
 
 import pytest
@@ -20,7 +19,6 @@ from helpers import (
     PIPELINES,
     CountingStore,
     CountingSyncStore,
-    Disk,
     ranges_from,
 )
 
@@ -139,14 +137,6 @@ def counting(request, tmp_path):
     """Return a counting store on tmp_path, read through the event loop or not."""
     with ranges_from(request.param):
         yield request.param(tmp_path)
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    """Return a disk on which nothing takes time."""
-    if not hasattr(os, "preadv") or not hasattr(os, "RWF_NOWAIT"):
-        pytest.skip("this system can't read at once")
-    return Disk(monkeypatch)
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -8,8 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -33,6 +31,9 @@ OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BytesPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.3
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
     OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")
+
+# zarr without this package.
+ZARR_ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codecs.bytes.BytesCodec"}
 
 ZARR_CASES = [case for case in CASES if case.zarr_v3]
 BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
@@ -203,8 +204,7 @@ def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
 
 def ranges_from(*classes):
     """Name classes of stores whose byte ranges can be relied on, as users do; a context manager."""
-    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in classes]
-    return zarr.config.set({"numcodecs_bytes.stores_with_ranges": names})
+    return zarr.config.set({"numcodecs_bytes.stores_with_ranges": list(classes)})
 
 
 class CountingStore(zarr.storage.LocalStore):
@@ -309,51 +309,3 @@ def end_interpreter(monkeypatch):
 def use_threads(num):
     """Set the number of threads that read a batch; a context manager."""
     return zarr.config.set({"threading.max_workers": num, "codec_pipeline.max_workers": num})
-
-
-class Disk:
-    """A local disk, as short reads find it: which are tried on the event loop.
-
-    Attributes
-    ----------
-    open_seconds, read_seconds : float
-        How long it takes to open a file of a chunk, and to read from it.
-    error : OSError or None
-        What a read raises that must not wait.
-    is_local : bool
-        Whether it is a disk of this machine.
-    are_on_loop : list of bool
-        Whether each file was opened on the event loop so far.
-    """
-
-    def __init__(self, monkeypatch):
-        self.open_seconds = self.read_seconds = 0.0
-        self.error, self.is_local, self.are_on_loop = None, True, []
-        self._now = 0.0
-        self._open, self._preadv, self._pread = os.open, os.preadv, os.pread
-        monkeypatch.setattr(os, "open", self.open)
-        monkeypatch.setattr(os, "preadv", self.preadv)
-        monkeypatch.setattr(os, "pread", self.pread)
-        monkeypatch.setattr(os, "major", lambda _: int(self.is_local))
-        monkeypatch.setattr(time, "perf_counter", lambda: self._now)
-
-    def read(self, array):
-        """Read three elements of ones; return `are_on_loop`."""
-        assert [array[3, k] for k in range(3)] == [1] * 3
-        return self.are_on_loop
-
-    def open(self, path, *args, **more):
-        if "/c/" in str(path):
-            self.are_on_loop.append(threading.current_thread().name == "zarr_io")
-            self._now += self.open_seconds
-        return self._open(path, *args, **more)
-
-    def preadv(self, descriptor, buffers, position, flags=0):
-        if flags and self.error is not None:
-            raise self.error
-        self._now += self.read_seconds
-        return self._preadv(descriptor, buffers, position)
-
-    def pread(self, *args):
-        self._now += self.read_seconds
-        return self._pread(*args)

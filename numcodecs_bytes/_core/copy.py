@@ -1,7 +1,7 @@
 """The kernels: array -> stored bytes and back.
 
 Array data in host memory is copied and byte-swapped here, in `_copy`. A partial read puts its bytes
-together in `_parts.assemble`, and leaves the byte swap to the copy into zarr's output array.
+together in `_engine.output`, and leaves the byte swap to the copy into zarr's output array.
 `copy_gpu` has the kernels for arrays on a GPU.
 
 Throughout this module `stored` is the stored dtype, as `stored_dtype` returns it. Callers have

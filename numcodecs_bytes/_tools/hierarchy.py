@@ -20,8 +20,8 @@ import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._parts.refusals import ReadWhole
-from numcodecs_bytes._parts.stores import File, source_finder
+from numcodecs_bytes._engine.files import File, Left, length_of_file
+from numcodecs_bytes._engine.stores import find_source
 
 T = TypeVar("T")
 
@@ -357,17 +357,15 @@ async def _ask_for_size(store: zarr.abc.store.Store, key: str) -> int | Exceptio
 
 def _open_each(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
     """Return the same for chunks in local files, and `_NO_FILE` for others."""
-    find = source_finder()
-    return [_size_of_file(find(zarr.storage.StorePath(store, key))) for key in keys]
+    return [_size_of_file(find_source(zarr.storage.StorePath(store, key))) for key in keys]
 
 
 def _size_of_file(source: Any) -> int | Exception | None:
     if not isinstance(source, File):
         return _NO_FILE
     try:
-        with contextlib.closing(source.open()) as file:
-            return file.num_bytes
-    except ReadWhole:
+        return length_of_file(source)
+    except Left:
         return _NO_FILE
     except Exception as error:  # noqa: BLE001 # files and archives raise anything
         return None if isinstance(error, source.missing) else error

@@ -6,10 +6,10 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from numcodecs_bytes._parts.getters import Getter
-from numcodecs_bytes._parts.read_remote import RemoteObject
-from numcodecs_bytes._parts.refusals import ReadWhole, answering, explaining, refusing
-from numcodecs_bytes._parts.stores import File, Remote, Whole, find_source
+from numcodecs_bytes._engine.files import File, Left, length_of_file
+from numcodecs_bytes._engine.remote import Object
+from numcodecs_bytes._engine.stores import Remote, Whole, find_source
+from numcodecs_bytes._engine.strikes import Failed, Unexpected
 from numcodecs_bytes._tools.check_report import PartialReads
 from numcodecs_bytes.zarr_pipeline import ReadsParts, why_no_parts
 
@@ -24,9 +24,9 @@ def partial_reads(array: Any) -> PartialReads:
             return PartialReads(why_not=source.why)
         if isinstance(source, File):
             try:
-                source.open().close()
-            except ReadWhole as why:
-                return PartialReads(why_not=why.why) if why.why else answer
+                length_of_file(source)
+            except Left as why:
+                return PartialReads(why_not=str(why))
             except (KeyError, OSError):
                 return answer  # it is missing, or what is amiss is found elsewhere
     return answer
@@ -42,41 +42,44 @@ def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
     key : str
         Key of a chunk in the store.
     num_bytes : int
-        Length of the chunk, at least 2 bytes: a store may return all of them.
+        Length of the chunk in bytes.
     """
-    at = StorePath(array.store, key)
+    source = find_source(StorePath(array.store, key))
+    if isinstance(source, Remote):
+        target = Object(source)
+        if not target.state.answers:
+            sync(_ask(target, array, num_bytes))
+
+
+async def _ask(target: Object, array: Any, num_bytes: int) -> None:
+    middle = target.remote.start + num_bytes // 2
+    try:
+        answer = await target.ask(middle, middle + 1)
+    except Failed as why:
+        name = "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"
+        if not await _answers_only_whole(array.store_path / name):
+            return  # the error was not about the range
+        target.state.strike(array.store, why)
+    except Unexpected as why:
+        target.state.strike(array.store, why)
+    else:
+        if answer is None:
+            why_not = "chunks are missing if parts of them are requested"
+            target.state.strike(array.store, Unexpected(why_not))
+
+
+async def _answers_only_whole(at: Any) -> bool:
+    """Whether a short object, the array's metadata, can be read, but no range of it."""
     source = find_source(at)
-    if isinstance(source, Remote) and at.store not in answering:
-        refusal = sync(_refusal(at, source, num_bytes))
-        if refusal is not None:
-            refusing.add(at.store, refusal)
-
-
-async def _refusal(at: Any, source: Remote, num_bytes: int) -> str | None:
-    """Return how a store shows that it does not support byte ranges; None if it does not."""
-    getter = Getter(at, default_buffer_prototype())
-    start = num_bytes // 2
     try:
-        with explaining():
-            answer = await RemoteObject(getter, source).ask(start, start + 1)
-            num_received = 0 if answer is None else len(await answer.read())
-    except ReadWhole as why:
-        refusal = why.refusal_of(at.store, at.path)
-        return refusal if refusal and await _is_readable(getter, num_bytes) else None
+        buffer = await at.get(default_buffer_prototype())
+        if buffer is not None and isinstance(source, Remote):
+            await Object(source).ask(0, 1)
+    except Unexpected:
+        return True
     except Exception:  # noqa: BLE001 # stores and networks raise anything
-        return None
-    if num_received == 1:
-        answering.add(at.store)
-    return "returns more bytes than requested" if num_received > 1 else None
-
-
-async def _is_readable(getter: Getter, num_bytes: int) -> bool:
-    """Whether the whole chunk can be read, so that an error was about the range."""
-    try:
-        buffer = await getter.get_whole()
-    except Exception:  # noqa: BLE001 # as above
         return False
-    return buffer is not None and len(buffer) == num_bytes
+    return False
 
 
 def _partial_reads_of_codecs(array: Any) -> PartialReads:

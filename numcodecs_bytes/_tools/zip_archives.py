@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from zipfile import ZipFile, ZipInfo
 
-from numcodecs_bytes._parts.locks import fcntl
+from numcodecs_bytes._engine.locks import fcntl
 
 # The copy's name: a dot, the archive's name, this, and random letters.
 _MARK = ".migrate-"

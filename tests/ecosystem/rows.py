@@ -10,7 +10,6 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +181,6 @@ def bytes_read() -> int:
 def main(folder: Path, *modes: str) -> None:
     if modes == ("alone",):
         leave_zarr_alone()
-    if not modes and tuple(map(int, version("virtualizarr").split(".")[:2])) < (2, 8):
-        import zarr
-
-        names = ["virtualizarr.manifests.store.ManifestStore"]
-        zarr.config.set({"numcodecs_bytes.stores_with_ranges": names})
     paths = written(folder)
     found = {}
     for ways in (

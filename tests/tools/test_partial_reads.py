@@ -10,11 +10,12 @@ import zarr
 import zarr.storage
 from helpers import CountingStore, ranges_from, write_array, write_v2
 
-from numcodecs_bytes._parts import refusals
+from numcodecs_bytes._engine.strikes import state_of
 from numcodecs_bytes.check import Limits, check
 
 PLAIN = [{"name": "bytes"}]
-TOO_MUCH = "no: the store does not support byte ranges (it returns more bytes than requested)"
+ODD = "no: the store does not answer byte ranges as requested"
+TOO_MUCH = f"{ODD} (it answers with 100 bytes to a request for 1)"
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ class TestAsking:
         store.answer = lambda _, __: whole
         assert answers(store) == [TOO_MUCH, TOO_MUCH]
         assert len(store.requests) == 1
-        assert store in refusals.refusing
+        assert state_of(store).why_struck
 
     @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
     def test_members_of_a_zip_archive(self, tmp_path, compression):
@@ -64,17 +65,19 @@ class TestAsking:
         assert answer.startswith(expected)
 
     def test_a_store_that_refuses_ranges(self, store):
-        """It is believed if it returns the whole chunk."""
+        """It is believed if it refuses one of the metadata, too, but returns all of that."""
 
-        def answer(number, buffer):
-            if number == 1:
-                raise NotImplementedError
-            return buffer
+        class Refuses(CountingStore):
+            async def get(self, key, prototype=None, byte_range=None):
+                if byte_range is not None:
+                    raise NotImplementedError
+                return await super().get(key, prototype)
 
-        store.answer = answer
-        why = "no: the store does not support byte ranges (it raises NotImplementedError)"
-        assert answers(store) == [why, why]
-        assert [byte_range is None for _, byte_range in ranges_of(store)] == [False, True]
+        with ranges_from(Refuses):
+            why = f"{ODD} (NotImplementedError: )"
+            refusing = Refuses(store.root)
+            assert answers(refusing) == [why, why]
+        assert refusing.requests == []  # no chunk was fetched
 
     @pytest.mark.parametrize("error", [ValueError, PermissionError, TimeoutError])
     def test_an_error_of_another_cause_changes_nothing(self, store, error):
@@ -85,18 +88,18 @@ class TestAsking:
 
         store.answer = answer
         assert answers(store) == ["yes", "yes"]
-        assert store not in refusals.refusing
+        assert not state_of(store).why_struck
 
-    def test_nothing_is_asked_of_large_chunks(self, store):
-        """A store that ignores ranges would send all of it."""
+    def test_large_chunks_are_asked_for(self, store):
+        """Of one that is too large to be decoded, a byte is not."""
         assert answers(store, Limits(max_chunk_bytes=99)) == ["yes", "yes"]
-        assert store.requests == []
+        assert ranges_of(store)[0][1].end == 51
 
     def test_nothing_is_asked_of_files(self, store):
         """Ranges of a local file need no question."""
         local = zarr.storage.LocalStore(store.root)
         assert answers(local) == ["yes", "yes"]
-        assert local not in refusals.answering
+        assert not state_of(local).answers
 
     def test_zarr_v2(self, tmp_path):
         """A store that ignores ranges of its chunks is found, too."""
@@ -139,4 +142,5 @@ class TestAsking:
                 (report,) = check(f"http://127.0.0.1:{server.server_port}")
             finally:
                 server.shutdown()
-        assert (report.partial_reads, report.problems) == (TOO_MUCH, [])
+        why = "it answers a range with status 200, and no single Content-Range to (50, 51)"
+        assert (report.partial_reads, report.problems) == (f"{ODD} ({why})", [])

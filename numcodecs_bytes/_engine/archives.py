@@ -1,0 +1,43 @@
+"""Members of zip archives, as parts of the file of the archive."""
+
+import os
+import struct
+import zipfile
+from typing import Any
+
+from zarr.storage import ZipStore
+
+from numcodecs_bytes._engine.files import Left
+
+# What precedes a member: in its last 4 bytes the lengths of the name and of the field that follow.
+_ZIP_HEADER = struct.Struct("<26xHH")
+
+
+def open_archive(store: ZipStore) -> int:
+    """Return a descriptor of an open zip archive."""
+    with store._lock:  # noqa: SLF001
+        archive = _archive_of(store)
+        archive.fp.flush()
+        # The archive's own file has one position for all threads, and may be closed at any time.
+        return os.dup(archive.fp.fileno())
+
+
+def _archive_of(store: ZipStore) -> Any:
+    if not store._is_open:  # noqa: SLF001 # closed in the meantime
+        raise Left("the archive was closed")
+    return store._zf  # noqa: SLF001
+
+
+def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int]:
+    """Return where a member of an archive begins in bytes, and its length."""
+    with store._lock:  # noqa: SLF001
+        archive = _archive_of(store)
+        member = archive.getinfo(path)
+        is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
+        if not is_stored or member.compress_size != member.file_size:
+            raise Left("it is compressed, or encrypted, in its zip archive")
+        archive.open(member).close()  # raises if what precedes the member is damaged
+    header = os.pread(descriptor, _ZIP_HEADER.size, member.header_offset)
+    if len(header) < _ZIP_HEADER.size:
+        raise Left("the archive is truncated")
+    return member.header_offset + len(header) + sum(_ZIP_HEADER.unpack(header)), member.file_size

@@ -1,0 +1,91 @@
+"""The numbers of the engine, each with its measurement.
+
+They are read when they are used, as ``constants.GAP_BYTES``, so that a test may change them. Plans
+are kept: call `layout.layout_of.cache_clear` after a change.
+"""
+
+# Gaps of up to this size, on average, are read with the pieces around them: 8 KiB more take as long
+# as one more read. A column with elements 8 KiB apart took 0.46 of the time in one piece if the
+# file was in memory, and 0.4 to 0.6 if it was not; with 12 KiB, 1.7 times as long in memory. With
+# gaps of 4 KiB only, cold columns of 5 to 8 KiB take 0.9 to 1.5 times as long as with zarr alone.
+GAP_BYTES = 1 << 13
+
+# What is not read straight into the output passes through memory of this size, which stays in the
+# CPU cache. A byte-swapped crop took 10.1 ms with 64 KiB, 6.3 with 256 KiB, 5.4 with 1 MiB and 5.0
+# with 4 MiB.
+BLOCK_BYTES = 1 << 20
+
+# Close indices in an array are grouped by block if all between them is longer. Half of the elements
+# of an 8 MiB chunk, in disorder, took 5.5 ms in one piece and 9.5 if they were grouped. A transposed
+# chunk of 2 MB took 0.6 of zarr's time in one piece, 1.7 of it in blocks.
+GROUP_BYTES = 1 << 23
+
+# A layout keeps so many plans of slices and integers, of up to so many pieces each: to plan again
+# for each chunk takes 1.2 to 1.35 times as long.
+MAX_PLANS, MAX_KEPT = 64, 256
+
+# Shorter pieces are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
+DIRECT_BYTES = 1 << 12
+
+# From so many pieces on, a few are read first. If the thread had to wait, the system is asked for
+# all of them: 1,000 cold points take 12 ms instead of 60. To ask always takes 1.6 times as long if
+# nothing is cold; to look takes 5 us.
+LOOK_FROM, NUM_LOOKED_AT = 5, 4
+
+# From so many bytes per chunk on, all cores together are faster than one thread. Below, threads
+# wait for each other: most of the time is spent in Python.
+PARALLEL_BYTES = 1 << 19
+
+# After every so many chunks one thread checks if it had to wait, which takes 1 us. Then as many
+# threads wait for files as zarr itself would use: cold chunks of 64 KiB take 4 instead of 18 ms.
+LOOK_EVERY = 8
+
+# A gap of so many bytes takes as long as another request, if a chunk has one request in flight: a
+# latency of 30 ms at 100 MB/s is worth 3 MB. With a quarter of it reads took up to 20 times as
+# long, with four times as much 4.9 times. It is shared by the requests in flight; else 3.2 times.
+LATENCY_BYTES = 2_500_000
+
+# Long ranges are requested in parts of at least this size, as a connection has a limited rate.
+PART_BYTES = 1 << 21
+
+# Chunks in one object that are at most this far apart are requested together. zarr alone fetches
+# nothing between them.
+BESIDE_BYTES = 1 << 14
+
+# A chunk of which less than this would be spared is zarr's: at 1 ms and 1 GB/s, parts of 400 chunks
+# of 64 KiB took 1.1 to 1.2 times as long as the chunks.
+WORTH_BYTES = 1 << 16
+
+# Whoever has lost a connection after this time has lost it again when asked again.
+PATIENCE_SECONDS = 1.0
+
+# How long a store with a strike is zarr's. Its server may be replaced; to ask it takes a request.
+STRUCK_SECONDS = 600.0
+
+# What counts as zarr's `async.concurrency` if that is None.
+UNLIMITED = 1000
+
+# Writes
+
+# Pieces are written one by one; but if they are more than so many times as many as hulls over gaps
+# of GAP_BYTES, the hulls are rewritten. With a gap of 8 KiB, a piece takes 1.1 us in memory (tmpfs)
+# and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer pieces are not worth the exclusive lock.
+REWRITE_FROM = 8
+
+# How long it takes to write a piece: a writer of hulls waits no longer for the exclusive lock.
+PIECE_SECONDS = 5e-6
+
+# Values that may be the memory of a file are copied up to this size, in 20 ms. If they are more,
+# the files of the chunks are copied: zarr alone reads and writes as much.
+COPIED_BYTES = 1 << 26
+
+# How long a thread waits before it tries to lock a file again, at first and at last: 1.5 ms in all.
+# Most locks are held for less. Then the event loop waits, at most MAX_WAIT_SECONDS.
+FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, MAX_WAIT_SECONDS = 5e-5, 8e-4, 0.1
+
+# After which time a log message says what a write waits for; and for how long it waits while the
+# program ends.
+LONG_SECONDS, EXIT_SECONDS = 5.0, 1.0
+
+# How often a file that is replaced or deleted meanwhile is opened again.
+MAX_TRIES = 1000

@@ -1,0 +1,208 @@
+"""Pieces of local files: opened without side effects, read completely, asked for if cold.
+
+No file is mapped into memory, because to truncate a mapped file crashes the process.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._engine import constants
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+# Non-blocking, in case that a regular file is replaced by a pipe while it is opened.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+# macOS refuses to read 2 GiB and more at once.
+_AT_ONCE_BYTES = 1 << 30
+
+
+class Left(Exception):  # noqa: N818 # not an error
+    """A chunk is left to zarr; the message says why."""
+
+
+class File(NamedTuple):
+    """Where a chunk lies in a local file.
+
+    Attributes
+    ----------
+    open : callable
+        Opens the file for reading, and returns its descriptor.
+    missing : tuple of type
+        The exceptions of `open` and `locate` that mean that the chunk does not exist.
+    key : object
+        Identifies a file in which other chunks lie, too; None if it is the chunk. Such a file is
+        opened once for a batch.
+    locate : callable or None
+        Takes the descriptor, and returns where in the file the chunk begins, and its length in
+        bytes; may raise `Left`.
+    """
+
+    open: Callable[[], int]
+    missing: tuple[type[Exception], ...]
+    key: Any = None
+    locate: Callable[[int], tuple[int, int]] | None = None
+
+
+class OpenFile(NamedTuple):
+    """A file that is open, and where a chunk begins in it.
+
+    Attributes
+    ----------
+    descriptor : int
+        The descriptor of the file.
+    start : int
+        Where the chunk begins in bytes.
+    is_asked_for : bool
+        Whether the system was asked for its pieces already.
+    """
+
+    descriptor: int
+    start: int = 0
+    is_asked_for: bool = False
+
+
+def open_file(path: str) -> int:
+    """Open a regular file for reading; return its descriptor.
+
+    Raises
+    ------
+    IsADirectoryError
+        If it is a directory.
+    Left
+        If it is anything else, such as a pipe, whose writer would be killed if it was closed again.
+    OSError
+        If it can't be opened.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116 # a Path takes 2 us
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(path)
+    if not stat.S_ISREG(mode):
+        raise Left("it is no regular file")
+    return os.open(path, _FLAGS)
+
+
+def length_of(descriptor: int) -> int:
+    """Return the length of an open file in bytes; raise OSError if it has none.
+
+    Changes the position, so not for a descriptor that shares it with another one.
+    """
+    return os.lseek(descriptor, 0, os.SEEK_END)  # a fourth of the time of fstat
+
+
+def length_of_file(file: File) -> int:
+    """Return the length of a chunk in bytes; raise as `open` and `locate`."""
+    descriptor = file.open()
+    try:
+        if file.locate is None:
+            return length_of(descriptor)
+        start, num_bytes = file.locate(descriptor)
+        return max(min(num_bytes, os.fstat(descriptor).st_size - start), 0)
+    finally:
+        os.close(descriptor)
+
+
+def usage() -> Any:
+    """Return what this thread has used so far; None if the system does not say."""
+    who = getattr(resource, "RUSAGE_THREAD", None)
+    return None if resource is None or who is None else resource.getrusage(who)
+
+
+def has_waited(before: Any, *, is_alone: bool = True) -> bool:
+    """Whether this thread had to wait for a file since `usage` returned `before`.
+
+    Python's other threads make it wait, too: if it is not alone, only reads of a disk count, and
+    none of a server. True if the system does not say.
+    """
+    after = usage()
+    if after is None:
+        return True
+    waits = after.ru_nvcsw > before.ru_nvcsw
+    return bool(after.ru_inblock > before.ru_inblock or (is_alone and waits))
+
+
+def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
+    """Whether this thread has to wait for a few pieces of a file, and may ask for all of them."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    before = usage()
+    for start in starts[:: max(len(starts) // constants.NUM_LOOKED_AT, 1)]:
+        os.pread(descriptor, 1, start)
+        if has_waited(before):
+            return True
+    return False
+
+
+def ask_for(descriptor: int, starts: Sequence[int], length: int) -> None:
+    """Have the system read pieces of a file, all at once."""
+    for start in starts:
+        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+
+def read_pieces(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
+    """Return pieces of a file, end to end.
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file.
+    starts : sequence of int
+        Where each piece begins in bytes.
+    length : int
+        The length of each in bytes.
+    memory : callable
+        Returns memory, a ``memoryview`` of as many bytes; not called if the pieces are short.
+
+    Returns
+    -------
+    bytes or memoryview
+        The pieces.
+
+    Raises
+    ------
+    EOFError
+        If the file is too short.
+    """
+    if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
+        pread = os.pread
+        raw = b"".join([pread(descriptor, length, start) for start in starts])
+        if len(raw) != len(starts) * length:
+            raise EOFError("a file was truncated while it was read")
+        return raw
+    view = memory(len(starts) * length)
+    for k, start in enumerate(starts):
+        fill(descriptor, start, view[k * length : (k + 1) * length])
+    return view
+
+
+def fill(descriptor: int, start: int, view: memoryview) -> None:
+    """Fill memory with the bytes of a file that begin at `start`; see `read_pieces`."""
+    while view:
+        if hasattr(os, "preadv"):
+            num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
+        else:
+            raw = _read_at(descriptor, min(len(view), constants.BLOCK_BYTES), start)
+            num = len(raw)
+            view[:num] = raw
+        if not num:
+            raise EOFError("a file was truncated while it was read")
+        view, start = view[num:], start + num
+
+
+def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
+    """Return bytes of a file; on Windows, threads must not share its descriptor."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, num_bytes, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, num_bytes)
+
+
+def memory_of(num_bytes: int) -> memoryview:
+    """Return new memory of so many bytes."""
+    return np.empty(num_bytes, np.uint8).data

@@ -1,0 +1,115 @@
+"""What was read of a chunk -> its place in the output. Bytes are swapped by NumPy's copy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
+from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
+from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.plan import Plan, Where
+
+
+def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Where) -> None:
+    """Copy a selection to its place in the output.
+
+    Parameters
+    ----------
+    raw : buffer
+        The pieces of the plan, end to end.
+    plan : Plan
+        The plan of the selection.
+    layout : Layout
+        How the chunk is stored.
+    out : numpy.ndarray
+        The output, in any layout.
+    place : tuple
+        Where the selection belongs in the output.
+    """
+    if not plan.num_pieces:
+        return
+    window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
+    if not plan.has_index:
+        out[place] = ready_to_copy(window, layout)
+        return
+    counts = [
+        n if type(i) is slice else len(i) for i, n in zip(plan.index, plan.shape, strict=True)
+    ]
+    num_bytes = math.prod(counts) * layout.item_size
+    if num_bytes <= constants.BLOCK_BYTES:
+        out[place] = ready_to_copy(window[mesh(plan.index, plan.shape)], layout)
+        return
+    # Indices may be repeated any number of times, so the selection is copied part by part.
+    arrays = [k for k, i in enumerate(plan.index) if type(i) is not slice]
+    along = max(arrays, key=counts.__getitem__)
+    num = max(constants.BLOCK_BYTES * counts[along] // num_bytes, 1)
+    index, where = list(plan.index), [slice(0, n) for n in counts]
+    for first in range(0, counts[along], num):
+        where[along] = slice(first, min(first + num, counts[along]))
+        index[along] = plan.index[along][where[along]]
+        selected = ready_to_copy(window[mesh(index, plan.shape)], layout)
+        out[place_within(place, tuple(where))] = selected
+
+
+def ready_to_copy(stored: Array, layout: Layout) -> Array:
+    """Return stored elements as an array that NumPy copies correctly into one of the dtype.
+
+    Shares memory with them, unless NumPy does not swap such a dtype, or there are invalid bytes.
+    """
+    if layout.is_copied:
+        return stored
+    dtype = layout.dtype
+    if copied_as(dtype) != dtype:
+        stored = stored.astype(copied_as(dtype), copy=False).view(dtype)
+    return with_valid_bytes(stored)
+
+
+def are_slices(place: Any) -> bool:
+    """Whether a place in the output is a view of it."""
+    return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
+
+
+def place_within(place: Where, where: Where) -> Where:
+    """Return the place in the output of a part of what belongs at `place`.
+
+    Both have a slice or an array for each axis; slices of `place` have steps of 1.
+    """
+    along: list[Any] = []
+    for outer, inner in zip(place, where, strict=True):
+        if not isinstance(outer, slice):
+            along.append(np.reshape(outer, -1)[inner])
+        elif not isinstance(inner, slice):
+            along.append(inner + (outer.start or 0))
+        elif inner == slice(None):
+            along.append(outer)
+        else:
+            start = outer.start or 0
+            along.append(slice(start + inner.start, start + inner.stop))
+    return mesh(along, None)
+
+
+def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
+    """Return what selects slices and arrays along each axis; ``numpy.ix_`` if arrays are several.
+
+    `shape` is that of what is selected from, None if all slices have bounds.
+    """
+    if sum([type(i) is not slice for i in along]) < 2:
+        return tuple(along)
+    sizes: Any = shape or [getattr(i, "stop", None) for i in along]
+    return np.ix_(
+        *[
+            np.arange(*i.indices(n)) if type(i) is slice else i
+            for i, n in zip(along, sizes, strict=True)
+        ]
+    )
+
+
+def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
+    """Return the output as bytes if the pieces of a plan are what belongs there, end to end."""
+    if not (plan.is_solid and layout.is_plain and out.dtype == layout.dtype and are_slices(place)):
+        return None
+    region = out[(*place, ...)].transpose(plan.stored_axes)
+    return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None

@@ -1,0 +1,91 @@
+"""Reads selections of chunks that lie in an open file: the one way to read files."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._engine.files import OpenFile
+from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
+from numcodecs_bytes._engine.plan import Plan, Where, split
+
+_of_thread = threading.local()
+
+
+def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Any) -> tuple[int, int]:
+    """Read a selection of a chunk to its place in the output.
+
+    Straight into the output where stored elements are elements, and the memory is contiguous; else
+    block by block through memory that stays in the CPU cache.
+
+    Parameters
+    ----------
+    file : OpenFile
+        Where the chunk begins in an open file, which is long enough.
+    layout : Layout
+        How the chunk is stored.
+    plan : Plan
+        The plan of the selection.
+    out : numpy.ndarray
+        The output, in any layout.
+    place : tuple or numpy.ndarray
+        Where the selection belongs in the output, as zarr passes it to pipelines.
+
+    Returns
+    -------
+    num_requests, num_bytes : int
+        How many reads there were, and of how many bytes.
+
+    Raises
+    ------
+    EOFError
+        If the file is shorter than the pieces of the plan.
+    """
+    place = place if isinstance(place, tuple) else (place,)
+    if not plan.num_pieces or _has_read_straight(file, layout, plan, out, place):
+        return plan.num_pieces, plan.num_bytes
+    num_requests, num_bytes = 0, 0
+    for where, part in split(plan, layout.item_size):
+        to = place if part is plan else place_within(place, where)
+        if part is plan or not _has_read_straight(file, layout, part, out, to):
+            write_selected(_read_pieces(file, part, _block), part, layout, out, to)
+        num_requests, num_bytes = num_requests + part.num_pieces, num_bytes + part.num_bytes
+    return num_requests, num_bytes
+
+
+def _has_read_straight(
+    file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where
+) -> bool:
+    """Read straight into the output, or return False."""
+    region = memory_of(out, place, plan, layout)
+    if region is None:
+        return False
+    memory = region.data
+    raw = _read_pieces(file, plan, lambda _: memory)
+    if raw is not memory:
+        memory[:] = raw
+    return True
+
+
+def _read_pieces(file: OpenFile, plan: Plan, memory: Callable[[int], memoryview]) -> Any:
+    """Return the pieces of a plan, end to end; see `files.read_pieces`."""
+    if not plan.num_outer:
+        starts = [plan.start + file.start]
+    else:
+        starts = plan.starts(file.start).tolist()
+        is_many = plan.num_pieces >= constants.LOOK_FROM and not file.is_asked_for
+        if is_many and files.is_cold(file.descriptor, starts):
+            files.ask_for(file.descriptor, starts, plan.length)
+    return files.read_pieces(file.descriptor, starts, plan.length, memory)
+
+
+def _block(num_bytes: int) -> memoryview:
+    """Return memory that the next call in the same thread returns again."""
+    if num_bytes > constants.BLOCK_BYTES:  # a single element
+        return files.memory_of(num_bytes)
+    block: memoryview | None = getattr(_of_thread, "block", None)
+    if block is None or len(block) < num_bytes:
+        block = _of_thread.block = files.memory_of(constants.BLOCK_BYTES)
+    return block[:num_bytes]

@@ -1,0 +1,94 @@
+"""Fixtures: what is asked of the system for local files, constants, and peaks of memory."""
+
+import os
+import threading
+
+import pytest
+
+from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.layout import layout_of
+
+
+class Calls:
+    """The calls of the system for local files, and what happens at them.
+
+    zarr opens files without ``os.open``.
+
+    Attributes
+    ----------
+    opened : list of str
+        The paths that were opened.
+    threads : list of str
+        The name of the thread that opened each.
+    reads : list of (int, int)
+        The position and the number of bytes of each read.
+    num_closed : int
+        How many files were closed.
+    at_open, at_read : callable
+        Called after a file was opened, with its path, or before a read.
+    """
+
+    def __init__(self, monkeypatch):
+        self.opened, self.threads, self.reads, self.num_closed = [], [], [], 0
+        self.at_open, self.at_read = lambda _path: None, lambda: None
+        self._descriptors, self._lock = set(), threading.Lock()
+        names = ["open", "close", *(n for n in ("pread", "preadv") if hasattr(os, n))]
+        self._system = {name: getattr(os, name) for name in names}
+        for name in names:
+            monkeypatch.setattr(os, name, getattr(self, f"_{name}"))
+
+    def _open(self, path, *args, **kwargs):
+        descriptor = self._system["open"](path, *args, **kwargs)
+        self.opened.append(str(path))
+        self.threads.append(threading.current_thread().name)
+        self._descriptors.add(descriptor)
+        self.at_open(str(path))
+        return descriptor
+
+    def _close(self, descriptor):
+        if descriptor in self._descriptors:
+            self._descriptors.remove(descriptor)  # before another thread gets the same one
+            with self._lock:
+                self.num_closed += 1
+        self._system["close"](descriptor)
+
+    def _pread(self, descriptor, num_bytes, position):
+        self.at_read()
+        raw = self._system["pread"](descriptor, num_bytes, position)
+        self.reads.append((position, len(raw)))
+        return raw
+
+    def _preadv(self, descriptor, buffers, position):
+        self.at_read()
+        num_bytes = self._system["preadv"](descriptor, buffers, position)
+        self.reads.append((position, num_bytes))
+        return num_bytes
+
+    @property
+    def num_bytes(self):
+        return sum(num_bytes for _, num_bytes in self.reads)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Return the calls of the system for local files."""
+    return Calls(monkeypatch)
+
+
+@pytest.fixture
+def set_constants(monkeypatch):
+    """Return a function that changes constants; plans that are kept are forgotten."""
+
+    def change(**numbers):
+        for name, number in numbers.items():
+            monkeypatch.setattr(constants, name, number)
+        layout_of.cache_clear()
+
+    yield change
+    layout_of.cache_clear()
+
+
+@pytest.fixture
+def _never_looks(set_constants):
+    """Read no byte to find out whether a file is in memory."""
+    set_constants(LOOK_FROM=1 << 60)

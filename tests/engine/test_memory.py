@@ -1,0 +1,83 @@
+"""Reads take the memory of the output and some blocks, however large chunks are."""
+
+import os
+
+import numpy as np
+import pytest
+import zarr
+from helpers import create, select
+
+pytestmark = pytest.mark.usefixtures("our_pipeline")
+MIB = 1 << 20
+SHAPE = (1 << 15, 1 << 12)  # 1 GiB
+RNG = np.random.default_rng(0)
+POINTS = tuple(RNG.integers(0, n, 10**6) for n in SHAPE)
+FEW_ROWS, FEW_COLUMNS = (RNG.integers(0, n, 500) for n in SHAPE)
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """Return a function that makes an array of chunks that take no space; all elements are 0."""
+
+    def make(shape, chunks, **settings):
+        create(tmp_path / "a", shape, chunks, **settings)
+        for k in range(-(-shape[0] // chunks[0])):
+            path = tmp_path / "a" / "c" / "/".join([str(k), *["0"] * (len(shape) - 1)])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.truncate(path, 8 * int(np.prod(chunks)))
+        return zarr.open_array(tmp_path / "a", mode="r")
+
+    return make
+
+
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_of_a_chunk_of_a_gibibyte(sparse, track, endian):
+    array = sparse(SHAPE, SHAPE, endian=endian)
+    for way, selection, num_indices in [
+        ("basic", np.s_[77], 0),
+        ("basic", np.s_[:, 7], 0),
+        ("basic", np.s_[1000:1064, 2000:2064], 0),
+        ("basic", np.s_[3:2000, 1:-1], 0),
+        ("basic", np.s_[40:30_000:40], 0),
+        ("basic", np.s_[:, ::64], 0),
+        ("oindex", (FEW_ROWS, FEW_COLUMNS), 0),
+        ("oindex", (FEW_ROWS, slice(None)), 0),
+        ("oindex", (slice(None), FEW_COLUMNS[:40]), 0),
+        ("vindex", POINTS, 10**6),
+        ("vindex", tuple(np.sort(p) for p in POINTS), 10**6),
+    ]:
+        select(array, way, np.s_[0] if way == "basic" else ([0], [0]))  # plans, threads, modules
+        peak, result = track(lambda w=way, s=selection: select(array, w, s))
+        assert not result.any()
+        # zarr itself makes up to seven arrays of indices.
+        assert peak <= result.nbytes + 32 * MIB + 10 * 8 * num_indices, (way, selection)
+
+
+def test_of_indices_that_are_repeated_in_a_small_chunk(tmp_path, track):
+    """A window on pieces shows the same bytes many times: it must not be copied."""
+    data = np.arange(10**5).reshape(100, 1000).astype("f8")
+    create(tmp_path, data.shape)[:] = data
+    array = zarr.open_array(tmp_path, mode="r")
+    for rows in ([5] * 10_000, [7, 0, 99, 7] * 2500):
+        peak, result = track(lambda i=rows: array.oindex[i])
+        assert (result == data[rows]).all()
+        assert peak < result.nbytes + 16 * MIB
+
+
+def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
+    array = sparse((60 << 21,), (1 << 21,))
+    peak, result = track(lambda: array[::521])
+    assert not result.any()
+    assert peak <= result.nbytes + 16 * MIB
+
+
+def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
+    """Of 256 MiB, of which a row and a column are selected."""
+    shape = 1 << 13, 1 << 12
+    create(tmp_path, shape, (1 << 11, 1 << 12), shards=shape)[::4096] = 1
+    array = zarr.open_array(tmp_path, mode="r")
+    for selection, num_ones in ((np.s_[4096], 4096), (np.s_[:, 5], 2)):
+        peak, result = track(lambda s=selection: array[s])
+        assert result.sum() == num_ones
+        assert peak <= result.nbytes + 16 * MIB

@@ -1,0 +1,221 @@
+"""Stores of Python's that people name: whatever they answer or raise, as with zarr alone."""
+
+import asyncio
+import dataclasses
+import gc
+import json
+import re
+import time
+import weakref
+
+import numpy as np
+import pytest
+import zarr
+import zarr.storage
+from helpers import create, ranges_from
+from zarr.abc.store import RangeByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+pytestmark = pytest.mark.usefixtures("our_pipeline")
+DATA = np.arange(100, 124).reshape(4, 6)
+NUM_BYTES = 48
+RAW = DATA.astype(">i2").tobytes()
+
+
+class Answering(zarr.storage.LocalStore):
+    """A store that notes requests for chunks, and answers these and all ranges as told.
+
+    `answer` takes the number of requests so far, the range or None, and the buffer.
+    """
+
+    _supports_sync_io = False
+
+    def __init__(self, root, **kwargs):
+        super().__init__(root, **kwargs)
+        self.asked, self.answer = [], lambda _num, _range, buffer: buffer
+
+    async def get(self, key, prototype=None, byte_range=None):
+        buffer = await super().get(key, prototype, byte_range)
+        if not key.startswith("c/") and byte_range is None:
+            return buffer
+        if key.startswith("c/"):
+            self.asked.append(byte_range)
+        return self.answer(len(self.asked), byte_range, buffer)
+
+
+def of_bytes(raw):
+    return default_buffer_prototype().buffer.from_bytes(raw)
+
+
+@pytest.fixture
+def array(tmp_path):
+    """Return an array of one chunk of 48 bytes, read from a store that is named."""
+    create(tmp_path, (4, 6), dtype="i2")[:] = DATA
+    with ranges_from(Answering), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        yield zarr.open_array(Answering(tmp_path), mode="r")
+
+
+class CausedByItselfError(Exception):
+    """What `raise error from error` makes, by mistake."""
+
+    def __init__(self):
+        self.__cause__ = self
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    text: str
+
+
+def caused(error):
+    outer = RuntimeError("not reached")
+    outer.__cause__ = error
+    return outer
+
+
+ERRORS = [
+    NotImplementedError("no ranges"),
+    TypeError("unexpected keyword argument"),
+    RuntimeError('Failed to parse value for CONTENT_RANGE header: "bytes 10-19/*"'),
+    caused(NotImplementedError("no ranges")),
+    RuntimeError("416, message='Requested Range Not Satisfiable'"),
+    RuntimeError("503 Service Unavailable"),
+    json.JSONDecodeError("a garbled token", "", 0),
+    KeyError("c/0/0"),
+    PermissionError("/data/orange/c/0/0: invalid range"),
+    ConnectionResetError(104, "reset by peer"),
+    CausedByItselfError(),
+    FrozenError("no notes"),
+]
+
+
+def failing(error):
+    """Return an answer that is the error to each range, and right for the whole chunk."""
+
+    def answer(_num, byte_range, buffer):
+        if byte_range is None:
+            return buffer
+        raise error
+
+    return answer
+
+
+ANSWERS = {
+    **{repr(error): failing(error) for error in ERRORS},
+    **{
+        f"{n} bytes": lambda _, byte_range, buffer, n=n: (
+            buffer if byte_range is None else of_bytes(RAW.ljust(n, b"\0")[:n])
+        )
+        for n in (0, 11, 13, NUM_BYTES, 49)
+    },
+    "missing": lambda _, byte_range, buffer: None if byte_range else buffer,
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_range_that_is_not_answered_as_requested(array, caplog, name):
+    """The chunk is read whole, and the store from then on, with one warning at most."""
+    array.store.answer = ANSWERS[name]
+    for selection in (np.s_[1], np.s_[:, 3], np.s_[2], np.s_[1:4:2, ::4]):
+        np.testing.assert_array_equal(array[selection], DATA[selection])
+    assert array.store.asked == [RangeByteRequest(12, 24), None, None, None, None]
+    records = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert len(records) == (name != "missing")
+    assert all("does not answer byte ranges as requested" in r.getMessage() for r in records)
+    again = zarr.open_array(array.store, mode="r")  # the store is known
+    assert again[3].tolist() == DATA[3].tolist()
+    assert array.store.asked[5:] == [None]
+
+
+@pytest.mark.parametrize("selection", [(1,), (slice(None), 3)], ids=str)
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_a_failure_of_the_whole_chunk_too_is_zarr_s_error(array, error, selection):
+    """With a note that names the chunk; the next read begins with a range again."""
+
+    def fail(*_):
+        raise error
+
+    array.store.answer = fail
+    for _ in range(2):
+        with pytest.raises(type(error)) as caught:
+            array[selection]
+    assert caught.value is error
+    if not isinstance(error, FrozenError):
+        (note,) = error.__notes__
+        del error.__notes__
+        assert re.fullmatch(r"while reading chunk 'c/0/0' of LocalStore.*", note)
+    array.store.answer = lambda _num, _range, buffer: buffer
+    array.store.asked.clear()
+    assert array[1].tolist() == DATA[1].tolist()
+    assert array.store.asked == [RangeByteRequest(12, 24)]
+
+
+def test_the_context_of_an_error_is_kept(array):
+    def answer(*_):
+        try:
+            raise FileNotFoundError("inner")  # noqa: TRY301
+        except FileNotFoundError:
+            raise OSError("outer")  # noqa: B904 # what is kept
+
+    array.store.answer = answer
+    with pytest.raises(OSError, match="outer") as caught:
+        array[:, 3]
+    assert isinstance(caught.value.__context__, FileNotFoundError)
+
+
+@pytest.mark.parametrize("first", range(1, 5))
+def test_a_chunk_that_appears_or_vanishes_is_there_whole_or_not_at_all(array, first):
+    assert array[0].tolist() == DATA[0].tolist()
+    num = len(array.store.asked) + first
+    array.store.answer = lambda n, _range, buffer: None if n < num else buffer
+    assert array[:, 3].tolist() in (DATA[:, 3].tolist(), [0] * 4)
+    array.store.asked.clear()
+    array.store.answer = lambda n, _range, buffer: buffer if n < first else None
+    assert array[:, 3].tolist() in (DATA[:, 3].tolist(), [0] * 4)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_request_that_the_store_cancels(array, is_first):
+    """A task group takes a cancelled task for done; its bytes never came."""
+
+    def answer(num, byte_range, buffer):
+        if byte_range is not None and num == (1 if is_first else 3):
+            raise asyncio.CancelledError
+        return buffer
+
+    array.store.answer = answer
+
+    async def read():
+        return await array._async_array.getitem((slice(None), 3))
+
+    try:
+        got = asyncio.run(read())
+    except asyncio.CancelledError:
+        return  # as with zarr alone
+    assert got.tolist() == DATA[:, 3].tolist()
+
+
+def test_a_failure_keeps_nothing_of_what_was_read(array):
+    """Exceptions hold frames, which hold bytes, until the garbage collector runs."""
+    held = []
+
+    def answer(_num, byte_range, buffer):
+        if byte_range is None or byte_range.start > 18:
+            raise OSError("gone")
+        held.append(weakref.ref(buffer))
+        return buffer
+
+    array.store.answer = answer
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="gone") as caught:
+            array[:, 3]
+        assert held
+        del caught
+        end = time.monotonic() + 5
+        while any(ref() is not None for ref in held) and time.monotonic() < end:
+            time.sleep(0.01)  # until zarr's thread has let go of its last task
+        assert [ref() for ref in held if ref() is not None] == []
+    finally:
+        gc.enable()

@@ -1,0 +1,128 @@
+"""Plans read the selected bytes, small gaps, and no more; their parts fit in blocks."""
+
+import random
+
+import numpy as np
+import pytest
+
+from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.plan import plan_of, split
+
+I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
+
+
+def apply(plan, raw, layout, start=0):
+    """Return what a plan selects from the bytes of an object."""
+    pieces = b"".join([raw[s : s + plan.length] for s in plan.starts(start).tolist()])
+    window = np.ndarray(plan.shape, layout.stored, pieces or bytes(4), 0, plan.strides)
+    if not plan.has_index:
+        return window
+    along = [np.arange(n)[i] for i, n in zip(plan.index, plan.shape, strict=True)]
+    return window[np.ix_(*along)]
+
+
+def random_selection(rng, shape):
+    """Return a selection as zarr passes it to codecs, and the axes to drop."""
+    if shape and rng.random() < 0.25:
+        num = rng.randint(0, 200)
+        return tuple(np.array([rng.randrange(n) for _ in range(num)], np.intp) for n in shape), ()
+    selection, kinds = [], rng.choice(["is", "isa"])
+    for n in shape:
+        kind = rng.choice(kinds)
+        if kind == "i":
+            selection.append(rng.randrange(n))
+        elif kind == "s":
+            start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
+            selection.append(slice(start, stop, rng.choice([1, 1, 2, 3])))
+        else:
+            num = rng.randint(0, 2 * n)
+            selection.append(np.array([rng.randrange(n) for _ in range(num)], np.intp))
+    arrays = [s for s in selection if isinstance(s, np.ndarray)]
+    ints = tuple(k for k, s in enumerate(selection) if isinstance(s, int))
+    if len(arrays) < 2 and not (arrays and ints):
+        return tuple(selection), ()
+    along = [np.atleast_1d(np.arange(n)[s]) for s, n in zip(selection, shape, strict=True)]
+    return np.ix_(*along), ints
+
+
+def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
+    """For any gap and block; a gap of 0 reads no byte that is not selected."""
+    rng = random.Random(1)  # noqa: S311
+    for _ in range(300):
+        set_constants(
+            GAP_BYTES=rng.choice([0, 1, 7, 64, 4096]),
+            BLOCK_BYTES=rng.choice([1, 8, 50, 1 << 20]),
+            GROUP_BYTES=0,
+        )
+        shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
+        order = tuple(rng.sample(range(len(shape)), len(shape)))
+        array = np.arange(np.prod(shape, dtype=int), dtype=I4).reshape(shape)
+        layout = layout_of(shape, I4, BIG_I4, order)
+        raw = bytes(5) + array.astype(BIG_I4).transpose(order).tobytes()
+        selection, drop_axes = random_selection(rng, shape)
+        expected = array[selection].squeeze(axis=drop_axes)
+        plan = plan_of(selection, layout, drop_axes, rng.choice([None, 0, 5]))
+        np.testing.assert_array_equal(apply(plan, raw, layout, 5), expected)
+        for _ in range(2):  # the second time, parts may be kept
+            out = np.full(expected.shape, -1, I4)
+            for where, part in split(plan, 4):
+                assert part.num_bytes <= max(constants.BLOCK_BYTES, 4)
+                out[where] = apply(part, raw, layout, 5)
+            np.testing.assert_array_equal(out, expected)
+        if plan.is_solid:
+            pieces = [raw[s : s + plan.length] for s in plan.starts(5).tolist()]
+            stored = np.asarray(expected, BIG_I4).transpose(plan.stored_axes)
+            assert b"".join(pieces) == stored.tobytes()
+        if plan.gap == 0:
+            read = {b for s in plan.starts().tolist() for b in range(s, s + plan.length)}
+            selected = apply(plan, np.arange(len(raw) // 4, dtype=BIG_I4).tobytes(), layout)
+            assert read == {4 * int(k) + b for k in selected.ravel() for b in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("selection", "num_pieces", "length"),
+    [
+        ((slice(0, 100), slice(0, 10_000)), 1, 1_000_000),
+        ((5, slice(0, 10_000)), 1, 10_000),
+        ((slice(0, 100), 7), 100, 1),
+        ((slice(0, 100), slice(100, 200)), 100, 100),
+        ((slice(0, 100), slice(0, 1_000, 300)), 100, 901),
+        ((slice(0, 100), slice(0, 6_000)), 1, 996_000),
+        ((slice(3, 3), slice(0, 100)), 0, 0),
+    ],
+    ids=["whole", "row", "column", "box", "steps", "small gaps", "nothing"],
+)
+def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_pieces, length):
+    plan = plan_of(selection, Layout((100, 10_000), U1, U1))
+    assert (plan.num_pieces, plan.length) == (num_pieces, length)
+
+
+def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constants):
+    set_constants(BLOCK_BYTES=1 << 10, GROUP_BYTES=1 << 10)
+    layout = layout_of((1 << 14,), U1, U1)
+    points = np.random.default_rng(1).integers(0, 1 << 14, 4000)
+    parts = list(split(plan_of((points,), layout), 1))
+    assert sum(part.num_bytes for _, part in parts) <= 1 << 14
+    assert all((np.diff(where) > 0).all() for (where,), _ in parts)  # and stay in order
+
+
+def test_sparse_points_are_neither_sorted_nor_spread():
+    """Half a million of them are no tuple of Python's integers either."""
+    points = np.arange(0, 1 << 33, 1 << 14)[::-1]
+    plan = plan_of((points,), Layout((1 << 33,), U1, U1))
+    assert plan.num_pieces == len(points)
+    np.testing.assert_array_equal(plan.starts(), points)
+
+
+def test_plans_and_parts_of_slices_are_kept():
+    layout = Layout((4096, 4096), BIG_I4, I4)
+    selection = (slice(0, 4096), slice(0, 4096))
+    plan = plan_of(selection, layout)
+    assert plan_of(selection, layout) is plan
+    assert split(plan, 4) is split(plan, 4)
+    assert plan_of(selection, layout, gap=0) is not plan
+
+
+def test_plans_of_unknown_selections_are_none():
+    assert plan_of((slice(4, 0, -1),), Layout((5,), U1, U1)) is None

@@ -1,0 +1,249 @@
+"""Shards in local files: their index and what is selected; what is wrong with one is zarr's."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+import zarr.storage
+from helpers import ZARR_ALONE, use_threads
+from test_local_files import assert_reads, opened, opened_references, opened_zip, outcome
+from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec, ZstdCodec
+
+import numcodecs_bytes
+from numcodecs_bytes.zarr import BytesCodec
+
+pytestmark = pytest.mark.usefixtures("our_pipeline")
+DATA = np.arange(1, 1025, dtype="f4").reshape(32, 32)
+NUM_INDEX_BYTES = 16 * 16 + 4
+
+
+def create_shards(store, shape=(32, 32), shard=(32, 32), inner=(8, 8), **settings):
+    """Create an array; `settings` are those of the sharding codec."""
+    settings = {"codecs": [BytesCodec(endian="little")], **settings}
+    codec = settings.pop("kind", ShardingCodec)(chunk_shape=inner, **settings)
+    return zarr.create_array(
+        store, shape=shape, chunks=shard, dtype="f4", serializer=codec, compressors=None
+    )
+
+
+def index_of(folder):
+    """Return where the index of a shard of 4 x 4 begins, and the offsets of the inner chunks."""
+    raw = (folder / "c/0/0").read_bytes()
+    is_first = '"start"' in (folder / "zarr.json").read_text()
+    start = 0 if is_first else len(raw) - NUM_INDEX_BYTES
+    entries = np.frombuffer(raw, "<u8", 32, start).reshape(4, 4, 2)
+    return start, entries[..., 0].astype(np.int64)
+
+
+@pytest.mark.usefixtures("_never_looks")
+class TestWhatIsRead:
+    """Of a shard of 4 x 4 inner chunks of 8 x 8 float32."""
+
+    @pytest.fixture(params=["start", "end"])
+    def folder(self, request, tmp_path):
+        create_shards(tmp_path / "a", index_location=request.param)[...] = DATA
+        return tmp_path / "a"
+
+    def test_an_element(self, folder, calls):
+        start, offsets = index_of(folder)
+        assert opened(folder)[9, 18] == DATA[9, 18]
+        element = int(offsets[1, 2]) + (8 * 1 + 2) * 4
+        assert calls.reads == [(start, NUM_INDEX_BYTES), (element, 4)]
+        assert len(calls.opened) == calls.num_closed == 1
+
+    @pytest.mark.parametrize(("gap", "num_bytes"), [(0, 32 * 4), (28, 4 * (7 * 32 + 4))])
+    def test_a_column(self, folder, calls, set_constants, gap, num_bytes):
+        """Of each inner chunk its part of the column, with the gaps if they are small."""
+        set_constants(GAP_BYTES=gap)
+        np.testing.assert_array_equal(opened(folder)[:, 30], DATA[:, 30])
+        assert calls.num_bytes == NUM_INDEX_BYTES + num_bytes
+
+    def test_points(self, folder, calls, set_constants):
+        set_constants(GAP_BYTES=0)
+        points = np.array([31, 0, 9, 9]), np.array([0, 31, 18, 18])
+        np.testing.assert_array_equal(opened(folder).vindex[points], DATA[points])
+        assert calls.num_bytes <= NUM_INDEX_BYTES + 4 * 4
+
+    def test_everything(self, folder, calls):
+        with numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(opened(folder)[...], DATA)
+        assert calls.num_bytes == NUM_INDEX_BYTES + DATA.nbytes
+        assert traced.report()["total"]["bytes_fetched"] == calls.num_bytes
+
+    def test_inner_chunks_that_are_missing(self, tmp_path, calls):
+        """Only the index is read, and of a shard that is missing nothing."""
+        array = create_shards(tmp_path / "a", (32, 64))
+        array[:8, :8] = 1
+        array = opened(tmp_path / "a")
+        expected = np.zeros((32, 64), "f4")
+        expected[:8, :8] = 1
+        np.testing.assert_array_equal(array[...], expected)
+        assert calls.num_bytes == NUM_INDEX_BYTES + 256
+        calls.reads.clear()
+        assert array.vindex[[31, 0, 9], [0, 63, 18]].tolist() == [0, 0, 0]
+        assert calls.num_bytes == NUM_INDEX_BYTES
+
+    def test_each_of_many_is_opened_once(self, tmp_path, calls):
+        """By several threads, too."""
+        data = np.random.default_rng(0).random((40, 40)).astype("f4")
+        create_shards(tmp_path, (40, 40), (8, 8), (4, 4))[...] = data
+        (tmp_path / "c/2/3").unlink()
+        data[16:24, 24:32] = 0
+        with use_threads(3):
+            np.testing.assert_array_equal(opened(tmp_path)[1:39, ::3], data[1:39, ::3])
+        assert len(set(calls.opened)) == len(calls.opened) == calls.num_closed == 24
+
+
+CODECS = {
+    "ours": [BytesCodec(endian="big")],
+    "zarr's": [zarr.codecs.BytesCodec(endian="big")],
+    "transposed twice": [
+        TransposeCodec(order=(1, 2, 0)),
+        TransposeCodec(order=(0, 2, 1)),
+        BytesCodec(endian="little"),
+    ],
+}
+INDEX_CODECS = {
+    "checked": [BytesCodec(endian="little"), Crc32cCodec()],
+    "big-endian": [zarr.codecs.BytesCodec(endian="big")],
+}
+
+
+@pytest.mark.parametrize(
+    ("location", "index"), list(itertools.product(["start", "end"], INDEX_CODECS)), ids=str
+)
+@pytest.mark.parametrize("codecs", CODECS)
+def test_any_selection(tmp_path, set_constants, location, index, codecs):
+    array = create_shards(
+        *(tmp_path, (9, 11, 7), (6, 8, 4), (3, 4, 2)),
+        codecs=CODECS[codecs],
+        index_codecs=INDEX_CODECS[index],
+        index_location=location,
+    )
+    data = np.random.default_rng(0).random((9, 11, 7)).astype("f4")
+    array[...] = data
+    array[2:7, 3:9, :4] = data[2:7, 3:9, :4] = 0  # some inner chunks are missing then
+    for gap, order in ((0, "C"), (30, "F")):
+        set_constants(GAP_BYTES=gap, BLOCK_BYTES=50, LOOK_FROM=3)
+        with numcodecs_bytes.trace() as traced:
+            assert_reads(opened(tmp_path, order=order), data)
+        assert not traced.report()["not_seen"]  # by zarr
+
+
+# What the index of a shard says of its second inner chunk, from what it says of the first one.
+ENTRIES = {
+    "length": lambda offset, _: (offset + 64, 60),
+    "empty": lambda offset, _: (offset + 64, 0),
+    "beyond": lambda _, end: (end - 10, 64),
+    "far beyond": lambda *_: (2**63, 64),
+    "wraps": lambda *_: (2**64 - 32, 64),
+    "half missing": lambda *_: (2**64 - 1, 64),
+    "missing": lambda *_: (2**64 - 1, 2**64 - 1),
+    "the same twice": lambda offset, _: (offset, 64),
+    "overlap": lambda offset, _: (offset + 8, 64),
+    "at the end": lambda _, end: (end - 64, 64),
+    "at the beginning": lambda *_: (0, 64),
+}
+SHARDS = {
+    "short": lambda raw: raw[:63],
+    "no bytes": lambda _: b"",
+    "begins late": lambda raw: bytes(64) + raw,
+    "goes on": lambda raw: raw + bytes(64),
+}
+
+
+def damage(raw, kind, start):
+    """Return a shard of inner chunks of 64 bytes, damaged; its index begins at `start`."""
+    if kind in SHARDS:
+        return SHARDS[kind](raw)
+    raw = bytearray(raw)
+    index = np.frombuffer(raw, "<u8", 8, start).reshape(4, 2)
+    index[1] = ENTRIES[kind](int(index[0, 0]), len(raw))
+    return bytes(raw)
+
+
+class TestDamage:
+    @pytest.mark.parametrize("location", ["start", "end"])
+    @pytest.mark.parametrize("kind", [*ENTRIES, *SHARDS])
+    @pytest.mark.parametrize("index", ["checked", "unchecked"])
+    def test_is_read_as_by_zarr_alone(self, tmp_path, location, kind, index):
+        """The same values, or an error that names the shard; never others."""
+        index_codecs = [BytesCodec(endian="little")] + [Crc32cCodec()] * (index == "checked")
+        create_shards(
+            *(tmp_path, (16, 4), (16, 4), (4, 4)),
+            index_codecs=index_codecs,
+            index_location=location,
+        )[...] = np.arange(1, 65).reshape(16, 4)
+        path = tmp_path / "c/0/0"
+        raw, size = path.read_bytes(), 64 + 4 * (index == "checked")
+        path.write_bytes(damage(raw, kind, 0 if location == "start" else len(raw) - size))
+        for selection in (np.s_[:], np.s_[5, 2], np.s_[:, 1], np.s_[0], np.s_[2:6]):
+            expected = outcome(tmp_path, selection, ZARR_ALONE)
+            if not isinstance(expected, type):
+                assert outcome(tmp_path, selection) == expected, selection
+                continue
+            with pytest.raises(Exception, match=".") as caught:
+                opened(tmp_path)[selection]
+            assert "chunk 'c/0/0' of LocalStore" in "".join(caught.value.__notes__)
+
+    def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
+        """All is of the first version; in the second one, inner chunks are elsewhere."""
+        for name, first_row in (("a", 0), ("b", 8)):
+            create_shards(tmp_path / name)[first_row:] = DATA[first_row:] * (1 - first_row)
+        path, new = tmp_path / "a/c/0/0", tmp_path / "b/c/0/0"
+        calls.at_read = lambda: calls.reads and new.exists() and new.replace(path)
+        np.testing.assert_array_equal(opened(tmp_path / "a")[:, 5], DATA[:, 5])
+        assert not new.exists()
+        np.testing.assert_array_equal(opened(tmp_path / "a")[8:, 5], DATA[8:, 5] * -7)
+
+    def test_a_file_that_is_truncated_after_its_index_was_read(self, tmp_path, calls):
+        create_shards(tmp_path)[...] = DATA
+        calls.at_read = lambda: calls.reads and os.truncate(tmp_path / "c/0/0", 300)
+        with pytest.raises(Exception, match=".") as caught:
+            opened(tmp_path)[:, 5]
+        assert "chunk 'c/0/0' of LocalStore" in "".join(caught.value.__notes__)
+        assert calls.num_closed == len(calls.opened)
+
+
+class Unknown(ShardingCodec):
+    """What it does is not known."""
+
+
+OTHERS = {
+    "compressed": {"codecs": [BytesCodec(), ZstdCodec()]},
+    "checked": {"codecs": [BytesCodec(), Crc32cCodec()]},
+    "nested": {"codecs": [ShardingCodec(chunk_shape=(2, 2), codecs=[BytesCodec()])]},
+    "a subclass": {"kind": Unknown},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_shards_are_zarr_s(tmp_path, calls, name):
+    array = create_shards(tmp_path, (16, 16), (8, 8), (4, 4), **OTHERS[name])
+    data = np.random.default_rng(0).random((16, 16)).astype("f4")
+    array[...] = data
+    calls.opened.clear()
+    for selection in (np.s_[:], np.s_[3:9, 2], np.s_[::5, 1:15:3]):
+        np.testing.assert_array_equal(array[selection], data[selection])
+    assert calls.opened == []
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_shards_in_parts_of_files_are_zarr_s(tmp_path):
+    create_shards(tmp_path / "a", (32, 64))[...] = np.hstack([DATA, -DATA])
+    for open_array in (opened_zip, opened_references):
+        array = open_array(tmp_path / "a", tmp_path)
+        assert array[9, 18] == -array[9, 50] == DATA[9, 18]
+        np.testing.assert_array_equal(array[...], np.hstack([DATA, -DATA]))
+        array.store.close()
+
+
+def test_an_index_that_is_long(tmp_path, calls):
+    """Of 65,536 inner chunks, of which one exists."""
+    create_shards(tmp_path, (1 << 16, 2), (1 << 16, 2), (1, 2))[3] = 1
+    array = opened(tmp_path)
+    assert array[2:5, 1].tolist() == [0, 1, 0]
+    assert calls.num_bytes == (16 << 16) + 4 + 4
