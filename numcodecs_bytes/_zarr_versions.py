@@ -10,7 +10,6 @@ import zarr.abc.codec
 import zarr.codecs
 import zarr.codecs.sharding
 import zarr.core.buffer.cpu
-import zarr.core.chunk_grids
 import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
@@ -42,16 +41,6 @@ fill_value_or_default = _pipelines.fill_value_or_default
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
 DataTypeValidationError: Any = _errors.DataTypeValidationError
-
-
-def chunk_grid_of(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
-    """Return the regular grid by which an array, or a shard, is divided into chunks."""
-    if hasattr(_grids.ChunkGrid, "from_sizes"):
-        return _grids.ChunkGrid.from_sizes(shape, chunk_shape)
-    return _grids.RegularChunkGrid(chunk_shape=chunk_shape)
-
-
-_grids: Any = zarr.core.chunk_grids
 
 
 def has_sync_index(codec: Any) -> bool:

@@ -291,16 +291,6 @@ def select(array, way, selection):
     return array[selection] if way == "basic" else getattr(array, way)[selection]
 
 
-def set_costs(monkeypatch, function, **costs):
-    """Let a function, or a kind of source, have some other costs than by default."""
-    function = function.__new__ if isinstance(function, type) else function
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    defaults = list(function.__defaults__)
-    k = names.index("costs") - len(names)
-    defaults[k] = defaults[k]._replace(**costs)
-    monkeypatch.setattr(function, "__defaults__", tuple(defaults))
-
-
 def end_interpreter(monkeypatch):
     """Let the pools of threads believe that the interpreter ends, and waits for them."""
     monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
