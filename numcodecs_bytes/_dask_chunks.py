@@ -132,7 +132,7 @@ def _stored(array: Any) -> Stored:
         unit = chunks
         if partial_reads(array).now:
             stored: Any = stored_as(array)
-            axes = getattr(stored, "layout", stored).axis_order if stored else axes
+            axes = getattr(stored, "layout", stored).axis_order
             unit, levels = (1,) * array.ndim, [chunks, *levels]
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         chunks = unit = array.read_chunk_sizes

@@ -27,9 +27,9 @@ def name_of_store(store: object) -> str:
 MAX_NAME_LENGTH = 200
 
 
-def add_name(error: Exception, byte_getter: object, doing: str = "reading") -> None:
-    """Add a note to an error that names the chunk."""
-    note = f"while {doing} {name_of_chunk(byte_getter)}"
-    with contextlib.suppress(Exception):  # some errors are immutable, some are raised twice
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
+def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
+    """Add a note to an error that names the chunk, or one of `num` chunks, unless one does."""
+    others = f", or another one of {num}" if num > 1 else ""
+    with contextlib.suppress(Exception):  # some errors are immutable
+        if not any(note.startswith("while ") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"while {doing} {name_of_chunk(byte_getter)}{others}")

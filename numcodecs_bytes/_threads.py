@@ -20,20 +20,7 @@ LAST_SECONDS = 1.0
 
 
 async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
-    """Run a function in a thread and return its result.
-
-    Parameters
-    ----------
-    executor : concurrent.futures.Executor or None
-        Where to run it; None uses the event loop's default executor.
-    function : callable
-        Called without arguments.
-
-    Returns
-    -------
-    object
-        What the function returns.
-    """
+    """Run a function in a thread, of the event loop if `executor` is None; return its result."""
     loop = asyncio.get_running_loop()
     try:
         future = loop.run_in_executor(executor, function)

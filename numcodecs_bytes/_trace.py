@@ -1,30 +1,34 @@
 """Counts what is fetched and written, for `trace`."""
 
-import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
-MAX_NAME_LENGTH, MAX_STORE_LENGTH = 48, 200  # of an array in the table, and of a store
-HEAD = ("chunks", "read whole", "requests", "fetched", "zarr alone", "selected", "written in place")
+from numcodecs_bytes._names import name_of_store
+
+Counts = dict[str, Any]
+
+# What is counted of an array, and the head of its column in the table.
+_COLUMNS = {
+    "chunks": "chunks",
+    "chunks_whole": "read whole",
+    "requests": "requests",
+    "bytes_fetched": "fetched",
+    "bytes_zarr_alone": "zarr alone",
+    "bytes_selected": "selected",
+    "bytes_in_place": "written in place",
+}
+_REASONS = {"why_whole": "read whole", "why_not_in_place": "not written in place"}
+_NUMBERS = (*_COLUMNS, "chunks_missing", "chunks_in_place")
+MAX_NAME_LENGTH = 48  # of an array in the table
 # A chunk counts as read whole if so much of it was fetched, and less was selected.
 WHOLE = 0.9
 
-Counts = dict[str, Any]
-_NOTHING: Counts = {
-    "chunks": 0,
-    "chunks_missing": 0,
-    "chunks_whole": 0,
-    "why_whole": {},
-    "requests": 0,
-    "bytes_fetched": 0,
-    "bytes_zarr_alone": 0,
-    "bytes_selected": 0,
-    "chunks_in_place": 0,
-    "bytes_in_place": 0,
-    "why_not_in_place": {},
-}
+
+def _nothing() -> Counts:
+    return dict.fromkeys(_NUMBERS, 0) | {name: {} for name in _REASONS}
 
 
 def _add(counts: Counts, more: Counts) -> None:
@@ -34,10 +38,6 @@ def _add(counts: Counts, more: Counts) -> None:
             _add(counts[name], value)
         else:
             counts[name] = counts.get(name, 0) + value
-
-
-def _nothing() -> Counts:
-    return {name: dict(v) if isinstance(v, dict) else v for name, v in _NOTHING.items()}
 
 
 class Trace:
@@ -65,7 +65,7 @@ class Trace:
         -------
         dict
             ``arrays``: maps each array's name to its counts. ``total``: the sum of these.
-            ``not_seen``: maps what is known of other chunks to their number. Counts are
+            ``not_seen``: maps the reason why zarr read chunks itself to their number. Counts are
 
             - ``chunks``: chunks, or shards, of which something was read; ``chunks_missing``: those
               of them that do not exist, and were read as the fill value
@@ -75,18 +75,16 @@ class Trace:
             - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
               selected elements
             - ``bytes_zarr_alone``: bytes that zarr alone fetches for the same: chunks as a whole;
-              of a shard, its index and the inner chunks of which something is selected (zarr 3.4:
-              and short gaps between them); to write a part of a chunk that we write in place, all
-              of it, before it writes all of it
+              of a shard, its index and the inner chunks of which something is selected; to write a
+              part of a chunk that we write in place, all of it, before it writes all of it
             - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
               and the bytes of these parts; ``why_not_in_place``: why others were not, though that
               was asked for, and how many
         """
         with _lock:
-            total, arrays = _nothing(), {}
+            total, arrays = _nothing(), {name: _nothing() for name in self._arrays}
             for name, counts in self._arrays.items():
                 _add(total, counts)
-                arrays[name] = _nothing()
                 _add(arrays[name], counts)
             return {"arrays": arrays, "total": total, "not_seen": dict(self._not_seen)}
 
@@ -111,10 +109,9 @@ if hasattr(os, "register_at_fork"):
 def trace() -> Trace:
     """Count what is fetched of Zarr arrays, and written in place.
 
-    Of compressed chunks, and wherever zarr fetches chunks itself, only the count is known, or the
-    length if they are in local files. With another codec pipeline than those of this package, only
-    chunks that pass its codec are counted. All threads of the process are counted, but no other
-    process.
+    Of compressed chunks, and of shards that zarr reads, only the number is known. With another
+    codec pipeline than those of this package, nothing is counted. All threads of the process are
+    counted, but no other process.
 
     Returns
     -------
@@ -130,47 +127,25 @@ def trace() -> Trace:
     >>> with numcodecs_bytes.trace() as traced:
     ...     row = zarr.open_array(array.store)[0]
     >>> total = traced.report()["total"]
-    >>> total["bytes_selected"], total["bytes_fetched"], total["why_whole"]
-    (32, 128, {'nothing to save: in memory, for example': 1})
+    >>> total["bytes_selected"], total["bytes_fetched"], total["chunks_whole"]
+    (32, 128, 1)
     """
     return Trace()
 
 
 class Fetched(NamedTuple):
-    """What was fetched to read a chunk.
-
-    Attributes
-    ----------
-    num_requests, num_bytes : int
-        Requests to the store, or reads of a file, and the bytes that they returned.
-    why : str
-        Why the chunk was read whole; empty if it was to be read in part.
-    num_bytes_alone : int or None
-        Bytes that zarr alone fetches; None if these are all of the chunk.
-    """
+    """What was fetched to read a chunk."""
 
     num_requests: int = 0
     num_bytes: int = 0
-    why: str = ""
-    num_bytes_alone: int | None = None
+    why: str = ""  # why the chunk was read whole
+    num_bytes_alone: int | None = None  # what zarr alone fetches, if that is not all of the chunk
 
 
 def note_read(
     byte_getter: object, num_axes: int, num_bytes: int, fetched: Fetched, num_selected: int | None
 ) -> None:
-    """Count a chunk that was read.
-
-    Parameters
-    ----------
-    byte_getter, num_axes
-        See `note`.
-    num_bytes : int
-        Length of the chunk in bytes.
-    fetched : Fetched
-        What was fetched of it.
-    num_selected : int or None
-        Bytes of the selected elements, None if the chunk is missing.
-    """
+    """Count a chunk of `num_bytes`; `num_selected` is in bytes, and None if it is missing."""
     alone = num_bytes if fetched.num_bytes_alone is None else fetched.num_bytes_alone
     counts: Counts = {
         "chunks": 1,
@@ -181,52 +156,25 @@ def note_read(
         "bytes_selected": num_selected or 0,
     }
     if num_selected is not None and num_selected < WHOLE * num_bytes <= fetched.num_bytes:
-        why = fetched.why or "small, or the selected bytes are close together"
+        why = fetched.why or "one read takes less: small, or what is selected is close together"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     note(byte_getter, num_axes, counts)
 
 
-def note(byte_getter: object, num_axes: int, counts: Counts) -> None:
-    """Add to the counts of a chunk's array; never raise.
-
-    Parameters
-    ----------
-    byte_getter : object
-        The byte getter or byte setter of the chunk.
-    num_axes : int
-        The number of axes of the array.
-    counts : dict
-        What was read or written.
-    """
-    name = _name_of_array(byte_getter, num_axes)
-    if not name:
-        note_not_seen("inner chunks of shards, which zarr fetches and writes")
-        return
+def note(byte_getter: Any, num_axes: int, counts: Counts) -> None:
+    """Add to the counts of the array of a chunk, given its byte getter or setter."""
+    path = path_of_array(byte_getter.path, num_axes)
+    name = f"{name_of_store(byte_getter.store)}/{path}".rstrip("/")
     with _lock:
         for traced in active:
             _add(traced._arrays.setdefault(name, _nothing()), counts)  # noqa: SLF001
 
 
-def note_not_seen(what: str, num: int = 1) -> None:
-    """Count chunks of which nothing else is known."""
+def note_not_seen(why: str, num: int = 1) -> None:
+    """Count chunks that zarr read itself."""
     with _lock:
         for traced in active:
-            _add(traced._not_seen, {what: num})  # noqa: SLF001
-
-
-def _name_of_array(byte_getter: Any, num_axes: int) -> str:
-    """Return the store and path of the array to which the key of a chunk belongs, or ""."""
-    name, path, store = "", None, None
-    with contextlib.suppress(Exception):  # a name is not worth an error
-        path = byte_getter.path
-        store = byte_getter.store
-        name = " ".join(str(store).split())
-    if not isinstance(path, str):
-        return ""
-    if not 0 < len(name) <= MAX_STORE_LENGTH:
-        name = type(store).__name__
-    at = path_of_array(path, num_axes)
-    return f"{name}/{at}" if at else name
+            _add(traced._not_seen, {why: num})  # noqa: SLF001
 
 
 def path_of_array(path: str, num_axes: int) -> str:
@@ -243,37 +191,32 @@ def path_of_array(path: str, num_axes: int) -> str:
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the table."""
-    rows = list(report["arrays"].items())
+    rows, total = dict(report["arrays"]), report["total"]
     if len(rows) > 1:
-        rows.append(("all arrays", report["total"]))
-    width = min(max([len(name) for name, _ in rows], default=0), MAX_NAME_LENGTH)
+        rows["all arrays"] = total
     if rows:
-        yield "  ".join(["array".ljust(width), *HEAD])
-    for name, counts in rows:
-        cells = (
-            counts["chunks"],
-            counts["chunks_whole"],
-            counts["requests"],
-            _size(counts["bytes_fetched"]),
-            _size(counts["bytes_zarr_alone"]),
-            _size(counts["bytes_selected"]),
-            _size(counts["bytes_in_place"]),
-        )
-        shown = name if len(name) <= width else f"...{name[3 - width :]}"
-        aligned = (str(cell).rjust(len(head)) for cell, head in zip(cells, HEAD, strict=True))
-        yield "  ".join([shown.ljust(width), *aligned])
-    total = report["total"]
-    if not report["arrays"] and not report["not_seen"]:
+        width = min(max(map(len, rows)), MAX_NAME_LENGTH)
+        yield "  ".join(["array".ljust(width), *_COLUMNS.values()])
+        for name, counts in rows.items():
+            cells = []
+            for key, head in _COLUMNS.items():
+                show = _size if key.startswith("bytes") else str
+                cells.append(show(counts[key]).rjust(len(head)))
+            shown = name if len(name) <= width else f"...{name[3 - width :]}"
+            yield "  ".join([shown.ljust(width), *cells])
+    elif not report["not_seen"]:
+        zarr = sys.modules.get("zarr")
+        path = zarr.config.get("codec_pipeline.path") if zarr else ""
         yield (
-            "numcodecs_bytes read and wrote nothing: run `numcodecs-bytes` to see if it is in use; "
-            "other processes are not counted"
+            "numcodecs_bytes read and wrote nothing "
+            f"(codec_pipeline.path is {path!r}): run `numcodecs-bytes` to see if it is in use, or "
+            "what prevents it; other processes are not counted"
         )
     if total["chunks_missing"]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
     for what, reasons in (
-        ("read whole", total["why_whole"]),
-        ("not written in place", total["why_not_in_place"]),
-        ("not seen", report["not_seen"]),
+        *((what, total[key]) for key, what in _REASONS.items()),
+        ("read by zarr, whole", report["not_seen"]),
     ):
         for why, num in reasons.items():
             yield f"{num} {what}: {why}"

@@ -3,7 +3,6 @@
 import os
 import threading
 import warnings
-import zipfile
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from helpers import OUR_PIPELINES, PIPELINES, CountingStore, create, ranges_from
 
 import numcodecs_bytes
 from numcodecs_bytes import _trace
-from numcodecs_bytes._trace import _name_of_array
 
 
 def traced(read):
@@ -34,7 +32,7 @@ def test_a_row_of_a_local_file(array):
     """One chunk, one read of exactly the row, under the name of its array."""
     report, row = traced(lambda: array[300])
     assert row.tolist() == list(range(300 * 512, 301 * 512))
-    assert list(report["arrays"]) == [str(array.store)]
+    assert list(report["arrays"]) == [repr(array.store)]
     assert report["not_seen"] == {}
     (counts,) = report["arrays"].values()
     assert counts == report["total"]
@@ -98,13 +96,12 @@ def test_missing_chunks(tmp_path):
 
 
 def test_shards(tmp_path):
-    """Their index and the parts; with zarr's pipeline, only how many inner chunks."""
+    """Their index and the parts; nothing of other pipelines."""
     kwargs = {"shape": (512, 512), "shards": (512, 512), "chunks": (64, 64), "dtype": "f8"}
     zarr.create_array(tmp_path, compressors=None, **kwargs)[:] = 1
     with zarr.config.set({"codec_pipeline.path": PIPELINES[0]}):
         report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
     assert report["arrays"] == {}
-    assert list(report["not_seen"].values()) == [8]
     with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         report, _ = traced(lambda: zarr.open_array(tmp_path)[5])
     assert report["not_seen"] == {}
@@ -146,7 +143,6 @@ def fetched_alone(monkeypatch):
 SHARDED = {"shards": (256, 512), "chunks": (64, 128)}
 ALONE = {
     "chunks": {"chunks": (256, 512)},
-    "compressed": {"chunks": (256, 512), "compressors": "auto"},
     "column-major": {"chunks": (256, 512), "filters": zarr.codecs.TransposeCodec(order=(1, 0))},
     "Zarr v2": {"chunks": (256, 512), "zarr_format": 2},
     "shards": SHARDED,
@@ -170,7 +166,10 @@ def test_what_zarr_alone_fetches(tmp_path, fetched_alone, pipeline, stored, sele
         report, _ = traced(lambda: array[selection])
     assert report["not_seen"] == {}
     total = report["total"]
-    assert total["bytes_zarr_alone"] == expected
+    if stored == "shards":  # newer versions of zarr read short gaps between inner chunks, too
+        assert 0 < total["bytes_zarr_alone"] <= expected
+    else:
+        assert total["bytes_zarr_alone"] == expected
     assert total["chunks_missing"] == sum(start >= 768 for start in starts(selection))
     assert total["bytes_fetched"] <= expected
 
@@ -209,36 +208,21 @@ def test_what_zarr_alone_fetches_to_write(tmp_path, fetched_alone, stored):
     assert report["total"]["bytes_fetched"] == 0
 
 
-def test_compressed_chunks(tmp_path):
-    """Their length is known in local files, and only their number elsewhere and in shards."""
-    settings = {"shape": (64, 64), "dtype": "i4"}
-    zarr.create_array(tmp_path / "a", chunks=(32, 64), **settings)[:] = 1
-    zarr.create_array(tmp_path / "b", chunks=(32, 32), shards=(64, 64), **settings)[:] = 1
-    report, _ = traced(lambda: zarr.open_array(tmp_path / "a")[0])
-    (total, length) = report["total"], (tmp_path / "a/c/0/0").stat().st_size
-    assert (total["bytes_fetched"], total["bytes_selected"]) == (length, 64 * 4)
-    assert report["not_seen"] == {}
-    for store in (CountingStore(tmp_path / "a"), zarr.storage.LocalStore(tmp_path / "b")):
-        report, _ = traced(lambda s=store: zarr.open_array(s, mode="r")[0])
-        assert report["not_seen"] == {"compressed or filtered": 1}
-        assert report["arrays"] == {}
-
-
-def test_compressed_chunks_in_a_zip_archive(tmp_path):
-    """One that is compressed again is not missing."""
-    array = zarr.create_array(tmp_path / "a", shape=(64, 64), chunks=(32, 64), dtype="i4")
-    array[:] = 1
-    length = (tmp_path / "a/c/0/0").stat().st_size
-    for method, seen in ((zipfile.ZIP_STORED, True), (zipfile.ZIP_DEFLATED, False)):
-        with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
-            for name in ("zarr.json", "c/0/0"):
-                archive.write(tmp_path / "a" / name, name)
-        with zarr.storage.ZipStore(tmp_path / "a.zip") as store:
-            opened = zarr.open_array(store, mode="r")
-            report, _ = traced(lambda o=opened: (o[0], o[40]))
-        assert report["total"]["bytes_fetched"] == (length if seen else 0)
-        assert report["total"]["chunks_missing"] == 1
-        assert report["not_seen"] == ({} if seen else {"compressed or filtered": 1})
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [
+        ({"chunks": (32, 64)}, "compressed or filtered by zstd"),
+        ({"chunks": (32, 32), "shards": (64, 64)}, "compressed or filtered by zstd"),
+        ({"chunks": (32, 64), "zarr_format": 2, "filters": []}, "compressed or filtered by zstd"),
+    ],
+    ids=["plain", "shards", "v2"],
+)
+def test_compressed_chunks(tmp_path, kwargs, why):
+    """Only their number is known, and by what they are compressed."""
+    zarr.create_array(tmp_path, shape=(64, 64), dtype="i4", **kwargs)[:] = 1
+    report, _ = traced(lambda: zarr.open_array(tmp_path)[0])
+    assert report["not_seen"] == {why: 1}
+    assert report["arrays"] == {}
 
 
 def test_written_in_place(tmp_path, array):
@@ -287,23 +271,6 @@ def test_the_table(array):
     assert "numcodecs_bytes read and wrote nothing" in repr(numcodecs_bytes.trace())
 
 
-def test_the_name_of_a_store_is_one_line():
-    """Whatever a store says of itself, or raises."""
-
-    class Store:
-        def __str__(self):
-            return self.text
-
-    class Getter:
-        store, path = Store(), "a/c/0"
-
-    for text, name in (("<Store\n  x>", "<Store x>"), ("x" * 300, "Store"), ("", "Store")):
-        Store.text = text
-        assert _name_of_array(Getter(), 1) == f"{name}/a"
-    Store.text = None  # TypeError
-    assert _name_of_array(Getter(), 1) == "Store/a"
-
-
 @pytest.mark.parametrize(
     ("key", "num_axes", "path"),
     [
@@ -320,12 +287,7 @@ def test_the_name_of_a_store_is_one_line():
 )
 def test_name_of_an_array(key, num_axes, path):
     """From a chunk's key in every encoding."""
-
-    class Getter:
-        store = "s"
-
-    Getter.path = key
-    assert _name_of_array(Getter(), num_axes) == ("s/" + path).rstrip("/")
+    assert _trace.path_of_array(key, num_axes) == path
 
 
 def test_the_total_and_a_report_stay_as_they_are(tmp_path):
@@ -361,22 +323,6 @@ def test_a_forked_child_counts_nothing():
         assert found.report()["not_seen"] == {"x": 1}
     """
     run_program("-c", "\n".join(line[8:] for line in code.splitlines()))
-
-
-@pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system has no preadv")
-@pytest.mark.parametrize("path", [None, b"a/c/0", 5], ids=repr)
-def test_an_odd_byte_getter(path):
-    """Whatever it is, counting raises no error."""
-
-    class Getter:
-        @property
-        def store(self):
-            raise RuntimeError
-
-    Getter.path = path
-    with numcodecs_bytes.trace() as found:
-        _trace.note(Getter(), 1, {"chunks": 1})
-    assert list(found.report()["not_seen"].values()) == [1]
 
 
 def test_elements_that_numpy_returns_as_scalars(tmp_path):

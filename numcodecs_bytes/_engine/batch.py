@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+import zarr
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
@@ -23,7 +25,8 @@ from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.plan import plan_of
 from numcodecs_bytes._engine.read_file import read
 from numcodecs_bytes._engine.shards import Shard, read_shard
-from numcodecs_bytes._names import name_of_chunk
+from numcodecs_bytes._engine.stores import Source
+from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
     IsWanted,
@@ -36,56 +39,51 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 
 class Batch(NamedTuple):
-    """The selections of many chunks, and how to read them.
+    """The selections of many chunks of an array, and how to read them."""
 
-    Attributes
-    ----------
-    items : sequence of tuple
-        What zarr passes to the `read` of its pipelines: byte getter, specification of the chunk,
-        selection of it, selection of `out` and more.
-    out : numpy.ndarray
-        The output, in any layout.
-    drop_axes : tuple of int
-        Axes of length 1 of the selections that `out` lacks.
-    stored_as : callable
-        Takes the specification of a chunk, and returns how it is stored.
-    find : callable
-        Takes a byte getter, and returns the file in which the chunk lies, or None.
-    why_left : dict
-        Where to say why chunks are left to zarr, by their position in `items`.
-    num_workers : int or None
-        The number of threads, if the user set it.
-    num_waiting : int or None
-        How many reads may wait at the same time; None means any number.
-    gap : int or None
-        Over which gaps in a file to read, in bytes, if the user set it.
-    """
-
-    items: Sequence[Any]
+    items: Sequence[Any]  # what zarr passes to the `read` of its pipelines
+    sources: Sequence[Source]  # where each chunk lies
     out: Array
     drop_axes: tuple[int, ...]
     stored_as: Callable[[ArraySpec], Layout | Shard]
-    find: Callable[[Any], File | None]
-    why_left: dict[int, str]
-    num_workers: int | None = None
-    num_waiting: int | None = None
-    gap: int | None = None
+    why_left: dict[int, str]  # why chunks are left to zarr, by their position in `items`
+    num_workers: int | None  # the number of threads, if the user has set it
+    gap: int | None  # over which gaps to read, in bytes, if the user has set it
+
+    def place(self, k: int) -> tuple[Any, ...]:
+        """Return where the selection of a chunk belongs in the output."""
+        place = self.items[k][3]
+        return place if isinstance(place, tuple) else (place,)
+
+    def fill_missing(self, k: int) -> None:
+        """Fill the selection of a chunk that does not exist."""
+        self.out[self.place(k)] = fill_value_or_default(self.items[k][1])
+
+    def note(self, k: int, fetched: _trace.Fetched, *, exists: bool) -> None:
+        """Tell `numcodecs_bytes.trace` what was fetched to read a chunk."""
+        if _trace.active:
+            byte_getter, spec, *_ = self.items[k]
+            stored = self.stored_as(spec)
+            layout = stored.layout if isinstance(stored, Shard) else stored
+            num = np.size(self.out[self.place(k)]) * layout.item_size if exists else None
+            _trace.note_read(byte_getter, len(spec.shape), stored.num_bytes, fetched, num)
+
+    def note_whole(self, k: int, before: _trace.Fetched, *, exists: bool) -> None:
+        """Do the same for a chunk that zarr has read, after something was fetched."""
+        stored = self.stored_as(self.items[k][1])
+        if isinstance(stored, Shard):  # of which zarr may have read parts
+            _trace.note_not_seen(before.why or "most of a shard is selected")
+            return
+        num_bytes = before.num_bytes + (stored.num_bytes if exists else 0)
+        fetched = _trace.Fetched(before.num_requests + 1, num_bytes, before.why)
+        self.note(k, fetched, exists=exists)
 
 
 async def read_files(batch: Batch) -> list[bool | None]:
     """Read the selections of the chunks that lie in local files into the output.
 
-    Returns
-    -------
-    list of (bool or None)
-        Whether each chunk exists; None if it is left to zarr.
-
-    Raises
-    ------
-    ValueError
-        If a file has the wrong length.
-    Exception
-        Whatever NumPy raises if the output does not take the elements.
+    Returns whether each chunk exists; None if it is left to zarr. Raises ValueError if a file has
+    the wrong length.
     """
     job = _Job(batch)
     context = contextvars.copy_context()  # with NumPy's errstate, for example
@@ -101,9 +99,9 @@ class _Job:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.exist: list[bool | None] = [None] * len(batch.items)
-        self.shared: dict[Any, int] = {}  # descriptors of files in which several chunks lie
-        self.opening = threading.Lock()
-        self._left = deque(range(len(batch.items)))
+        self._shared: dict[Any, int] = {}  # descriptors of files in which several chunks lie
+        self._opening = threading.Lock()
+        self._left = deque(k for k, s in enumerate(batch.sources) if isinstance(s, File))
         self._is_wanted: IsWanted = lambda: True
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
@@ -125,8 +123,8 @@ class _Job:
             with self._state:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
-            while self.shared:
-                os.close(self.shared.popitem()[1])
+            while self._shared:
+                os.close(self._shared.popitem()[1])
         if self._errors:
             raise self._errors[0]
 
@@ -147,20 +145,16 @@ class _Job:
                 return
             self._num_working += 1
         try:
-            reader = _Reader(self)
             while self._is_wanted() and not (is_ending() and not is_last):
                 try:
                     k = self._left.popleft()
                 except IndexError:
                     break
                 before = files.usage() if looks and k % constants.LOOK_EVERY == 0 else None
-                try:
-                    self.exist[k] = reader.read(*self.batch.items[k][:4])
-                except (Left, OSError, EOFError) as why:
-                    self.batch.why_left[k] = f"left to zarr: {str(why) or type(why).__name__}"
+                self._read(k)
                 if before and files.has_waited(before, is_alone=not self._num_helpers):
-                    looks = False
-                    self._help(self.batch.num_waiting or MAX_FILE_THREADS)
+                    looks = False  # as many wait for files at once as zarr itself would let
+                    self._help(zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
         except BaseException as error:  # noqa: BLE001 # raised by `run`
             self._errors.append(error)
             self._left.clear()
@@ -169,90 +163,57 @@ class _Job:
                 self._num_working -= 1
                 self._state.notify_all()
 
-
-class _Reader:
-    """Reads chunks of a batch in one thread."""
-
-    def __init__(self, job: _Job) -> None:
-        self._job, self._batch = job, job.batch
-        self._shape: Any = None
-        self._stored: Any = None  # how chunks of this shape are stored
-
-    def read(self, byte_getter: Any, spec: ArraySpec, selection: Any, place: Any) -> bool | None:
-        """Read a chunk; return whether it exists, or None if it lies in no file.
-
-        Raises `Left`, OSError or EOFError if zarr is to read it, or to raise its own error.
-        """
-        if spec.shape != self._shape:  # of an array, chunks differ in nothing else
-            self._shape, self._stored = spec.shape, self._batch.stored_as(spec)
+    def _read(self, k: int) -> None:
+        """Read a chunk, or leave it to zarr, which may raise its own error."""
+        file: Any = self.batch.sources[k]
         try:
-            file = self._batch.find(byte_getter)
-            if file is None:
-                return None
+            descriptor = self._open(file)
             try:
-                descriptor = self._open(file)
-                try:
-                    counted = self._read(file, descriptor, byte_getter, selection, place)
-                finally:
-                    if file.key is None:
-                        os.close(descriptor)
-            except file.missing:
-                self._batch.out[place] = fill_value_or_default(spec)
-                self._note(byte_getter, None, 0, 0)
-                return False
-            self._note(byte_getter, place, *counted)
-        except (Left, OSError, EOFError):
-            raise
+                fetched = self._read_open(k, file, descriptor)
+            finally:
+                if file.key is None:
+                    os.close(descriptor)
+            self.exist[k] = True
+            self.batch.note(k, fetched, exists=True)
+        except file.missing:
+            self.batch.fill_missing(k)
+            self.exist[k] = False
+            self.batch.note(k, _trace.Fetched(), exists=False)
+        except (Left, OSError, EOFError) as why:
+            self.batch.why_left[k] = f"left to zarr: {str(why) or type(why).__name__}"
         except Exception as error:
-            error.add_note(f"while reading {name_of_chunk(byte_getter)}")
+            add_name(error, self.batch.items[k][0])
             raise
-        return True
 
     def _open(self, file: File) -> int:
         """Return the descriptor of a file, which may be open already."""
         if file.key is None:
             return file.open()
-        with self._job.opening:
-            if file.key not in self._job.shared:
-                self._job.shared[file.key] = file.open()
-            return self._job.shared[file.key]
+        with self._opening:
+            if file.key not in self._shared:
+                self._shared[file.key] = file.open()
+            return self._shared[file.key]
 
-    def _read(
-        self, file: File, descriptor: int, byte_getter: Any, selection: Any, place: Any
-    ) -> Any:
-        """Read a chunk in an open file; return the number of reads, of bytes, and more."""
-        out, drop_axes, stored = self._batch.out, self._batch.drop_axes, self._stored
-        gap = self._batch.gap
+    def _read_open(self, k: int, file: File, descriptor: int) -> _trace.Fetched:
+        """Read a chunk in an open file."""
+        batch = self.batch
+        byte_getter, spec, selection, *_ = batch.items[k]
+        stored, place = batch.stored_as(spec), batch.place(k)
         if file.locate is None:
             start, num_bytes = 0, files.length_of(descriptor)
-            length = num_bytes
         else:  # a zip archive's own file has the same position
             start, num_bytes = file.locate(descriptor)
-            length = os.fstat(descriptor).st_size
-        if start + num_bytes > length:
-            raise Left("it reaches beyond the end of its file")
+            if start + num_bytes > os.fstat(descriptor).st_size:
+                raise Left("it reaches beyond the end of its file")
         if isinstance(stored, Shard):
             if file.locate is not None:
                 raise Left("a shard is a part of a file")
-            return read_shard(descriptor, stored, selection, out, place, drop_axes, gap)
+            items = stored.items_of(selection, batch.drop_axes, batch.gap)
+            return read_shard(descriptor, num_bytes, stored, items, batch.out, place)
         if num_bytes != stored.num_bytes:
             name = name_of_chunk(byte_getter)
             check_length(num_bytes, stored.shape, stored.dtype, stored.stored, name)
-        plan = plan_of(selection, stored, drop_axes, gap)
+        plan = plan_of(selection, stored, batch.drop_axes, batch.gap)
         if plan is None:
             raise Left("its selection is of an unknown kind")
-        return read(OpenFile(descriptor, start), stored, plan, out, place)
-
-    def _note(
-        self, byte_getter: Any, place: Any, num: int, num_bytes: int, starts: Any = None
-    ) -> None:
-        """Tell `numcodecs_bytes.trace` what was read; `place` is None if the chunk is missing."""
-        if not _trace.active:
-            return
-        stored, num_selected = self._stored, None
-        layout = stored.layout if isinstance(stored, Shard) else stored
-        if place is not None:
-            num_selected = self._batch.out[place].size * layout.item_size
-        alone = None if starts is None else stored.num_bytes_alone(starts)
-        fetched = _trace.Fetched(num, num_bytes, num_bytes_alone=alone)
-        _trace.note_read(byte_getter, len(self._shape), stored.num_bytes, fetched, num_selected)
+        return _trace.Fetched(*read(OpenFile(descriptor, start), stored, plan, batch.out, place))

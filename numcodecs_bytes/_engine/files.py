@@ -28,57 +28,32 @@ class Left(Exception):  # noqa: N818 # not an error
 
 
 class File(NamedTuple):
-    """Where a chunk lies in a local file.
+    """Where a chunk lies in a local file."""
 
-    Attributes
-    ----------
-    open : callable
-        Opens the file for reading, and returns its descriptor.
-    missing : tuple of type
-        The exceptions of `open` and `locate` that mean that the chunk does not exist.
-    key : object
-        Identifies a file in which other chunks lie, too; None if it is the chunk. Such a file is
-        opened once for a batch.
-    locate : callable or None
-        Takes the descriptor, and returns where in the file the chunk begins, and its length in
-        bytes; may raise `Left`.
-    """
-
+    # Opens the file for reading, and returns its descriptor.
     open: Callable[[], int]
+    # The exceptions of `open` and `locate` that mean that the chunk does not exist.
     missing: tuple[type[Exception], ...]
+    # Identifies a file in which other chunks lie, too, which is opened once for a batch.
     key: Any = None
+    # Takes the descriptor, and returns where in the file the chunk begins, and its length in bytes;
+    # may raise `Left`.
     locate: Callable[[int], tuple[int, int]] | None = None
 
 
 class OpenFile(NamedTuple):
-    """A file that is open, and where a chunk begins in it.
-
-    Attributes
-    ----------
-    descriptor : int
-        The descriptor of the file.
-    start : int
-        Where the chunk begins in bytes.
-    is_asked_for : bool
-        Whether the system was asked for its pieces already.
-    """
+    """A file that is open, and where a chunk begins in it, in bytes."""
 
     descriptor: int
     start: int = 0
-    is_asked_for: bool = False
+    is_asked_for: bool = False  # whether the system was asked for its pieces already
 
 
 def open_file(path: str) -> int:
     """Open a regular file for reading; return its descriptor.
 
-    Raises
-    ------
-    IsADirectoryError
-        If it is a directory.
-    Left
-        If it is anything else, such as a pipe, whose writer would be killed if it was closed again.
-    OSError
-        If it can't be opened.
+    Raises IsADirectoryError for a directory, and `Left` for anything else, such as a pipe, whose
+    writer would be killed if it was closed again.
     """
     mode = os.stat(path).st_mode  # noqa: PTH116 # a Path takes 2 us
     if stat.S_ISDIR(mode):
@@ -146,28 +121,10 @@ def ask_for(descriptor: int, starts: Sequence[int], length: int) -> None:
 
 
 def read_pieces(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
-    """Return pieces of a file, end to end.
+    """Return pieces of a file, end to end, all of the same length in bytes.
 
-    Parameters
-    ----------
-    descriptor : int
-        The open file.
-    starts : sequence of int
-        Where each piece begins in bytes.
-    length : int
-        The length of each in bytes.
-    memory : callable
-        Returns memory, a ``memoryview`` of as many bytes; not called if the pieces are short.
-
-    Returns
-    -------
-    bytes or memoryview
-        The pieces.
-
-    Raises
-    ------
-    EOFError
-        If the file is too short.
+    Short ones are bytes; for others `memory` returns memory, a ``memoryview`` of as many bytes as
+    it is asked for. Raises EOFError if the file is too short.
     """
     if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
         pread = os.pread

@@ -17,24 +17,8 @@ class Layout:
         Shape of the chunk in elements.
     dtype, stored : numpy.dtype
         The dtype of the elements in memory, and their stored dtype.
-    axis_order : tuple of int or None
+    axis_order : tuple of int, optional
         The axes in the order in which they are stored: elements along the last one are adjacent.
-        None means C order.
-
-    Attributes
-    ----------
-    shape, dtype, stored, axis_order
-        As given, but an axis order in any case.
-    item_size, num_bytes : int
-        Stored size of an element, and of the chunk, in bytes.
-    strides : tuple of int
-        Distance of elements along each axis in bytes.
-    is_copied : bool
-        Whether NumPy's copy makes elements of stored ones: it swaps bytes, and none is invalid.
-    is_plain : bool
-        Whether stored elements are elements in memory, byte for byte.
-    plans : dict
-        The plans that `plan.plan_of` keeps.
     """
 
     def __init__(
@@ -51,11 +35,13 @@ class Layout:
         for axis in reversed(self.axis_order):
             strides[axis] = stride
             stride *= shape[axis]
-        self.strides = tuple(strides)
+        self.strides = tuple(strides)  # the distance of elements along each axis, in bytes
         self.num_bytes = math.prod(shape) * self.item_size
+        # Whether NumPy's copy makes elements of stored ones: it swaps bytes, and none is invalid.
         self.is_copied = copied_as(dtype) == dtype and not has_unused_bits(dtype)
+        # Whether stored elements are elements in memory, byte for byte.
         self.is_plain = self.is_copied and stored == dtype
-        self.plans: dict[Any, Any] = {}
+        self.plans: dict[Any, Any] = {}  # what `plan.plan_of` keeps
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """What was read of a chunk -> its place in the output. Bytes are swapped by NumPy's copy."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,7 @@ from numcodecs_bytes._engine.plan import Plan, Where
 
 
 def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Where) -> None:
-    """Copy a selection to its place in the output.
-
-    Parameters
-    ----------
-    raw : buffer
-        The pieces of the plan, end to end.
-    plan : Plan
-        The plan of the selection.
-    layout : Layout
-        How the chunk is stored.
-    out : numpy.ndarray
-        The output, in any layout.
-    place : tuple
-        Where the selection belongs in the output.
-    """
+    """Copy the pieces of a plan, which `raw` holds end to end, to their place in the output."""
     if not plan.num_pieces:
         return
     window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
@@ -70,6 +57,13 @@ def ready_to_copy(stored: Array, layout: Layout) -> Array:
 def are_slices(place: Any) -> bool:
     """Whether a place in the output is a view of it."""
     return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
+
+
+def within(out: Array, place: Where) -> tuple[Array, Callable[[Where], Where]]:
+    """Return a view of the output, and what tells where in it a part of the selection belongs."""
+    if are_slices(place):
+        return out[(*place, ...)], lambda where: where
+    return out, partial(place_within, place)
 
 
 def place_within(place: Where, where: Where) -> Where:

@@ -25,44 +25,21 @@ Where = tuple[Any, ...]  # for each axis of a selection a slice, or for one of t
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Which pieces of a chunk to read, and where the selected elements lie in them.
-
-    Attributes
-    ----------
-    num_pieces : int
-        How many pieces there are; without any, nothing is selected.
-    length : int
-        The length of each in bytes.
-    shape, strides : tuple of int
-        The window over the pieces, laid end to end: its shape, and its strides in bytes. It has
-        the axes of the selection, in their order.
-    has_index : bool
-        Whether `index` has to be applied to the window.
-    is_solid : bool
-        Whether the pieces, end to end, are the selected elements in their stored order.
-    axes : tuple of Axis
-        What is selected along each axis, in the order in which the axes are stored.
-    num_outer : int
-        Along how many of them, the first ones, there is a piece for each index.
-    start : int
-        Where the hull along the others begins in bytes of the chunk.
-    gap : int
-        Up to which gap it was planned, in bytes.
-    """
+    """Which pieces of a chunk to read, and where the selected elements lie in them."""
 
     num_pieces: int
-    length: int
+    length: int  # of each piece, in bytes
+    # The window over the pieces, end to end, with the axes of the selection; strides in bytes.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    has_index: bool
-    is_solid: bool
-    axes: tuple[Axis, ...]
-    num_outer: int
-    start: int
-    gap: int
+    has_index: bool  # whether `index` has to be applied to the window
+    is_solid: bool  # whether the pieces, end to end, are the selected elements in stored order
+    axes: tuple[Axis, ...]  # in the order in which they are stored
+    num_outer: int  # along how many axes, the first ones, there is a piece for each index
+    start: int  # where the hull along the others begins, in bytes of the chunk
+    gap: int  # up to which gap it was planned, in bytes
     _offsets: Indices | None = None
     _index: Where | None = None
-    _parts: "list[tuple[Where, Plan]] | None" = None
 
     @property
     def num_bytes(self) -> int:
@@ -86,10 +63,7 @@ class Plan:
         return self._index
 
     def starts(self, start: int = 0) -> Indices:
-        """Return where each piece begins in an object in which the chunk begins at `start`.
-
-        In bytes, shape ``(num_pieces,)``, in the order of the selection, which may be any.
-        """
+        """Return where each piece begins, in bytes, if the chunk begins at `start`."""
         offsets: Any = self._offsets
         if offsets is None:
             offsets = np.zeros(min(self.num_pieces, 1), np.intp)
@@ -105,13 +79,7 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan for a selection of a chunk; None if the selection is of an unknown kind.
 
-    Parameters
-    ----------
-    selection, layout, drop_axes
-        See `selection.axes_of`.
-    gap : int, optional
-        The gap in bytes, by default `constants.GAP_BYTES`. With 0, all bytes of all pieces are
-        selected; an array that repeats indices repeats pieces.
+    With a gap of 0, all bytes of all pieces are selected, and repeated indices repeat pieces.
     """
     gap = constants.GAP_BYTES if gap is None else gap
     key = key_of(selection), drop_axes, gap
@@ -207,14 +175,7 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     most = constants.GROUP_BYTES if is_group else constants.BLOCK_BYTES
     if plan.num_bytes <= max(most, item_size):
         return [((slice(None),) * len(plan.shape), plan)]
-    if plan._parts is not None:  # noqa: SLF001
-        return plan._parts  # noqa: SLF001
-    parts = _split(plan, item_size)
-    num = plan.num_pieces + plan.num_bytes // constants.BLOCK_BYTES
-    if num > constants.MAX_KEPT or any(type(a.indices) is not range for a in plan.axes):
-        return parts
-    plan._parts = list(parts)  # noqa: SLF001
-    return plan._parts  # noqa: SLF001
+    return _split(plan, item_size)
 
 
 def _split(plan: Plan, item_size: int) -> "Iterator[tuple[Where, Plan]]":

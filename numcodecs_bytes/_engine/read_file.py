@@ -14,36 +14,13 @@ from numcodecs_bytes._engine.plan import Plan, Where, split
 _of_thread = threading.local()
 
 
-def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Any) -> tuple[int, int]:
-    """Read a selection of a chunk to its place in the output.
+def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where) -> tuple[int, int]:
+    """Read a selection of a chunk to its place in the output; return how many reads and bytes.
 
     Straight into the output where stored elements are elements, and the memory is contiguous; else
-    block by block through memory that stays in the CPU cache.
-
-    Parameters
-    ----------
-    file : OpenFile
-        Where the chunk begins in an open file, which is long enough.
-    layout : Layout
-        How the chunk is stored.
-    plan : Plan
-        The plan of the selection.
-    out : numpy.ndarray
-        The output, in any layout.
-    place : tuple or numpy.ndarray
-        Where the selection belongs in the output, as zarr passes it to pipelines.
-
-    Returns
-    -------
-    num_requests, num_bytes : int
-        How many reads there were, and of how many bytes.
-
-    Raises
-    ------
-    EOFError
-        If the file is shorter than the pieces of the plan.
+    block by block through memory that stays in the CPU cache. Raises EOFError if the file is
+    shorter than the pieces of the plan.
     """
-    place = place if isinstance(place, tuple) else (place,)
     if not plan.num_pieces or _has_read_straight(file, layout, plan, out, place):
         return plan.num_pieces, plan.num_bytes
     num_requests, num_bytes = 0, 0

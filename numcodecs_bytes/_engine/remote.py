@@ -25,11 +25,11 @@ from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.batch import Batch
 from numcodecs_bytes._engine.files import Left
 from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.output import are_slices, memory_of, place_within, write_selected
-from numcodecs_bytes._engine.plan import Plan, Where, plan_of
+from numcodecs_bytes._engine.output import memory_of, within, write_selected
+from numcodecs_bytes._engine.plan import Plan, plan_of
 from numcodecs_bytes._engine.selection import Indices
 from numcodecs_bytes._engine.shards import Shard
-from numcodecs_bytes._engine.stores import Remote, SourceOf
+from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import (
     Changed,
     Failed,
@@ -299,7 +299,7 @@ _WHOLE = Left("small, or the selected bytes are close together")
 
 
 async def read(
-    batch: Batch, left: Sequence[int], source_of: SourceOf, read_whole: ReadWhole, metadata: str
+    batch: Batch, left: Sequence[int], read_whole: ReadWhole, metadata: str
 ) -> list[bool | None]:
     """Read the selections of chunks that are requested from a store into the output.
 
@@ -322,7 +322,7 @@ async def read(
     Exception
         Whatever zarr raises if it can't read a chunk, or the store if a connection is lost.
     """
-    reader = _Reader(batch, source_of, read_whole, metadata)
+    reader = _Reader(batch, read_whole, metadata)
     if reader.has_short_chunks(left[0]):
         return reader.exist
     jobs = list(reader.jobs(left))
@@ -349,10 +349,8 @@ class _Reader:
 
     share: Share
 
-    def __init__(
-        self, batch: Batch, source_of: SourceOf, read_whole: ReadWhole, metadata: str
-    ) -> None:
-        self._batch, self._source_of = batch, source_of
+    def __init__(self, batch: Batch, read_whole: ReadWhole, metadata: str) -> None:
+        self._batch = batch
         self._read_whole, self._metadata = read_whole, metadata
         self._has_asked, self._asking = False, asyncio.Lock()
         self._plans: dict[int, Plan | None] = {}
@@ -367,9 +365,8 @@ class _Reader:
         """Yield what to read: chunks alone, or those that lie side by side in an object."""
         together: dict[Any, list[tuple[int, int, Remote]]] = {}
         for k in left:
-            byte_getter, spec, *_ = self._batch.items[k]
-            stored = self._batch.stored_as(spec)
-            remote = self._source_of(byte_getter.path)
+            stored = self._batch.stored_as(self._batch.items[k][1])
+            remote = self._batch.sources[k]
             if not isinstance(remote, Remote) or not stored.num_bytes:
                 continue
             if isinstance(stored, Shard) or remote.num_bytes is None:
@@ -384,8 +381,7 @@ class _Reader:
 
     def has_short_chunks(self, k: int) -> bool:
         """Whether to read parts of chunks takes longer than to fetch all of them."""
-        byte_getter, spec, *_ = self._batch.items[k]
-        stored, source = self._batch.stored_as(spec), self._source_of(byte_getter.path)
+        stored, source = self._batch.stored_as(self._batch.items[k][1]), self._batch.sources[k]
         is_alone = isinstance(source, Remote) and source.num_bytes is None
         is_short = isinstance(stored, Layout) and stored.num_bytes <= self._worth_bytes
         return is_alone and is_short
@@ -478,7 +474,7 @@ class _Reader:
         plans: list[Any] = [plan, *[self._plan(k, layout, share) for k in job.chunks[1:]]]
         if None in plans:
             raise Left("its selection is of an unknown kind")
-        places = [self._place(k) for k in job.chunks]
+        places = [self._batch.place(k) for k in job.chunks]
         memory = None if len(plans) > 1 else memory_of(self._batch.out, places[0], plans[0], layout)
         raw = await target.fetch(list(zip(plans, job.starts, strict=True)), share, memory)
         if raw is None:
@@ -488,10 +484,6 @@ class _Reader:
             if memory is None or not np.may_share_memory(part, memory):
                 write_selected(part, plan, layout, self._batch.out, place)
         self._note(job, target)
-
-    def _place(self, k: int) -> Where:
-        place = self._batch.items[k][3]
-        return place if isinstance(place, tuple) else (place,)
 
     async def _read_shard(self, job: _Job, target: Object) -> None:
         """Read a shard: its index, then what is selected of its inner chunks."""
@@ -510,19 +502,16 @@ class _Reader:
         except Left as why:
             raise Unexpected(str(why)) from None
         length = target.length or sys.maxsize
-        parts, missing, starts = shard.parts_of(entries, items, length, share.gap)
+        parts, missing, num_alone = shard.parts_of(entries, items, length)
         raw = await target.fetch([part[:2] for part in parts], share) if parts else []
         if raw is None:
             raise Changed("a shard was deleted while it was read")
-        out, place = self._batch.out, self._place(job.chunks[0])
-        is_view = are_slices(place)
-        out = out[(*place, ...)] if is_view else out
+        out, place_of = within(self._batch.out, self._batch.place(job.chunks[0]))
         for where in missing:
-            out[where if is_view else place_within(place, where)] = fill_value_or_default(spec)
+            out[place_of(where)] = fill_value_or_default(spec)
         for pieces, (plan, _, where) in zip(raw, parts, strict=True):
-            to = where if is_view else place_within(place, where)
-            write_selected(pieces, plan, layout, out, to)
-        self._note(job, target, shard.num_bytes_alone(starts))
+            write_selected(pieces, plan, layout, out, place_of(where))
+        self._note(job, target, num_alone)
 
     async def _note_missing(self, job: _Job, target: Object) -> None:
         """Fill a chunk that is missing; raise if the store is not believed.
@@ -530,19 +519,20 @@ class _Reader:
         It is if it answers a range of an object that exists, the array's metadata: one byte of it.
         """
         (k,) = job.chunks
-        byte_getter, spec, _, place, *_ = self._batch.items[k]
+        byte_getter, spec, *_ = self._batch.items[k]
         async with self._asking:
             if not target.state.answers and not self._has_asked:
                 self._has_asked = True
                 path = _trace.path_of_array(byte_getter.path, len(spec.shape))
-                remote = self._source_of(f"{path}/{self._metadata}".lstrip("/"))
+                source_of = sources_of(byte_getter.store)
+                remote = source_of(f"{path}/{self._metadata}".lstrip("/"))
                 if isinstance(remote, Remote):
                     target.num_requests += 1
                     with contextlib.suppress(Left):
                         await Object(remote).ask(0, 1)
         if not target.state.answers:
             raise NotBelieved("chunks are missing if parts of them are requested")
-        self._batch.out[place] = fill_value_or_default(spec)
+        self._batch.fill_missing(k)
         self._note(job, target, exists=False)
 
     def _note(
@@ -550,14 +540,9 @@ class _Reader:
     ) -> None:
         """Note that chunks were read, and tell `numcodecs_bytes.trace` what was requested."""
         fetched = _trace.Fetched(target.num_requests, target.num_bytes, "", alone)
-        layout = job.stored.layout if isinstance(job.stored, Shard) else job.stored
         for k in job.chunks:
             self.exist[k] = exists
-            if _trace.active:
-                byte_getter, spec, _, place, *_ = self._batch.items[k]
-                num = np.size(self._batch.out[place]) * layout.item_size if exists else None
-                num_bytes = job.stored.num_bytes
-                _trace.note_read(byte_getter, len(spec.shape), num_bytes, fetched, num)
+            self._batch.note(k, fetched, exists=exists)
             fetched = _trace.Fetched(why="it is next to others, and was read with them")
 
 

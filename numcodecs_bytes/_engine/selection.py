@@ -11,21 +11,11 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 
 class Axis(NamedTuple):
-    """What is selected along one axis of a chunk.
+    """What is selected along one axis of a chunk."""
 
-    Attributes
-    ----------
-    indices : range or numpy.ndarray
-        The indices: a range with a positive step, or a 1-D array in any order, with repetitions.
-    stride : int
-        The distance from one index to the next, in bytes of the chunk.
-    to : int or None
-        Which axis of the selected elements it is; None if that has no such axis.
-    """
-
-    indices: range | Indices
-    stride: int
-    to: int | None
+    indices: range | Indices  # a range with a positive step, or a 1-D array in any order
+    stride: int  # the distance from one index to the next, in bytes of the chunk
+    to: int | None  # which axis of the selected elements it is; None if that is dropped
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -46,24 +36,13 @@ def key_of(selection: Any) -> Any:
 def axes_of(
     selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()
 ) -> tuple[Axis, ...] | None:
-    """Return what is selected along each axis of a chunk.
+    """Return what is selected along each axis of a chunk, in the order in which they are stored.
 
-    Parameters
-    ----------
-    selection : tuple
-        What zarr passes to codecs, a selector for each axis: integers, which drop their axis, and
-        slices with positive steps; or arrays shaped as by ``numpy.ix_``, or a single 1-D one
-        together with slices, of integers or bools; or, for points, 1-D arrays of integers.
-    layout : Layout
-        How the chunk is stored.
-    drop_axes : tuple of int
-        Axes along which there is one index, and which are to be dropped.
-
-    Returns
-    -------
-    tuple of Axis or None
-        In the order in which the axes are stored. Points are a single axis: their positions in
-        the chunk as it is stored. None if the selection is of another kind, or out of bounds.
+    The selection is what zarr passes to codecs, a selector for each axis: integers, which drop
+    their axis, and slices with positive steps; or arrays shaped as by ``numpy.ix_``, or a single
+    1-D one together with slices, of integers or bools; or, for points, 1-D arrays of integers.
+    Points are a single axis: their positions in the chunk as it is stored. Returns None if the
+    selection is of another kind, or out of bounds.
     """
     shape = layout.shape
     if not isinstance(selection, tuple) or len(selection) != len(shape):

@@ -11,7 +11,7 @@ from numcodecs_bytes._engine.remote import Object
 from numcodecs_bytes._engine.stores import Remote, Whole, find_source
 from numcodecs_bytes._engine.strikes import Failed, Unexpected
 from numcodecs_bytes._tools.check_report import PartialReads
-from numcodecs_bytes.zarr_pipeline import ReadsParts, why_no_parts
+from numcodecs_bytes.zarr_pipeline import ReadsParts, stored_as
 
 
 def partial_reads(array: Any) -> PartialReads:
@@ -84,7 +84,8 @@ async def _answers_only_whole(at: Any) -> bool:
 
 def _partial_reads_of_codecs(array: Any) -> PartialReads:
     pipeline = array.async_array.codec_pipeline
-    why_not = why_no_parts(array)
+    stored = stored_as(array)
+    why_not = stored.why if isinstance(stored, Whole) else ""
     if not why_not and not isinstance(pipeline, ReadsParts):
         why_not = f"{type(pipeline).__module__}.{type(pipeline).__qualname__} is the codec pipeline"
     if why_not:

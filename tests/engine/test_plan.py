@@ -115,12 +115,11 @@ def test_sparse_points_are_neither_sorted_nor_spread():
     np.testing.assert_array_equal(plan.starts(), points)
 
 
-def test_plans_and_parts_of_slices_are_kept():
+def test_plans_of_slices_are_kept():
     layout = Layout((4096, 4096), BIG_I4, I4)
     selection = (slice(0, 4096), slice(0, 4096))
     plan = plan_of(selection, layout)
     assert plan_of(selection, layout) is plan
-    assert split(plan, 4) is split(plan, 4)
     assert plan_of(selection, layout, gap=0) is not plan
 
 
