@@ -308,7 +308,7 @@ class ReadsParts:
         why_left = {k: s.why for k, s in enumerate(sources) if isinstance(s, Whole)}
         num = zarr.config.get(self._setting, None)
         num_workers = max(num, 1) if isinstance(num, int) else None
-        stored_as, gap = self._stored_for_certain, max_gap_bytes()
+        stored_as, gap = self._stored, max_gap_bytes()
         return Batch(items, sources, out, drop_axes, stored_as, why_left, num_workers, gap)
 
     async def _read_parts(self, batch: Batch, read_whole: Any) -> list[bool | None]:
@@ -339,7 +339,7 @@ class ReadsParts:
                 if before.why:
                     _trace.note_not_seen(before.why)
             if isinstance(error, ValueError) and self._is_v2():
-                await _check_lengths(items, self._stored_for_certain)
+                await _check_lengths(items, self._stored)
             add_name(error, items[0][0], "reading", len(items))
             raise
         exist = [result["status"] == "present" for result in results or ()] or [True] * len(ks)
@@ -402,7 +402,7 @@ class ReadsParts:
             await zarrs.write(others, value, drop_axes)
         if not files:
             return
-        array, stored_as = value.as_ndarray_like(), self._stored_for_certain
+        array, stored_as = value.as_ndarray_like(), self._stored
         left = await Writes(batch, array, drop_axes, stored_as, encode_array).write(files)
         for k, (why, _) in left.items():
             _note_left(batch[k], why, is_required=is_required)
@@ -427,13 +427,6 @@ class ReadsParts:
         if shape not in kept:
             kept[shape] = self._layout_of(chunk_spec)
         return kept[shape]
-
-    def _stored_for_certain(self, chunk_spec: ArraySpec) -> Layout | Shard:
-        """Do the same for another chunk of an array: all or none can be read in part."""
-        stored = self._stored(chunk_spec)
-        if isinstance(stored, Whole):
-            raise TypeError(f"the array's chunks differ: {chunk_spec} does not allow partial reads")
-        return stored
 
 
 class BytesPipeline(ReadsParts, BatchedCodecPipeline):

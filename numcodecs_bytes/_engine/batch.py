@@ -21,7 +21,6 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.files import File, Left, OpenFile
-from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.plan import plan_of
 from numcodecs_bytes._engine.read_file import read
 from numcodecs_bytes._engine.shards import Shard, read_shard
@@ -45,7 +44,7 @@ class Batch(NamedTuple):
     sources: Sequence[Source]  # where each chunk lies
     out: Array
     drop_axes: tuple[int, ...]
-    stored_as: Callable[[ArraySpec], Layout | Shard]
+    stored_as: Callable[[ArraySpec], Any]  # returns a Layout or a Shard, for all chunks the same
     why_left: dict[int, str]  # why chunks are left to zarr, by their position in `items`
     num_workers: int | None  # the number of threads, if the user has set it
     gap: int | None  # over which gaps to read, in bytes, if the user has set it
@@ -199,12 +198,10 @@ class _Job:
         batch = self.batch
         byte_getter, spec, selection, *_ = batch.items[k]
         stored, place = batch.stored_as(spec), batch.place(k)
-        if file.locate is None:
-            start, num_bytes = 0, files.length_of(descriptor)
-        else:  # a zip archive's own file has the same position
-            start, num_bytes = file.locate(descriptor)
-            if start + num_bytes > os.fstat(descriptor).st_size:
-                raise Left("it reaches beyond the end of its file")
+        length = os.fstat(descriptor).st_size
+        start, num_bytes = file.locate(descriptor) if file.locate else (0, length)
+        if start + num_bytes > length:
+            raise Left("it reaches beyond the end of its file")
         if isinstance(stored, Shard):
             if file.locate is not None:
                 raise Left("a shard is a part of a file")

@@ -63,22 +63,13 @@ def open_file(path: str) -> int:
     return os.open(path, _FLAGS)
 
 
-def length_of(descriptor: int) -> int:
-    """Return the length of an open file in bytes; raise OSError if it has none.
-
-    Changes the position, so not for a descriptor that shares it with another one.
-    """
-    return os.lseek(descriptor, 0, os.SEEK_END)  # a fourth of the time of fstat
-
-
 def length_of_file(file: File) -> int:
     """Return the length of a chunk in bytes; raise as `open` and `locate`."""
     descriptor = file.open()
     try:
-        if file.locate is None:
-            return length_of(descriptor)
-        start, num_bytes = file.locate(descriptor)
-        return max(min(num_bytes, os.fstat(descriptor).st_size - start), 0)
+        length = os.fstat(descriptor).st_size
+        start, num_bytes = file.locate(descriptor) if file.locate else (0, length)
+        return max(min(num_bytes, length - start), 0)
     finally:
         os.close(descriptor)
 

@@ -1,6 +1,5 @@
 """What was read of a chunk -> its place in the output. Bytes are swapped by NumPy's copy."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
-from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.plan import Plan, Where
 
@@ -19,26 +17,9 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Wher
     if not plan.num_pieces:
         return
     window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
-    if not plan.has_index:
-        out[place] = ready_to_copy(window, layout)
-        return
-    counts = [
-        n if type(i) is slice else len(i) for i, n in zip(plan.index, plan.shape, strict=True)
-    ]
-    num_bytes = math.prod(counts) * layout.item_size
-    if num_bytes <= constants.BLOCK_BYTES:
-        out[place] = ready_to_copy(window[mesh(plan.index, plan.shape)], layout)
-        return
-    # Indices may be repeated any number of times, so the selection is copied part by part.
-    arrays = [k for k, i in enumerate(plan.index) if type(i) is not slice]
-    along = max(arrays, key=counts.__getitem__)
-    num = max(constants.BLOCK_BYTES * counts[along] // num_bytes, 1)
-    index, where = list(plan.index), [slice(0, n) for n in counts]
-    for first in range(0, counts[along], num):
-        where[along] = slice(first, min(first + num, counts[along]))
-        index[along] = plan.index[along][where[along]]
-        selected = ready_to_copy(window[mesh(index, plan.shape)], layout)
-        out[place_within(place, tuple(where))] = selected
+    if plan.has_index:
+        window = window[mesh(plan.index, plan.shape)]
+    out[place] = ready_to_copy(window, layout)
 
 
 def ready_to_copy(stored: Array, layout: Layout) -> Array:

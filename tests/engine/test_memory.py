@@ -54,17 +54,6 @@ def test_of_a_chunk_of_a_gibibyte(sparse, track, endian):
         assert peak <= result.nbytes + 32 * MIB + 10 * 8 * num_indices, (way, selection)
 
 
-def test_of_indices_that_are_repeated_in_a_small_chunk(tmp_path, track):
-    """A window on pieces shows the same bytes many times: it must not be copied."""
-    data = np.arange(10**5).reshape(100, 1000).astype("f8")
-    create(tmp_path, data.shape)[:] = data
-    array = zarr.open_array(tmp_path, mode="r")
-    for rows in ([5] * 10_000, [7, 0, 99, 7] * 2500):
-        peak, result = track(lambda i=rows: array.oindex[i])
-        assert (result == data[rows]).all()
-        assert peak < result.nbytes + 16 * MIB
-
-
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
     array = sparse((60 << 21,), (1 << 21,))
     peak, result = track(lambda: array[::521])
