@@ -167,7 +167,7 @@ def test_what_zarr_alone_fetches(tmp_path, fetched_alone, pipeline, stored, sele
     assert report["not_seen"] == {}
     total = report["total"]
     if stored == "shards":  # newer versions of zarr read short gaps between inner chunks, too
-        assert 0 < total["bytes_zarr_alone"] <= expected
+        assert min(expected, 1) <= total["bytes_zarr_alone"] <= expected
     else:
         assert total["bytes_zarr_alone"] == expected
     assert total["chunks_missing"] == sum(start >= 768 for start in starts(selection))
