@@ -5,7 +5,6 @@ zarr is imported only when it is called, because importing numcodecs must stay q
 
 import itertools
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -21,32 +20,14 @@ Lengths = int | tuple[int, ...]
 
 
 class Stored(NamedTuple):
-    """How an array is stored, as far as Dask's chunks depend on it.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Shape of the array in elements.
-    item_size : int
-        Size of an element in bytes.
-    chunks : tuple
-        Shape of the stored chunks, or in shards of the inner chunks. Where they differ, the lengths
-        of all along each axis.
-    unit : tuple
-        Shape of what is read at least: one element, or a stored chunk.
-    levels : sequence of tuple of int
-        Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
-        Empty if the size of a chunk in bytes is unknown, or chunks differ.
-    axes : sequence of int
-        The axes, beginning with that along which elements are stored side by side.
-    """
+    """How an array is stored, as far as Dask's chunks depend on it."""
 
     shape: tuple[int, ...]
     item_size: int
-    chunks: tuple[Any, ...]
-    unit: tuple[Any, ...]
+    unit: tuple[Any, ...]  # shape of what is read at least: one element, or a stored chunk
+    # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
     levels: tuple[tuple[int, ...], ...]
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # beginning with that along which elements are stored side by side
 
 
 @overload
@@ -79,7 +60,8 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
         Of an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
         along each axis, or, where one length can't align with stored chunks, the length of each. Of
         a group, for ``xarray.open_zarr(path, chunks=...)``: the same by the name of the dimension.
-        The array with the most bytes decides first.
+        The array with the most bytes decides first; parts of others, if they are stored in another
+        way, may be read more than once.
 
     Raises
     ------
@@ -87,13 +69,6 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
         If `source` is neither an array nor a group.
     ValueError
         If `size` is no size, or no array of a group has named dimensions.
-
-    Warns
-    -----
-    UserWarning
-        If the chunks do not suit some arrays of a group that are larger than `size`, because they
-        are stored in another way than the largest one, and may be read more than once. It names
-        them.
 
     Examples
     --------
@@ -127,19 +102,16 @@ def _stored(array: Any) -> Stored:
 
     shape, item_size, axes = array.shape, array.dtype.itemsize, range(array.ndim)
     try:
-        chunks = array.chunks
-        levels = [*([array.shards] if array.shards else []), shape]
-        unit = chunks
+        unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
         if partial_reads(array).now:
             stored: Any = stored_as(array)
             axes = getattr(stored, "layout", stored).axis_order
-            unit, levels = (1,) * array.ndim, [chunks, *levels]
+            unit, levels = (1,) * array.ndim, [array.chunks, *levels]
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
-        chunks = unit = array.read_chunk_sizes
-        levels = []
+        unit, levels = array.read_chunk_sizes, []
     if has_variable_length(array.dtype):
         levels = []
-    return Stored(shape, item_size, chunks, unit, tuple(levels), tuple(axes)[::-1])
+    return Stored(shape, item_size, unit, tuple(levels), tuple(axes)[::-1])
 
 
 def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
@@ -185,7 +157,7 @@ def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
 
 
 def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
-    """Return chunks for each dimension, and warn of the arrays that they do not suit."""
+    """Return chunks for each dimension."""
     found = [(name, array, _dimensions(array)) for name, array in group.arrays()]
     found = sorted((one for one in found if one[2]), key=lambda one: (-one[1].nbytes, one[0]))
     if not found:
@@ -193,25 +165,12 @@ def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
             f"the group {group.name!r} has no arrays whose dimensions have names, which xarray "
             "needs: pass a group that has, or an array"
         )
-    # xarray makes indexes of the others, in memory.
-    found = [one for one in found if one[2] != [one[0]]]
     chunks: dict[str, Lengths] = {}
-    unsuited = []
     for name, array, dimensions in found:
-        stored = _stored(array)
-        given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
-        lengths = plan_chunks(stored, size, given)
-        chunks |= dict(zip(dimensions, lengths, strict=True))
-        if array.nbytes > size and not is_read_once(stored, lengths):
-            unsuited.append(name)
-    if unsuited:
-        names = ", ".join(map(repr, unsuited))
-        warnings.warn(
-            f"the chunks suit the largest array, {found[0][0]!r}, but parts of {names} do not lie "
-            "in one piece, and may be read more than once: load these first, or open them by "
-            "themselves",
-            stacklevel=3,
-        )
+        if dimensions != [name]:  # else xarray makes an index of it, in memory
+            given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
+            lengths = plan_chunks(_stored(array), size, given)
+            chunks |= dict(zip(dimensions, lengths, strict=True))
     return chunks
 
 
@@ -221,28 +180,3 @@ def _dimensions(array: Any) -> list[str]:
     if array.metadata.zarr_format == 2:
         names = array.attrs.get("_ARRAY_DIMENSIONS")
     return list(names) if names and None not in names and len(names) == array.ndim else []
-
-
-def is_read_once(stored: Stored, chunks: tuple[Lengths, ...]) -> bool:
-    """Whether Dask's chunks are whole stored chunks, or parts that are one range of bytes each."""
-    is_cut = False
-    for axis in stored.axes:
-        length, here, there = stored.shape[axis], chunks[axis], stored.chunks[axis]
-        edges, stored_edges = _edges(here, length), _edges(there, length)
-        starts, ends = edges[:-1], edges[1:]
-        are_whole = np.isin(starts, stored_edges) & np.isin(ends, stored_edges)
-        first = np.searchsorted(stored_edges, starts, "right")
-        last = np.searchsorted(stored_edges, ends, "left")
-        if not (are_whole | (first == last)).all():
-            return False
-        if is_cut and min(_longest(here, length), _longest(there, length)) > 1:
-            return False
-        is_cut |= not are_whole.all()
-    return not is_cut or stored.unit != stored.chunks
-
-
-def _edges(lengths: Lengths, length: int) -> Any:
-    """Return where chunks begin on an axis, and where the last one ends."""
-    if isinstance(lengths, int):
-        return np.append(np.arange(0, length, lengths), length)
-    return np.cumsum([0, *lengths])

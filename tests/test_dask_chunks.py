@@ -165,7 +165,7 @@ def test_every_chunk_is_whole_chunks_or_one_range(lengths, random, size, in_part
     shape, chunks = zip(*lengths, strict=True)
     axes = random.sample(range(len(shape)), len(shape))
     unit, levels = ((1,) * len(shape), (chunks, shape)) if in_part else (chunks, (shape,))
-    found = plan_chunks(Stored(shape, 1, chunks, unit, levels, tuple(axes)), size, {})
+    found = plan_chunks(Stored(shape, 1, unit, levels, tuple(axes)), size, {})
 
     index = np.indices(shape)
     grid = [-(-n // c) for n, c in zip(shape, chunks, strict=True)]
@@ -246,26 +246,6 @@ class TestGroup:
         found = numcodecs_bytes.dask_chunks(group, "4 KiB")
         assert found == {"time": 4, "lat": 16, "lon": 16, "bounds": 2}
 
-    def test_those_that_disagree_are_named(self):
-        """Compressed ones, of other chunks, and those that the same chunks would scatter."""
-        shape, dimensions = (64, 16, 16), ["time", "lat", "lon"]
-        group = group_of(
-            {},
-            largest=(dimensions, shape, shape, {"dtype": "f8"}),
-            same=(dimensions, shape, (32, 16, 16), {}),
-            smaller=(dimensions, shape, (1, 16, 16), {}),
-            compressed=(dimensions, shape, shape, {"compressors": "auto"}),
-            other=(dimensions, shape, (7, 16, 16), {}),
-            scattered=(["lat", "time"], (16, 64), (16, 64), {"dtype": "c16"}),
-            small=(["lat", "time"], (16, 64), (16, 64), {}),
-            compressed_too=(["lat"], (16,), (8,), {"compressors": "auto"}),
-        )
-        with pytest.warns(UserWarning, match="suit the largest array, 'largest', but") as warned:
-            found = numcodecs_bytes.dask_chunks(group, "8 KiB")
-        assert found == {"time": 4, "lat": 16, "lon": 16}
-        assert "parts of 'compressed', 'other', 'scattered' do" in str(warned[0].message)
-        assert warned[0].filename == __file__
-
     def test_what_is_given_counts(self):
         """Chunks of an array whose dimension was decided by another are not larger than asked."""
         group = group_of(
@@ -273,8 +253,7 @@ class TestGroup:
             first=(["time", "x"], (1024, 64), (1024, 64), {}),
             second=(["x", "y"], (64, 128), (64, 128), {}),
         )
-        with pytest.warns(UserWarning, match="parts of 'second' do"):
-            found = numcodecs_bytes.dask_chunks(group, "4 KiB")
+        found = numcodecs_bytes.dask_chunks(group, "4 KiB")
         assert found == {"time": 16, "x": 64, "y": 16}
 
     def test_xarray(self, tmp_path):
