@@ -144,31 +144,17 @@ def read(store, zarr_format):
     return opened.dims, opened.dtype, opened.to_numpy()
 
 
-# What xarray reads of Zarr v2, but can't be told in Zarr v3, or is too odd to be told.
-TOLERATED = (
-    "but can't be told so",
-    "can't be listed together",
-    "expected a number, for elements that are numbers",
-    "since there is _Unsigned",
-    "missing_value is an empty list",
-    "big-endian integers that have the attribute _Unsigned",
-)
-
-
 def assert_same(store):
-    """The array reads the same after migrate, or is refused."""
+    """The array reads the same after migrate, unless it can't be read before, or is refused."""
     before = read(store, 2)
     report = migrate(store)[0]
     if report.status == "refused":
-        is_known = any(why in report.reasons[0] for why in TOLERATED)
-        assert isinstance(before, Exception) or is_known, report.reasons
+        assert isinstance(before, Exception) or "but can't be told so" in report.reasons[0]
         return
     assert report.status == "migrated"
-    after = read(store, 3)
-    if "decode time units" in str(before):  # too large a number, for example
-        assert str(after) == str(before)
+    if isinstance(before, Exception):
         return
-    assert not isinstance(before, Exception), before
+    after = read(store, 3)
     assert not isinstance(after, Exception), after
     (dims, dtype, values), (dims_after, dtype_after, values_after) = before, after
     assert dims_after == dims
@@ -195,6 +181,10 @@ def test_xarray_reads_the_same(dtype, fill_value, everything):
             if number % step != first:
                 continue
             attributes = others | {case.partition(",")[0].partition(" ")[0]: value}
+            if dtype == ">i4" and "_Unsigned" in attributes:
+                continue  # of Zarr v2, xarray masks wrong elements then
+            if dtype == "|b1" and "add_offset" in attributes:
+                continue  # which xarray can add to floats alone
             store = store_of(dtype, DTYPES[dtype][0], fill_value, attributes)
             try:
                 assert_same(store)
