@@ -10,6 +10,7 @@ import json
 import operator
 import reprlib
 import warnings
+import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ from numcodecs_bytes._tools.check_report import printable
 from numcodecs_bytes._tools.hierarchy import (
     describe_error,
     document_at,
-    first_chunk,
     join,
     names_in,
     walk,
@@ -34,18 +34,21 @@ from numcodecs_bytes._tools.hierarchy import (
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
-from numcodecs_bytes._tools.zip_archives import Archive
 from numcodecs_bytes._zarr_versions import HAS_STRUCT
 
 __all__ = ["NodeReport", "migrate"]
 
 T = TypeVar("T")
 
+_HOW_TO_OPEN = (
+    "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own path, or the "
+    "group above it with zarr_format=2"
+)
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
 
 
-@dataclass(repr=False)
+@dataclass
 class NodeReport:
     """The outcome for an array or a group.
 
@@ -60,7 +63,7 @@ class NodeReport:
         undone, "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be
         undone".
     reasons : list of str
-        Why it was refused or kept, or what becomes of it, as it was excluded.
+        Why it was refused or kept, or how to open it if it was excluded.
     notes : list of str
         What programs that read Zarr v3 should know of it.
     """
@@ -71,9 +74,6 @@ class NodeReport:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def __repr__(self) -> str:
-        return printable(f"<NodeReport {self.kind} /{self.path}: {self.status}>")
-
     def __str__(self) -> str:
         lines = [f"{'/' + self.path:32} {self.kind:6} {self.status}"]
         lines += [f"  {reason}" for reason in self.reasons]
@@ -81,18 +81,7 @@ class NodeReport:
         return "\n".join(map(printable, lines))
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of `migrate`."""
-
-    dry_run: bool
-    overwrite: bool
-    undo: bool
-    exclude: frozenset[str]
-    bar: Any
-
-
-def migrate(  # noqa: PLR0913 # the options of the command
+def migrate(  # noqa: C901, PLR0913 # the options of the command, and what they exclude
     store: zarr.abc.store.Store | str | Path,
     *,
     dry_run: bool = False,
@@ -110,20 +99,17 @@ def migrate(  # noqa: PLR0913 # the options of the command
     Zarr v2, so a group is migrated after all nodes below it, or not at all; only nodes that are
     excluded may be hidden.
 
-    A zip file is not changed in place: a copy of it with the new metadata is written beside it,
-    read back, and put in its place.
-
     Parameters
     ----------
     store : zarr.abc.store.Store, str or Path
-        Where to read and write: a store, a folder, a zip file, or a URL that fsspec supports.
+        Where to read and write: a store, a folder, or a URL that fsspec supports.
     dry_run : bool
         Whether to write nothing.
     overwrite : bool
         Whether to replace existing Zarr v3 metadata that is different, but does not say more.
     undo : bool
-        Whether to remove Zarr v3 metadata instead: those that equal what would be written. A group
-        of Zarr v3 shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
+        Whether to remove Zarr v3 metadata that equals what would be written. A group of Zarr v3
+        shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
     exclude : collection of str
         Paths of arrays and groups that stay as they are, with all nodes below them.
     bar : optional
@@ -140,61 +126,75 @@ def migrate(  # noqa: PLR0913 # the options of the command
     Raises
     ------
     ValueError
-        If the store is read-only, is an open `ZipStore`, or can't list its contents; if `undo` is
-        given together with `overwrite` or `exclude`; if there is no node at an excluded path, or it
-        is the root; or if `storage_options` are given for what is no URL.
+        If the store is a zip archive, is read-only, or can't list its contents; if `undo` is given
+        together with `overwrite` or `exclude`; if there is no node at an excluded path, or it is
+        the root; or if `storage_options` are given for what is no URL.
     TypeError
         If `exclude` is a string.
     OSError
-        If the store can't be written.
+        If the store can't be read or written.
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
+    _refuse_archive(store)
+    if isinstance(store, str | Path):
+        opened: Any = open_store(store, read_only=dry_run, storage_options=storage_options)
+        closing: Any = contextlib.closing(opened)
+    elif storage_options:
+        raise ValueError("storage_options are for URLs, not for open stores")
+    else:
+        opened, closing = store, contextlib.nullcontext()
+    with closing:
+        if opened.read_only and not dry_run:
+            raise ValueError("the store is read-only")
+        if not opened.supports_listing:
+            raise ValueError("the store can't list its contents, so nodes might be missed")
+        nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
+        plan = _Plan(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite)
+        todo = nodes.items() if undo else reversed(nodes.items())
+        for path, documents in _counted(todo, bar, "comparing", len(nodes)):
+            plan.undo(path, documents) if undo else plan.migrate(path, documents)
+        changes = plan.finish_undo() if undo else plan.changes
+        if dry_run:
+            for report in plan.reports:
+                if report.status in ("migrated", "undone"):
+                    report.status = f"to be {report.status}"
+            return plan.reports
+        for key, raw in _counted(changes.items(), bar, "writing", len(changes)):
+            _write(opened, key, raw, nodes[key.rpartition("/")[0]].get("zarr.json"))
+        return plan.reports
+
+
+def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
+    """Return the paths of nodes that are excluded."""
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     if not all(isinstance(path, str) and path.strip("/") for path in exclude):
         raise ValueError(
             f"exclude takes paths of arrays and groups below the root, got {exclude!r}"
         )
-    excluded = frozenset(path.strip("/") for path in exclude)
-    options = _Options(dry_run, overwrite, undo, excluded, bar)
-    if not isinstance(store, str | Path):
-        if storage_options:
-            raise ValueError("storage_options are for URLs, not for open stores")
-        return _migrate(store, None, options)
-    archive = Archive(store) if Path(store).is_file() else None
-    location = open_store(store, read_only=dry_run, storage_options=storage_options)
-    with contextlib.closing(location) as opened:
-        return _migrate(opened, archive, options)
-
-
-def _migrate(
-    store: zarr.abc.store.Store, archive: Archive | None, options: _Options
-) -> list[NodeReport]:
-    """Migrate a store, which is the content of an archive if there is one."""
-    if not options.dry_run and archive is None:
-        _refuse_archive(store)
-        if store.read_only:
-            raise ValueError("the store is read-only")
-    if not store.supports_listing:
-        raise ValueError("the store can't list its contents, so nodes might be missed")
-    nodes = dict(_counted(_find_nodes(store), options.bar, "reading metadata"))
-    unknown = sorted(options.exclude - nodes.keys())
-    if unknown:
+    paths = {path.strip("/") for path in exclude}
+    if unknown := sorted(paths.difference(nodes)):
         raise ValueError(
             f"can't exclude {unknown[0]!r}: there is no such array or group; expected a path in "
             "the store, such as 'group/array'"
         )
-    reports, changes = (_plan_to_undo if options.undo else _plan)(store, nodes, options)
-    if options.dry_run:
-        return reports
-    if archive is None:
-        _write(store, changes, nodes, options.bar)
-    elif changes:
-        store.close()  # Windows replaces no file that is open
-        for members in _counted([changes], options.bar, "copying the zip file", 1):
-            archive.replace(members)
-    return reports
+    return paths
+
+
+def _refuse_archive(store: Any) -> None:
+    """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
+    if isinstance(store, str | Path):
+        is_zip = str(store).endswith(".zip") or (
+            Path(store).is_file() and zipfile.is_zipfile(store)
+        )
+    else:
+        file_system = getattr(store, "fs", None)
+        file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
+        is_zip = isinstance(store, zarr.storage.ZipStore)
+        is_zip = is_zip or getattr(file_system, "protocol", None) == "zip"
+    if is_zip:
+        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
 
 
 def _counted(items: Iterable[T], bar: Any, what: str, total: int | None = None) -> Iterator[T]:
@@ -208,27 +208,13 @@ def _counted(items: Iterable[T], bar: Any, what: str, total: int | None = None) 
             bar.update()
 
 
-def _refuse_archive(store: zarr.abc.store.Store) -> None:
-    """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
-    while isinstance(store, zarr.storage.WrapperStore):
-        store = store._store  # noqa: SLF001 # zarr's way to wrap
-    file_system = getattr(store, "fs", None)
-    file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
-    is_of_fsspec = getattr(file_system, "protocol", None) == "zip"
-    if is_of_fsspec or isinstance(store, zarr.storage.ZipStore):
-        raise ValueError(
-            "an open zip archive is not changed, since an interruption would destroy it: close it "
-            "and give its path"
-        )
-
-
 def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
     names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
     def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
-        all_of_them = {name: document_at(store, join(path, name)) for name in names}
-        documents = {name: found for name, found in all_of_them.items() if found is not None}
+        every = {name: document_at(store, join(path, name)) for name in names}
+        documents = {name: found for name, found in every.items() if found is not None}
         nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
         if _kind(documents) == "array":
             return nodes, []
@@ -248,179 +234,8 @@ def _kind(documents: _Documents) -> str:
     return "array" if is_array else "group"
 
 
-# The outcome for each node, and what is to be written or, if it is None, removed, in that order.
-_Outcome = tuple[list[NodeReport], dict[str, bytes | None]]
-
-
-def _plan(store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options) -> _Outcome:
-    """Return the outcome for each node, and what is to be written, children before parents."""
-    plan = _Plan(store, nodes, options)
-    for path, documents in _counted(reversed(nodes.items()), options.bar, "comparing", len(nodes)):
-        plan.add(path, documents)
-    return plan.reports, plan.changes
-
-
-class _Plan:
-    """What is to be written, in that order, and the outcome for each node."""
-
-    def __init__(
-        self, store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options
-    ) -> None:
-        self.store, self.options = store, options
-        self.reports: list[NodeReport] = []
-        self.changes: dict[str, bytes | None] = {}
-        # Zarr v3 documents, as they will be.
-        self.after = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
-        # By the path of a group, the paths of nodes below it.
-        self.refused: dict[str, list[str]] = {}
-        self.old: dict[str, list[str]] = {}
-        self.only_new: dict[str, list[str]] = {}
-        for path, documents in nodes.items():
-            _note(self.old if _is_old(documents) else self.only_new, path)
-
-    def add(self, path: str, documents: _Documents) -> None:
-        """Plan what a node needs, after all nodes below it."""
-        is_old = _is_old(documents)
-        if not is_old and not (_is_consolidated(documents.get("zarr.json")) and path in self.old):
-            return
-        outcome = "to be migrated" if self.options.dry_run else "migrated"
-        report = NodeReport(path, _kind(documents), outcome)
-        if not self.options.exclude.isdisjoint([path, *_above(path)]):
-            if is_old:
-                report.status = "excluded"
-                report.reasons = [_what_becomes_of(documents)]
-                self.reports.append(report)
-            return
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about data types without a specification
-                if not self._change(path, documents, report):
-                    report.status = "Zarr v3 already"
-        except Exception as error:  # noqa: BLE001 # the other nodes must still be migrated
-            report.status, report.reasons, report.notes = "refused", [describe_error(error)], []
-            _note(self.refused, path)
-        if is_old or report.status != "Zarr v3 already":
-            self.reports.append(report)
-
-    def _change(self, path: str, documents: _Documents, report: NodeReport) -> bool:
-        """Plan what a node needs; return whether that is anything."""
-        document = _convert(documents, report.notes)
-        if ".zarray" in documents:
-            compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
-        report.notes += _codecs_of_numcodecs(document)
-        found = documents.get("zarr.json")
-        is_new = found is None or not _are_equal(_without_consolidated(found), document)
-        if is_new:
-            if found is not None:
-                self._refuse_to_replace(path, documents, document)
-            _refuse_to_hide(self.refused.get(path, []))
-            _refuse_struct(document)
-        if _is_consolidated(found) or ".zmetadata" in documents:
-            document = _consolidated(path, document, self.after)
-        if not is_new and not self._is_outdated(path, found, document):
-            return False
-        self.after[path] = document
-        self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
-        return True
-
-    def _is_outdated(self, path: str, found: Any, document: dict[str, Any]) -> bool:
-        """Whether a group's consolidated metadata lacks what was migrated below it, or all."""
-        if not _is_consolidated(found):
-            return _is_consolidated(document)
-        listed, now = (
-            each["consolidated_metadata"].get("metadata", {}) for each in (found, document)
-        )
-        below = (other.removeprefix(path).lstrip("/") for other in self.old.get(path, []))
-        return any(name in now and now[name] != listed.get(name) for name in below)
-
-    def _refuse_to_replace(
-        self, path: str, documents: _Documents, document: dict[str, Any]
-    ) -> None:
-        """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
-        found = _without_consolidated(documents["zarr.json"])
-        only_in_v3 = list(_only_in_v3(found, document, documents.get(".zattrs", {})))
-        only_in_v3 += [f"the node {node}" for node in self.only_new.get(path, [])]
-        if document["node_type"] == found.get("node_type") == "array":
-            at = zarr.storage.StorePath(self.store, path)
-            only_in_v3 += _chunks_only_in_v3(at, found, document)
-        if only_in_v3:
-            raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {'; '.join(only_in_v3)}. "
-                "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
-            )
-        if not self.options.overwrite:
-            raise ValueError(
-                f"zarr.json exists, but not with the {_differing(found, document)} that would be "
-                "written; --overwrite replaces it"
-            )
-
-
-def _plan_to_undo(
-    _store: zarr.abc.store.Store, nodes: dict[str, _Documents], options: _Options
-) -> _Outcome:
-    """Return the outcome for each node, and which documents to remove, parents before children.
-
-    At every moment, the Zarr v3 groups that are left show what they have shown before.
-    """
-    outcome = "to be undone" if options.dry_run else "undone"
-    new = {path: found["zarr.json"] for path, found in nodes.items() if "zarr.json" in found}
-    kept: dict[str, list[str]] = {}  # by the path of the topmost Zarr v3 group
-    reports, tops = [], {}
-    for path, documents in _counted(nodes.items(), options.bar, "comparing", len(nodes)):
-        report = NodeReport(path, _kind(documents), "Zarr v2 already")
-        reports.append(report)
-        if path not in new:
-            continue
-        tops[path] = next(top for top in reversed([path, *_above(path)]) if top in new)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about data types without a specification
-                _refuse_to_remove(path, documents, new)
-            report.status = outcome
-        except Exception as error:  # noqa: BLE001 # whatever makes it differ
-            report.status, report.reasons = "kept", [describe_error(error)]
-            kept.setdefault(tops[path], []).append(path or "/")
-    changes: dict[str, bytes | None] = {}
-    for report in reports:
-        others = kept.get(tops.get(report.path, ""), [])
-        if report.status != outcome:
-            continue
-        if others:
-            report.status = "kept"
-            report.reasons = [f"the same Zarr v3 group has {', '.join(others)}, which is kept"]
-        else:
-            changes[join(report.path, "zarr.json")] = None
-    return reports, changes
-
-
-def _what_becomes_of(documents: _Documents) -> str:
-    """Return how to read a node that is excluded."""
-    if "zarr.json" in documents:
-        return "its Zarr v3 metadata stays as it is"
-    return (
-        "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own path, or "
-        "the group above it with zarr_format=2"
-    )
-
-
-def _refuse_to_remove(path: str, documents: _Documents, new: dict[str, Any]) -> None:
-    """Raise an error unless a node's `zarr.json` is what would be written."""
-    if not _is_old(documents):
-        raise ValueError("it has no Zarr v2 metadata")
-    document = _convert(documents, [])
-    found = documents["zarr.json"]
-    if not _are_equal(_without_consolidated(found), document):
-        differing = _differing(_without_consolidated(found), document)
-        raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
-    if _is_consolidated(found) and not _are_equal(found, _consolidated(path, document, new)):
-        raise ValueError(
-            "its consolidated metadata differs from the metadata of the nodes below it"
-        )
-
-
-def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
-    """Return the names of the members in which two documents differ."""
-    return ", ".join(n for n in {**found, **document} if found.get(n) != document.get(n))
+def _has_v2(documents: _Documents) -> bool:
+    return ".zarray" in documents or ".zgroup" in documents
 
 
 def _above(path: str) -> Iterator[str]:
@@ -430,79 +245,205 @@ def _above(path: str) -> Iterator[str]:
         yield path
 
 
-def _is_old(documents: _Documents) -> bool:
-    return ".zarray" in documents or ".zgroup" in documents
+def _below(path: str, paths: Iterable[str]) -> list[str]:
+    """Return those of some paths that are below a group."""
+    prefix = f"{path}/".lstrip("/")
+    return [other for other in paths if other != path and other.startswith(prefix)]
 
 
-def _is_consolidated(document: Any) -> bool:
-    # zarr before 3.1.4 writes null.
-    return isinstance(document, dict) and isinstance(document.get("consolidated_metadata"), dict)
+class _Plan:
+    """The outcome for each node, and what is to be written or, if None, removed, in that order."""
 
+    def __init__(
+        self,
+        store: zarr.abc.store.Store,
+        nodes: dict[str, _Documents],
+        excluded: set[str],
+        *,
+        overwrite: bool,
+    ) -> None:
+        self.store, self.excluded, self.overwrite = store, excluded, overwrite
+        self.reports: list[NodeReport] = []
+        self.changes: dict[str, bytes | None] = {}
+        self.failed: list[str] = []  # the nodes that are refused or kept
+        self.old = [path for path, documents in nodes.items() if _has_v2(documents)]
+        # Zarr v3 documents, as they will be.
+        self.new = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
 
-def _note(nodes: dict[str, list[str]], path: str) -> None:
-    """List a node for each group above it."""
-    for above in _above(path):
-        nodes.setdefault(above, []).append(path)
+    def migrate(self, path: str, documents: _Documents) -> None:
+        """Plan what a node needs, after all nodes below it."""
+        is_old, found = _has_v2(documents), documents.get("zarr.json")
+        if not is_old and not (_is_consolidated(found) and _below(path, self.old)):
+            return
+        report = NodeReport(path, _kind(documents), "Zarr v3 already")
+        if not self.excluded.isdisjoint([path, *_above(path)]):
+            report.status = "excluded"
+            report.reasons = [
+                _HOW_TO_OPEN if found is None else "its Zarr v3 metadata stays as it is"
+            ]
+        else:
+            with self._failing(report, "refused"):
+                document = self._document(path, documents, report.notes)
+                if document is not None:
+                    self.new[path] = document
+                    self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
+                    report.status = "migrated"
+        if is_old or report.status in ("migrated", "refused"):
+            self.reports.append(report)
+
+    def undo(self, path: str, documents: _Documents) -> None:
+        """Plan to remove the Zarr v3 metadata of a node, before that of all nodes below it."""
+        report = NodeReport(path, _kind(documents), "Zarr v2 already")
+        self.reports.append(report)
+        if path in self.new:
+            with self._failing(report, "kept"):
+                self._refuse_to_remove(path, documents)
+                report.status = "undone"
+
+    def finish_undo(self) -> dict[str, bytes | None]:
+        """Keep what shares a Zarr v3 group with what is kept; return what is to be removed.
+
+        At every moment, the Zarr v3 groups that are left show what they have shown before.
+        """
+        tops = {
+            path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
+        }
+        for report in self.reports:
+            if report.status == "undone":
+                top = tops[report.path]
+                if others := [path or "/" for path in self.failed if tops[path] == top]:
+                    report.status = "kept"
+                    report.reasons = [
+                        f"the same Zarr v3 group has {', '.join(others)}, which is kept"
+                    ]
+        undone = [report.path for report in self.reports if report.status == "undone"]
+        return {join(path, "zarr.json"): None for path in undone}
+
+    @contextlib.contextmanager
+    def _failing(self, report: NodeReport, status: str) -> Iterator[None]:
+        """Report any error of a node: the others must still be looked at."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about data types without a specification
+                yield
+        except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
+            report.status, report.reasons, report.notes = status, [describe_error(error)], []
+            self.failed.append(report.path)
+
+    def _document(
+        self, path: str, documents: _Documents, notes: list[str]
+    ) -> dict[str, Any] | None:
+        """Return the document that a node needs, None if it has it; or raise what prevents it."""
+        document = _convert(documents, notes)
+        found = documents.get("zarr.json")
+        is_new = found is None or not _are_equal(_without_consolidated(found), document)
+        if is_new:
+            if ".zarray" in documents:
+                compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
+            if found is not None:
+                self._refuse_to_replace(path, documents, document)
+            if hidden := _below(path, self.failed):
+                raise ValueError(
+                    "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
+                    f"{', '.join(sorted(hidden))}; to migrate it without them, exclude those that "
+                    "can't be migrated (--exclude PATH)"
+                )
+            _refuse_struct(document)
+        if _is_consolidated(found) or ".zmetadata" in documents:
+            document = _consolidated(path, document, self.new)
+        return document if is_new or self._is_outdated(path, found, document) else None
+
+    def _is_outdated(self, path: str, found: Any, document: dict[str, Any]) -> bool:
+        """Whether a group's consolidated metadata lacks what was migrated below it, or all."""
+        if not _is_consolidated(found):
+            return _is_consolidated(document)
+        listed, now = (
+            each["consolidated_metadata"].get("metadata", {}) for each in (found, document)
+        )
+        below = [other.removeprefix(path).lstrip("/") for other in _below(path, self.old)]
+        return any(name in now and now[name] != listed.get(name) for name in below)
+
+    def _refuse_to_replace(
+        self, path: str, documents: _Documents, document: dict[str, Any]
+    ) -> None:
+        """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
+        found = _without_consolidated(documents["zarr.json"])
+        more = list(_only_in_v3(found, document, documents.get(".zattrs", {})))
+        more += [f"the node {node}" for node in _below(path, self.new.keys() - set(self.old))]
+        if more:
+            raise ValueError(
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {'; '.join(more)}. "
+                "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
+            )
+        if not self.overwrite:
+            raise ValueError(
+                f"zarr.json exists, but not with the {_differing(found, document)} that would be "
+                "written; --overwrite replaces it"
+            )
+
+    def _refuse_to_remove(self, path: str, documents: _Documents) -> None:
+        """Raise an error unless a node's `zarr.json` is what would be written."""
+        if not _has_v2(documents):
+            raise ValueError("it has no Zarr v2 metadata")
+        document, found = _convert(documents, []), documents["zarr.json"]
+        if not _are_equal(_without_consolidated(found), document):
+            differing = _differing(_without_consolidated(found), document)
+            raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
+        if _is_consolidated(found) and not _are_equal(
+            found, _consolidated(path, document, self.new)
+        ):
+            raise ValueError(
+                "its consolidated metadata differs from the metadata of the nodes below it"
+            )
 
 
 def _only_in_v3(
     found: dict[str, Any], document: dict[str, Any], old_attributes: dict[str, Any]
 ) -> Iterator[str]:
     """Yield what Zarr v3 metadata says, but that of Zarr v2, which became `document`, does not."""
-    if found.get("node_type") != document["node_type"]:
-        yield f"a node of type {found.get('node_type')!r}, not {document['node_type']!r}"
-        return
-    shape, old_shape = found.get("shape", []), document.get("shape", [])
-    if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
+    kind, encoding, names = (
+        (found.get(member), document.get(member))
+        for member in ("node_type", "chunk_key_encoding", "dimension_names")
+    )
+    shape, old_shape = found.get("shape") or [], document.get("shape", [])
+    if kind[0] != kind[1]:
+        yield f"a node of type {kind[0]!r}, not {kind[1]!r}"
+    elif encoding[0] != encoding[1]:
+        yield f"chunks under other keys, {encoding[0]}, not {encoding[1]}"
+    elif len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
         yield f"the shape {shape}, not {old_shape}"
-    names, old_names = found.get("dimension_names"), document.get("dimension_names")
-    if names not in (None, old_names):
-        yield f"the dimension names {names}, not {old_names}"
-    known = (old_attributes, document["attributes"])
+    if names[0] not in (None, names[1]):
+        yield f"the dimension names {names[0]}, not {names[1]}"
     for name, value in (found.get("attributes") or {}).items():
-        if not any(
-            name in attributes and _are_equal(attributes[name], value) for attributes in known
-        ):
-            other = f", not {reprlib.repr(old_attributes[name])}" if name in old_attributes else ""
+        known = [each[name] for each in (old_attributes, document["attributes"]) if name in each]
+        if not any(_are_equal(other, value) for other in known):
+            other = f", not {reprlib.repr(known[0])}" if known else ""
             yield f"the attribute {name} {reprlib.repr(value)}{other}"
 
 
-def _chunks_only_in_v3(
-    at: zarr.storage.StorePath, found: dict[str, Any], document: dict[str, Any]
-) -> Iterator[str]:
-    """Yield the key of a chunk that Zarr v2 does not look for."""
-    documents: Any = (found, document)
-    try:
-        new, old = (zarr.Array(zarr.AsyncArray(each, at)) for each in documents)
-        region = first_chunk(new)
-    except Exception as error:  # noqa: BLE001 # metadata may say anything
-        yield f"perhaps chunks, but zarr can't open it ({describe_error(error)})"
-        return
-    if region is not None:
-        index = tuple(axis.start // n for axis, n in zip(region, new.chunks, strict=True))
-        keys = [array.metadata.encode_chunk_key(index) for array in (new, old)]
-        if keys[0] != keys[1]:
-            yield f"chunks such as {keys[0]}"
-
-
-def _refuse_to_hide(below: list[str]) -> None:
-    if below:
-        raise ValueError(
-            "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
-            f"{', '.join(sorted(below))}; to migrate it without them, exclude those that can't be "
-            "migrated (--exclude PATH)"
+def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
+    """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
+    for document in documents.values():
+        if isinstance(document, Exception):
+            raise document
+    if not _has_v2(documents):
+        return _without_consolidated(documents["zarr.json"])
+    attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
+    if old is None:
+        return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
+    new = v3_document(old)
+    metadata: Any = ArrayV2Metadata.from_dict(old)
+    fill_value = None if old.get("fill_value") is None else metadata.fill_value
+    dtype = metadata.dtype.to_native_dtype()
+    for_xarray, of_attributes = convert_attributes(old, attributes, dtype, fill_value)
+    notes += of_attributes
+    codecs = [codec["name"] for codec in new["codecs"]]
+    if unspecified := [name for name in codecs if name.startswith("numcodecs.")]:
+        notes.append(
+            f"{' and '.join(unspecified)} in Zarr v3 are known to numcodecs alone: other "
+            "implementations, such as TensorStore, may not read the array"
         )
-
-
-def _codecs_of_numcodecs(document: dict[str, Any]) -> Iterator[str]:
-    """Yield a note if an array has codecs that no specification of Zarr v3 describes."""
-    names = [codec["name"] for codec in document.get("codecs", ())]
-    ours = [name for name in names if name.startswith("numcodecs.")]
-    if ours:
-        yield (
-            f"{' and '.join(ours)} in Zarr v3 are known to numcodecs alone: other implementations, "
-            "such as TensorStore, may not read the array"
-        )
+    return new | for_xarray
 
 
 def _refuse_struct(document: dict[str, Any]) -> None:
@@ -521,24 +462,14 @@ def _are_equal(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
-    """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
-    for document in documents.values():
-        if isinstance(document, Exception):
-            raise document
-    if ".zarray" not in documents and ".zgroup" not in documents:
-        return _without_consolidated(documents["zarr.json"])
-    attributes = documents.get(".zattrs", {})
-    if ".zarray" not in documents:
-        return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
-    old = documents[".zarray"]
-    document = v3_document(old)
-    metadata: Any = ArrayV2Metadata.from_dict(old)
-    fill_value = None if old.get("fill_value") is None else metadata.fill_value
-    dtype = metadata.dtype.to_native_dtype()
-    for_xarray, found = convert_attributes(old, attributes, dtype, fill_value)
-    notes += found
-    return document | for_xarray
+def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
+    """Return the names of the members in which two documents differ."""
+    return ", ".join(n for n in {**found, **document} if found.get(n) != document.get(n))
+
+
+def _is_consolidated(document: Any) -> bool:
+    # zarr before 3.1.4 writes null.
+    return isinstance(document, dict) and isinstance(document.get("consolidated_metadata"), dict)
 
 
 def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
@@ -547,44 +478,38 @@ def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
 
 def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """Return a group's document with those of all nodes below it as consolidated metadata."""
-    prefix = f"{path}/".lstrip("/")
     store = zarr.storage.MemoryStore()
-    for other, below in others.items():
-        if other != path and other.startswith(prefix):
-            if isinstance(below, Exception):
-                raise below
-            _put(store, f"{other.removeprefix(prefix)}/zarr.json", json.dumps(below).encode())
+    for other in _below(path, others):
+        if isinstance(others[other], Exception):
+            raise others[other]
+        name = other.removeprefix(path).lstrip("/")
+        _put(store, f"{name}/zarr.json", json.dumps(others[other]).encode())
     _put(store, "zarr.json", json.dumps(document).encode())
     zarr.consolidate_metadata(store, zarr_format=3)
     consolidated: dict[str, Any] = document_at(store, "zarr.json")
     return consolidated
 
 
-def _write(
-    store: zarr.abc.store.Store,
-    changes: dict[str, bytes | None],
-    nodes: dict[str, _Documents],
-    bar: Any,
-) -> None:
-    """Write or remove documents, unless another program has changed them since they were read."""
-    for key, raw in _counted(changes.items(), bar, "writing", len(changes)):
-        before = nodes[key.rpartition("/")[0]].get("zarr.json")
-        current = document_at(store, key)
-        if isinstance(current, Exception):
-            raise OSError(f"{key} can't be read: {describe_error(current)}") from current
-        if _are_equal(current, None if raw is None else json.loads(raw)):
-            continue  # another migration did the same meanwhile
-        if not _are_equal(current, before):
-            raise OSError(f"{key} was changed by another program meanwhile: run migrate again")
-        try:
-            if raw is None:
-                sync(store.delete(key))
-            else:
-                _put(store, key, raw)
-        except Exception as error:
-            # Its text may name the file that zarr writes first, with a random name.
-            why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-            raise OSError(f"{key} can't be written: {why}") from error
+def _write(store: zarr.abc.store.Store, key: str, raw: bytes | None, before: Any) -> None:
+    """Write or remove a document, unless another program has changed it since it was read."""
+    current = document_at(store, key)
+    if isinstance(current, Exception):
+        raise OSError(f"{key} can't be read: {describe_error(current)}") from current
+    if _are_equal(current, None if raw is None else json.loads(raw)):
+        return  # another migration did the same meanwhile
+    if not _are_equal(current, before):
+        raise OSError(f"{key} was changed by another program meanwhile: run migrate again")
+    try:
+        if raw is None:
+            sync(store.delete(key))
+        else:
+            _put(store, key, raw)
+    except Exception as error:
+        # Its text may name the file that zarr writes first, with a random name.
+        why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+        raise OSError(
+            f"{key} can't be written: {why}; mend that and run migrate again to finish"
+        ) from error
 
 
 def _put(store: zarr.abc.store.Store, key: str, raw: bytes) -> None:

@@ -38,26 +38,11 @@ class MixedByteOrderError(ValueError):
 
 
 def v3_document(old: dict[str, Any]) -> dict[str, Any]:
-    """Return Zarr v3 metadata with which the chunks of a Zarr v2 array read the same.
+    """Return Zarr v3 metadata, without attributes, with which the chunks of an array read the same.
 
-    Parameters
-    ----------
-    old : dict
-        The Zarr v2 metadata of the array, ``.zarray``.
-
-    Returns
-    -------
-    dict
-        The contents of ``zarr.json``, without attributes.
-
-    Raises
-    ------
-    ValueError
-        If Zarr v3 can't express the array's metadata.
-    Exception
-        Whatever zarr raises for metadata that it can't open.
+    Raises ValueError if Zarr v3 can't express `.zarray`, and what zarr raises if it can't open it.
     """
-    metadata: Any = ArrayV2Metadata.from_dict(old)  # type: ignore[arg-type]
+    metadata: Any = ArrayV2Metadata.from_dict(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
@@ -93,7 +78,7 @@ def v3_document(old: dict[str, Any]) -> dict[str, Any]:
     # Filters may change the byte order, so both are tried after them.
     for candidate in [endian, *(["little", "big"] if filters and serializer is None else [])]:
         has_endian = candidate is not None and (filters or has_byte_order(dtype))
-        configuration = {"configuration": {"endian": candidate}} if has_endian else {}
+        configuration: Any = {"configuration": {"endian": candidate}} if has_endian else {}
         new["codecs"] = [*before, {"name": name} | configuration, *after]
         if _reads_the_same(old, new, dtype):
             return new
@@ -150,10 +135,10 @@ def _missing_element(old: dict[str, Any]) -> Any:
     return np.asarray(_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
 
 
-def _array(document: dict[str, Any], at: Any = None) -> Any:
+def _array(document: Any, at: Any = None) -> Any:
     """Return an array with metadata that need not be stored; in memory unless told where."""
     at = at or zarr.storage.StorePath(zarr.storage.MemoryStore())
-    return zarr.Array(zarr.AsyncArray(document, at))  # type: ignore[arg-type]
+    return zarr.Array(zarr.AsyncArray(document, at))
 
 
 def _reads_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
@@ -226,7 +211,8 @@ def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]
     region = first_chunk(arrays[0])
     if region is None:
         return
-    name = f"chunk {key_of_chunk(arrays[0], region)}"
+    index = tuple(axis.start // n for axis, n in zip(region, arrays[0].chunks, strict=True))
+    name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
     try:
         values, migrated = (np.asarray(array[region]) for array in arrays)
     except Exception as error:
@@ -241,32 +227,10 @@ def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]
             )
 
 
-def key_of_chunk(array: Any, region: tuple[slice, ...]) -> str:
-    """Return the key of the chunk that begins where a region does."""
-    index = tuple(axis.start // n for axis, n in zip(region, array.chunks, strict=True))
-    key: str = array.metadata.encode_chunk_key(index)
-    return key
-
-
 def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """Find the differences between the Zarr v2 and Zarr v3 metadata of one array.
+    """Yield each property that differs between an array's Zarr v2 and Zarr v3 metadata.
 
     Codecs are compared by what affects the values: their names, byte order and axis order.
-
-    Parameters
-    ----------
-    old, new : dict
-        The Zarr v2 and the Zarr v3 metadata.
-
-    Yields
-    ------
-    str
-        A property, and its value in each of the two.
-
-    Raises
-    ------
-    Exception
-        As in `v3_document`, if Zarr v3 can't express the Zarr v2 metadata.
     """
     of_v2, of_v3 = map(_compared_properties, (v3_document(old), new))
     for name, value in of_v2.items():

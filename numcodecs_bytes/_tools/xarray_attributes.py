@@ -23,28 +23,9 @@ _DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions 
 def convert_attributes(
     document: dict[str, Any], attributes: dict[str, Any], dtype: AnyDType, fill_value: Any
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return metadata of Zarr v3 from which xarray reads the same, and notes on what changed.
+    """Return members of `zarr.json` from which xarray reads the same, and notes on what changed.
 
-    Parameters
-    ----------
-    document, attributes : dict
-        The Zarr v2 metadata and attributes of an array.
-    dtype : numpy.dtype
-        Its data type.
-    fill_value : scalar or None
-        Its fill value.
-
-    Returns
-    -------
-    dict
-        The members ``attributes`` and, if the dimensions have names, ``dimension_names``.
-    list of str
-        What was dropped, and why.
-
-    Raises
-    ------
-    ValueError
-        If xarray would read something else from Zarr v3.
+    Raises ValueError if xarray would read something else from Zarr v3.
     """
     names = _dimension_names(document, attributes)
     given = attributes.get("_FillValue")
@@ -52,7 +33,8 @@ def convert_attributes(
     if names is None:  # xarray can't read it, except for a Zarr v3 array without dimensions
         if document["shape"] or given is None or is_decodable(given, dtype):
             return {"attributes": attributes}, []
-        masks, why_dropped = {}, "xarray could not decode it"
+        masks: dict[str, Any] = {}
+        why_dropped = "xarray could not decode it"
     else:
         masks, why_dropped = _masks(attributes, dtype, fill_value)
     is_dropped = given is not None and why_dropped
@@ -83,10 +65,10 @@ def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> li
 def _masks(
     attributes: dict[str, Any], dtype: AnyDType, fill_value: Any
 ) -> tuple[dict[str, Any], str]:
-    """Return the attributes that mask the same in Zarr v3, and why `_FillValue` is dropped, if so."""
+    """Return the attributes that mask the same in Zarr v3, and why `_FillValue` is dropped."""
     if dtype.kind in "mM":
         return {}, "xarray masks no dates and times"
-    given = attributes.get("_FillValue")
+    given: Any = attributes.get("_FillValue")
     if fill_value is None:
         value, why_dropped = given, ""
         with contextlib.suppress(ValueError):  # of other than one element
