@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _ABOUT_REPORT = """\
-Report what of this package is in use in this environment, and which files and
-variables set it, or prevent it.
+Say which parts of this package are on in this environment, which are off and
+why, and which file or variable sets that.
 
 exit status:
-  0  numcodecs and zarr use the codec "bytes" of numcodecs_bytes
+  0  zarr and numcodecs use the codec "bytes" of numcodecs_bytes
   1  they do not, or a setting is wrong
   2  wrong arguments
 """
@@ -58,48 +58,13 @@ example:
 """
 
 
-def _format(found: dict[str, Any]) -> str:
-    from numcodecs_bytes._tools.installation import OURS  # noqa: PLC0415 # see above
-
-    versions = found["versions"]
-    with_others = ", ".join(f"{name} {versions[name]}" for name in ("zarr", "numcodecs", "numpy"))
-    lines = [f"numcodecs_bytes {versions['numcodecs-bytes']} with {with_others}"]
-    if found["why_no_parts"]:
-        lines.append(f"uncompressed chunks are read whole: {found['why_no_parts']}")
-    else:
-        lines.append(
-            "uncompressed chunks are read in part: Zarr v3 and v2, shards, references, in files "
-            "and in known stores"
-        )
-    lines.append(f"parts of chunks are written in place: {found['writes_in_place'] or 'no'}")
-    how = "found" if found["finds_data_types"] else "import numcodecs_bytes.zarr_data_types first"
-    lines.append(f"data types r*, bfloat16, ...: {how}")
-    for a in found["answers"]:
-        others = "" if not a["class"] or a["class"].startswith("numcodecs_bytes.") else ", not ours"
-        is_codec = a["name"] != "codec pipeline"
-        others = others if is_codec or a["class"] in OURS else ""
-        lines.append(f"{a['host']}, {a['name']}: {a['class'] or a['error']}{others}")
-    lines += [
-        f"{each['key']} is {each['value']!r}, set by {each['source']}"
-        for each in (*found["options"], *found["overrides"])
-    ]
-    lines += [each["error"] for each in found["options"] if "error" in each]
-    lines += [f"unknown option: {key}" for key in found["unknown_options"]]
-    if found["other_codec"]:
-        lines.append(found["other_codec"])
-    return "\n".join(lines)
-
-
 def _report(options: argparse.Namespace) -> tuple[int, str]:
-    """Return the exit status, and which classes are used."""
-    from numcodecs_bytes._tools.installation import report  # noqa: PLC0415 # see above
+    """Return the exit status, and what is in use."""
+    from numcodecs_bytes._tools.installation import lines_of, report  # noqa: PLC0415 # see above
 
     found = report()
-    text = json.dumps(found, indent=2) if options.json else _format(found)
-    is_in_use = found["picked_up"] and not any(
-        each.get("error") for each in (*found["answers"], *found["options"])
-    )
-    return 0 if is_in_use else 1, text
+    text = json.dumps(found, indent=2) if options.json else "\n".join(lines_of(found))
+    return 0 if found["is_in_use"] else 1, text
 
 
 def _explain_nothing(location: str) -> str:
@@ -120,10 +85,17 @@ def _progress_bar(unit: str) -> Any:
     return tqdm(unit=unit, disable=None)
 
 
+def _describe(error: Exception) -> str:
+    """Return what an error says, and its class unless that is no news."""
+    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
+
+    is_clear = isinstance(error, FileNotFoundError | ImportError | ValueError)
+    return str(error) if is_clear and str(error) else describe_error(error)
+
+
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
     from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
-    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415
     from numcodecs_bytes.check import check  # noqa: PLC0415
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
@@ -142,26 +114,25 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
                     reports.append((location, found))
                     if not options.json and (found.num_problems or not options.only_problems):
                         with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                            name = location if len(options.stores) > 1 else ""
-                            print(found.format(name), flush=True)
-        except BrokenPipeError:
-            raise
+                            _say(found.format(location if len(options.stores) > 1 else ""))
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-            why = describe_error(error)
-            print(f"can't read {location}: {why}", file=sys.stderr)
-            unreadable.append({"store": location, "error": why})
+            unreadable.append({"store": location, "error": _describe(error)})
+            print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
             continue
         if len(reports) == num_before:
             print(_explain_nothing(location), file=sys.stderr)
             has_none = True
     if unreadable and not reports and not options.json:
         return 2, ""
-    shown = [r for r in reports if r[1].num_problems or not options.only_problems]
     num_chunks = sum(found.num_chunks for _, found in reports)
     num_problems = sum(found.num_problems for _, found in reports)
     status = 2 if unreadable else int(has_none or num_problems > 0)
     if options.json:
-        arrays = [{"store": location} | dataclasses.asdict(found) for location, found in shown]
+        arrays = [
+            {"store": location} | dataclasses.asdict(found)
+            for location, found in reports
+            if found.num_problems or not options.only_problems
+        ]
         counts = {"num_arrays": len(reports), "num_chunks": num_chunks}
         document = {"num_problems": num_problems, **counts, "arrays": arrays}
         return status, json.dumps(document | {"unreadable": unreadable}, indent=2)
@@ -171,34 +142,31 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
 
 def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     """Migrate a hierarchy; return the exit status, and the report."""
-    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
-    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415
+    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415 # see above
 
-    location = options.store
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
+    given = {name: getattr(options, name) for name in names}
     try:
         with _progress_bar(" nodes") as bar:
-            nodes = migrate(location, bar=bar, **{name: getattr(options, name) for name in names})
+            nodes = migrate(options.store, bar=bar, **given)
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        why = describe_error(error)
-        print(f"can't migrate {location}: {why}", file=sys.stderr)
+        why = _describe(error)
+        print(f"can't migrate {options.store}: {why}", file=sys.stderr)
         return 2, json.dumps({"error": why}, indent=2) if options.json else ""
     wrong = "kept" if options.undo else "refused"
-    num_wrong, num_excluded = (
-        sum(found.status == status for found in nodes) for status in (wrong, "excluded")
-    )
+    statuses = [found.status for found in nodes]
+    num_wrong, num_excluded = statuses.count(wrong), statuses.count("excluded")
     status = 1 if num_wrong or not nodes else 0
     if options.json:
         found_nodes = [dataclasses.asdict(found) for found in nodes]
         return status, json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2)
     if not nodes:
-        return status, f"no Zarr v2 metadata in {location}: expected .zarray or .zgroup there"
+        return status, f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
     lines = [str(found) for found in nodes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     excluded = f", {num_excluded} excluded" if num_excluded else ""
     lines.append(f"{counted}, {num_wrong} {wrong}{excluded}")
-    is_archive = Path(location).is_file()  # from which zarr removes nothing
-    if not (num_wrong or num_excluded or is_archive or options.dry_run or options.undo):
+    if not (num_wrong or num_excluded or options.dry_run or options.undo):
         also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
             "zarr warns as long as the metadata of both formats exist. Once all your programs "
@@ -217,12 +185,13 @@ def _number(text: str) -> int:
 
 def _json_object(text: str) -> dict[str, Any]:
     """Return a JSON object."""
+    found, why = None, ""
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}: {error}") from error
+        why = f": {error}"
     if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}{why}")
     return found
 
 
@@ -235,100 +204,87 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:\n  %(prog)s check data.zarr",
         **layout,
     )
-    as_json: Any = {"action": "store_true", "help": "print the report as JSON"}
+    flag: Any = {"action": "store_true"}
+    as_json: Any = flag | {"help": "print the report as JSON"}
     parser.add_argument("--json", **as_json)
     parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
     parser.set_defaults(run=_report)
-    commands = parser.add_subparsers()
+    commands = parser.add_subparsers(title="commands", metavar="command")
 
-    def add(name: str, run: Any, summary: str, about: str, more: str = "") -> Any:
+    def add(name: str, run: Any, summary: str, about: str, more: str) -> Any:
         command = commands.add_parser(name, help=summary, description=about, epilog=more, **layout)
         command.set_defaults(run=run)
         return command
 
-    summary = "find problems in the arrays of a store"
-    check = add("check", _check, summary, _ABOUT_CHECK, _MORE_ON_CHECK)
-    check.add_argument(
-        "stores",
-        nargs="+",
-        metavar="store",
-        help="folder, zip file, kerchunk references (.json, .parq), Icechunk repository, or URL "
-        "of one of these",
-    )
-    check.add_argument(
-        "--only-problems", action="store_true", help="print only arrays that have problems"
-    )
-    check.add_argument(
-        "--max-chunks", type=_number, metavar="N", help="check at most N chunks of each array"
-    )
-    check.add_argument(
-        "--max-chunk-bytes",
-        type=_number,
-        metavar="N",
-        help="do not decode chunks of more than N bytes (default: 100000000)",
-    )
+    def option(to: Any, name: str, metavar: str, text: str, **more: Any) -> None:
+        to.add_argument(name, metavar=metavar, help=text, **more)
+
+    about = "find problems in the arrays of stores"
+    check = add("check", _check, about, _ABOUT_CHECK, _MORE_ON_CHECK)
+    kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
+    option(check, "stores", "store", f"{kinds}, or URL of one of these", nargs="+")
+    check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
+    option(check, "--max-chunks", "N", "check at most N chunks of each array", type=_number)
+    limit = "do not decode chunks of more than N bytes (default: 100000000)"
+    option(check, "--max-chunk-bytes", "N", limit, type=_number)
     versions = check.add_mutually_exclusive_group()
-    versions.add_argument(
-        "--branch", metavar="NAME", help="branch of an Icechunk repository (default: main)"
-    )
-    versions.add_argument("--tag", metavar="NAME", help="tag of an Icechunk repository")
-    versions.add_argument("--snapshot", metavar="ID", help="snapshot of an Icechunk repository")
-    summary = "add Zarr v3 metadata to a Zarr v2 hierarchy"
-    migrate = add("migrate", _migrate, summary, _ABOUT_MIGRATE, _MORE_ON_MIGRATE)
-    migrate.add_argument("store", help="folder, zip file, or URL that fsspec supports")
-    migrate.add_argument("--dry-run", action="store_true", help="write nothing")
+    option(versions, "--branch", "NAME", "branch of an Icechunk repository (default: main)")
+    option(versions, "--tag", "NAME", "tag of an Icechunk repository")
+    option(versions, "--snapshot", "ID", "snapshot of an Icechunk repository")
+    about = "add Zarr v3 metadata to a Zarr v2 hierarchy"
+    migrate = add("migrate", _migrate, about, _ABOUT_MIGRATE, _MORE_ON_MIGRATE)
+    migrate.add_argument("store", help="folder, or URL that fsspec can write to")
+    migrate.add_argument("--dry-run", help="write nothing", **flag)
     ways = migrate.add_mutually_exclusive_group()
-    ways.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace a zarr.json with different contents, unless it has more than Zarr v2",
-    )
-    ways.add_argument(
-        "--undo",
-        action="store_true",
-        help="remove the zarr.json files instead, if they are what this command writes",
-    )
-    migrate.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="leave an array or group, and all below it, in Zarr v2; can be repeated",
-    )
+    text = "replace a zarr.json with different contents, unless it has more than Zarr v2"
+    ways.add_argument("--overwrite", help=text, **flag)
+    text = "remove the zarr.json files instead, if they are what this command writes"
+    ways.add_argument("--undo", help=text, **flag)
+    text = "leave an array or group, and all below it, in Zarr v2; can be repeated"
+    option(migrate, "--exclude", "PATH", text, action="append", default=[])
     for command in (check, migrate):
-        command.add_argument(
-            "--storage-options",
-            type=_json_object,
-            metavar="JSON",
-            help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
-        )
-    for command in (check, migrate):
+        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
+        option(command, "--storage-options", "JSON", text, type=_json_object)
         command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
     return parser
+
+
+def _say(text: str, status: int = 2) -> None:
+    """Print to stdout; if that is not possible, exit, with a status if it was closed on purpose."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # as by `head`
+            sys.exit(status)
+        print(f"can't print the report: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
-    status = 2
     try:
+        try:
+            import zarr  # noqa: F401, PLC0415 # see above
+        except Exception as error:  # noqa: BLE001 # it reads files and variables of the user
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"zarr can't be imported: {why}", file=sys.stderr)
+            return 2
         status, text = options.run(options)
         if text:
-            print(text)
-        sys.stdout.flush()
-    except BrokenPipeError:  # stdout was closed, as by `head`: only the report ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _say(text, status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        status = _INTERRUPTED
-    return status
+        return _INTERRUPTED
+    return int(status)
 
 
 def run() -> NoReturn:
     """Run the command line as a program."""
     status = main()
     if status == _INTERRUPTED:  # zarr's threads go on reading: an orderly exit waits for them
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)

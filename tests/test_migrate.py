@@ -505,7 +505,6 @@ class TestHierarchies:
             ("", {"attributes": {"title": "b"}}, "the attribute title 'b', not 'a'"),
             ("", {"attributes": {"title": "a", "more": 1}}, "the attribute more 1"),
             ("x", {"dimension_names": ["a", "b", "c"]}, "the dimension names ['a', 'b', 'c']"),
-            ("x", {"codecs": [{"name": "no"}]}, "perhaps chunks, but zarr can't open it"),
         ],
     )
     @pytest.mark.parametrize("overwrite", [False, True])
@@ -529,11 +528,9 @@ class TestHierarchies:
         assert sorted(zarr.open_group(folder / "deep", zarr_format=3)) == ["in", "new"]
 
     def test_chunks_that_only_zarr_v3_has(self, folder):
-        array = zarr.create_array(folder / "x", shape=SHAPE, dtype="<i4", zarr_format=3)
-        assert migrated(folder)["x"].status == "refused"
-        array[...] = 1
+        zarr.create_array(folder / "x", shape=SHAPE, dtype="<i4", zarr_format=3)[...] = 1
         (reason,) = migrated(folder, overwrite=True)["x"].reasons
-        assert "chunks such as c/0/0/0" in reason
+        assert "chunks under other keys, {'name': 'default'" in reason
         assert (zarr.open_array(folder / "x", zarr_format=3)[...] == 1).all()
 
     def test_names_that_contain_each_other(self, tmp_path):
@@ -915,12 +912,9 @@ class TestExclude:
         with pytest.raises(TypeError, match="exclude must be a collection of paths, got 'good'"):
             migrate(folder, exclude="good")
 
-    @pytest.mark.parametrize("suffix", ["", ".zip"])
-    def test_the_command(self, folder, capsys, suffix):
+    def test_the_command(self, folder, capsys):
         """The advice to remove Zarr v2 metadata would be wrong."""
-        if suffix:
-            shutil.make_archive(str(folder), "zip", folder)
-        command = ["migrate", f"{folder}{suffix}"]
+        command = ["migrate", str(folder)]
         for path in self.BAD:
             command += ["--exclude", path]
         assert main([*command, "--dry-run"]) == 0
@@ -968,11 +962,6 @@ class TestProgress:
                 ["comparing", 3, 3],
                 ["writing", 3, 3],
             ]
-
-    def test_a_zip_file(self, folder):
-        bar = Bar()
-        migrate(shutil.make_archive(str(folder), "zip", folder), bar=bar)
-        assert bar.phases[-1] == ["copying the zip file", 1, 1]
 
     def test_a_dry_run_writes_nothing(self, folder):
         bar = Bar()
@@ -1132,12 +1121,11 @@ class TestCommand:
         assert "zarr.json can't be written: PermissionError: denied" in capsys.readouterr().err
 
     def test_a_report_is_readable(self, tmp_path, capsys):
-        """Printed, it is what the command prints; in a list, it takes one line."""
+        """Printed, it is what the command prints."""
         write_v2(tmp_path / "a", None, "<i2")
         (report,) = migrate(tmp_path, dry_run=True)
         assert main(["migrate", str(tmp_path), "--dry-run"]) == 0
         assert capsys.readouterr().out.startswith(f"{report}\n1 array")
-        assert repr(report) == "<NodeReport array /a: to be migrated>"
 
     def test_no_error_names_a_temporary_file(self, tmp_path, capsys, monkeypatch):
         """What zarr and we write first has a random name, which helps nobody."""
@@ -1149,18 +1137,7 @@ class TestCommand:
         monkeypatch.setattr(zarr.storage.LocalStore, "set", fail)
         assert main(["migrate", str(tmp_path)]) == 2
         said = capsys.readouterr().err
-        assert said.endswith("a/zarr.json can't be written: OSError: No space left on device\n")
-        archive = shutil.make_archive(str(tmp_path / "b"), "zip", tmp_path / "a")
-
-        def replace(path, _target):
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-        monkeypatch.setattr(Path, "replace", replace)
-        assert main(["migrate", archive]) == 2
-        said = capsys.readouterr().err
-        assert ".migrate-" not in said
-        assert "a copy of it can't be made beside it; the archive is left as it is: P" in said
-        assert not list(tmp_path.glob(".b.zip*"))
+        assert "a/zarr.json can't be written: OSError: No space left on device; " in said
 
     @pytest.mark.parametrize("command", ["migrate", "check"])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
@@ -1195,10 +1172,23 @@ class TestCommand:
         (report,) = check(f"file://{tmp_path}")
         assert not report.problems
 
-    def test_a_zip_file(self, tmp_path, capsys):
-        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+    @pytest.mark.parametrize("name", ["a.zip", "a.zarr"])
+    def test_a_zip_archive_is_refused(self, tmp_path, capsys, name):
+        """An interruption while zarr has it open would destroy it."""
+        with zarr.storage.ZipStore(tmp_path / name, mode="w") as store:
             create(store, random_array(">i2", SHAPE))
-        assert main(["migrate", str(tmp_path / "a.zip")]) == 0
-        assert "remove-metadata" not in capsys.readouterr().out  # zarr can't, from archives
-        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="r") as store:
-            assert_same(store, random_array(">i2", SHAPE))
+            with pytest.raises(ValueError, match="zip"):
+                migrate(store)
+        before = (tmp_path / name).read_bytes()
+        for options in ([], ["--dry-run"], ["--undo"]):
+            assert main(["migrate", str(tmp_path / name), *options]) == 2
+            why = "a zip archive can't be changed: unpack it, migrate, and pack it again"
+            assert capsys.readouterr().err == f"can't migrate {tmp_path / name}: {why}\n"
+        assert (tmp_path / name).read_bytes() == before
+        fsspec = pytest.importorskip("fsspec")
+        assert main(["migrate", f"memory://{name}.zip"]) == 2
+        files = fsspec.filesystem("zip", fo=str(tmp_path / name), mode="a")
+        wrapper = pytest.importorskip("fsspec.implementations.asyn_wrapper")
+        wrapped = wrapper.AsyncFileSystemWrapper(files, asynchronous=True)
+        with pytest.raises(ValueError, match="unpack it, migrate, and pack it again"):
+            migrate(zarr.storage.FsspecStore(wrapped))

@@ -1,6 +1,5 @@
-"""Which classes numcodecs and zarr use in this environment, and what sets that, and options."""
+"""What of this package is in use in this environment, and which files and variables set that."""
 
-import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
@@ -15,43 +14,50 @@ import zarr.registry
 from numcodecs_bytes import _options
 from numcodecs_bytes.codec import Bytes
 
-OURS = ("numcodecs_bytes.codec.Bytes", "numcodecs_bytes.zarr.BytesCodec")
-_PIPELINES = "numcodecs_bytes.zarr_pipeline."  # the module of ours
-_FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
-
 
 def report() -> dict[str, Any]:
-    """Return which classes numcodecs and zarr use for "bytes", and which settings override them."""
-    answers = [
-        _answer("numcodecs", "bytes", _numcodecs_class),
-        _answer("zarr", "bytes", lambda: zarr.registry.get_codec_class("bytes")),
-        _answer("zarr", "endian", lambda: zarr.registry.get_codec_class("endian")),
-        _answer("zarr", "codec pipeline", zarr.registry.get_pipeline_class),
+    """Return which parts of the package are in use, why others are not, and what sets that."""
+    pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
+    codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
+    filter_, why_no_filter = _class_in_use(_numcodecs_class)
+    options = list(_list_options())
+    parts = [
+        ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
+        (
+            "writes in place",
+            pipeline,
+            _why_no_writes(why_no_parts),
+            "numcodecs_bytes.write_in_place",
+        ),
+        ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
+        ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
+        ("data types bfloat16, int4, r24, ...", None, _why_no_data_types(), ""),
     ]
+    is_wrong = pipeline is None or any(option["error"] for option in options)
     return {
-        "picked_up": all(a["class"] in OURS for a in answers if a["name"] == "bytes"),
-        "versions": {
-            name: version(name) for name in ("numcodecs-bytes", "numcodecs", "zarr", "numpy")
-        },
-        "answers": answers,
-        "why_no_parts": _why_no_parts(answers[-1]),
-        "writes_in_place": _writes_in_place(answers[-1]),
-        "other_codec": explain_other_codec(),
-        "options": _list_options(),
-        "unknown_options": _options.unknown_keys(),
-        "overrides": [
-            override
-            for key in ("codecs.bytes", "codecs.endian", "codec_pipeline.path")
-            for override in _overrides(key)
+        "is_in_use": not (why_no_codec or why_no_filter or is_wrong),
+        "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
+        "parts": [
+            {"name": name, "class": kind, "why_not": why_not, "set_by": find_source(key)}
+            for name, kind, why_not, key in parts
         ],
-        "finds_data_types": _finds_data_types(),
+        "options": options,
+        "unknown_options": _options.unknown_keys(),
     }
 
 
-def _numcodecs_class() -> type:
-    """Return the class that numcodecs uses, which may not be made without settings."""
-    registered: Any = numcodecs.registry.codec_registry.get("bytes")
-    return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
+def lines_of(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a report."""
+    package, *others = (" ".join(each) for each in found["versions"].items())
+    yield f"{package} with {', '.join(others)}"
+    for part in found["parts"]:
+        set_by = f", set by {part['set_by']}" if part["set_by"] else ""
+        yield f"{part['name']}: {'off: ' + part['why_not'] if part['why_not'] else 'on'}{set_by}"
+    for option in found["options"]:
+        if option["key"] != "numcodecs_bytes.write_in_place":  # which is among the parts
+            is_value = option["error"] or f"{option['key']} is {option['value']!r}"
+            yield f"{is_value}, set by {option['set_by']}"
+    yield from (f"{key} has no effect: it is not an option" for key in found["unknown_options"])
 
 
 def explain_other_codec() -> str:
@@ -63,110 +69,94 @@ def explain_other_codec() -> str:
     if issubclass(found, Bytes):
         return ""
     return (
-        f'numcodecs uses {found.__module__}.{found.__qualname__} for "bytes", because a program or '
-        f"a package registered it in place of {OURS[0]}; to use ours, call "
+        f'numcodecs uses {_name_of(found)} for "bytes", because a program or a package registered '
+        f"it in place of {_name_of(Bytes)}; to use ours, call "
         "numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
     )
 
 
-def _why_no_parts(pipeline: Mapping[str, Any]) -> str:
-    """Return what prevents partial reads of arrays that are opened, or ""."""
-    path = pipeline["class"]
-    if path is None:
-        return str(pipeline["error"])
-    if path.startswith(_PIPELINES):
-        return ""
-    hint = f"; {_PIPELINES}FusedBytesPipeline is the same with partial reads"
-    return f"the codec pipeline is {path}{hint if path == _FUSED else ''}"
+def _numcodecs_class() -> type:
+    """Return the class that numcodecs uses, which may not be made without settings."""
+    registered: Any = numcodecs.registry.codec_registry.get("bytes")
+    return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
 
 
-def _writes_in_place(pipeline: Mapping[str, Any]) -> str | None:
-    """Return whether parts of chunks are written in place, and if not why; None if not asked for.
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
-    Zarr's config is looked at, not an array: one that is open may have another pipeline.
-    """
+
+def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
+    """Return the name of a class, and why it is not ours, or ""."""
     try:
-        if not _options.write_in_place():
-            return None
+        name = _name_of(find_class())
+    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
+        return None, f"{type(error).__name__}: {error}"
+    if name.startswith("numcodecs_bytes."):
+        return name, ""
+    ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
+    hint = f" ({ours})" if name == "zarr.core.codec_pipeline.FusedCodecPipeline" else ""
+    return name, f"zarr uses {name}{hint}"
+
+
+def _why_no_writes(why_no_parts: str) -> str:
+    """Return why parts of chunks are not written in place, or ""."""
+    try:
+        is_wanted = _options.write_in_place()
     except ValueError as error:
-        return f"no: {error}"
-    why_not = _why_no_parts(pipeline)
-    return f"no: {why_not}" if why_not else "yes"
+        return str(error).partition("; run")[0]
+    return why_no_parts if is_wanted else "numcodecs_bytes.write_in_place is not True"
 
 
-def _finds_data_types() -> bool:
-    """Whether zarr loads the types of `zarr_data_types` by itself, as 3.4.1 and newer do."""
+def _why_no_data_types() -> str:
+    """Return "" if zarr loads our data types by itself, as 3.4.1 and newer do."""
     try:
         zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
     except ValueError:
-        return False
-    return True
+        return "this zarr does not load them; import numcodecs_bytes.zarr_data_types first"
+    return ""
 
 
-def _answer(host: str, name: str, find_class: Callable[[], type]) -> dict[str, Any]:
-    answer = {"host": host, "name": name, "class": None, "file": None, "error": None}
-    try:
-        found = find_class()
-    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        return answer | {"error": f"{type(error).__name__}: {error}"}
-    return answer | {
-        "class": f"{found.__module__}.{found.__qualname__}",
-        "file": inspect.getfile(found),
-    }
-
-
-def _list_options() -> list[dict[str, str]]:
-    """Return the options that are set, what sets them, and what is wrong with them."""
-    found = []
+def _list_options() -> Iterator[dict[str, str]]:
+    """Yield the options that are set, what sets them, and what is wrong with them."""
     for name in _options.NAMES:
-        key = f"numcodecs_bytes.{name}"
-        found += [*_overrides(key)][-1:]
+        key, error = f"numcodecs_bytes.{name}", ""
         try:
             getattr(_options, name)()
-        except ValueError as error:
-            found[-1]["error"] = str(error)
-    return found
+        except ValueError as raised:
+            error = str(raised).partition("; run")[0]
+        if set_by := find_source(key):
+            value = str(_value_in(zarr.config.config, key))
+            yield {"key": key, "value": value, "set_by": set_by, "error": error}
 
 
-def _overrides(key: str) -> Iterator[dict[str, str]]:
-    """Yield the files, variables and calls that set a key of zarr's config; the last one wins."""
-    config, names = zarr.config, key.split(".")
-
-    def setting(collected: Any) -> Any:
-        for name in names:  # in YAML, perhaps with hyphens
-            is_section = isinstance(collected, Mapping)
-            hyphened = name.replace("_", "-")
-            collected = collected.get(name, collected.get(hyphened)) if is_section else None
-        return collected
-
+def find_source(key: str) -> str:
+    """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
+    config = zarr.config
     files = [
         file
         for path in map(Path, config.paths)
+        if os.access(path, os.R_OK)  # zarr ignores the others
         for file in (sorted(path.iterdir()) if path.is_dir() else [path])
         if file == path or file.suffix.lower() in (".yaml", ".yml", ".json")
     ]
-    sources = [(f"file {file}", config.collect(paths=[str(file)], env={})) for file in files]
-    variables = [
-        variable
-        for variable in os.environ
-        if variable.removeprefix(config.env_prefix).lower() in (names[0], "__".join(names))
+    variables = [name for name in os.environ if name.startswith(config.env_prefix)]
+    sources: list[tuple[str, Any]] = [("", config.defaults[0])]  # the last that has it wins
+    sources += [(f"file {f}", config.collect(paths=[str(f)], env={})) for f in files]
+    sources += [
+        (f"environment variable {name}", config.collect(paths=[], env={name: os.environ[name]}))
+        for name in variables
     ]
-    sources.append(
-        (
-            f"environment variable {' and '.join(variables)}",
-            config.collect(paths=[], env=os.environ),
-        )
-    )
-    value = setting(config.defaults[0])
-    for source, collected in sources:
-        found = setting(collected)
-        if found is not None:
-            value = found
-            yield _override(key, value, source)
-    current = setting(config.config)
-    if key != "codecs.endian" and current != value:
-        yield _override(key, current, "zarr.config.set")
+    source, value = "", None
+    for name, collected in sources:
+        if (found := _value_in(collected, key)) is not None:
+            source, value = name, found
+    return source if _value_in(config.config, key) == value else "zarr.config.set"
 
 
-def _override(key: str, value: Any, source: str) -> dict[str, str]:
-    return {"key": key, "value": str(value), "source": source}
+def _value_in(collected: Any, key: str) -> Any:
+    """Return the value of a key, whose names YAML may write with hyphens, or None."""
+    for name in key.split("."):
+        if not isinstance(collected, Mapping):
+            return None
+        collected = collected.get(name, collected.get(name.replace("_", "-")))
+    return collected
