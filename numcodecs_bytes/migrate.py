@@ -169,31 +169,24 @@ def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]
     """Return the paths of nodes that are excluded."""
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
-    if not all(isinstance(path, str) and path.strip("/") for path in exclude):
+    paths = {path.strip("/") if isinstance(path, str) else path for path in exclude}
+    if unknown := [path for path in paths if path not in nodes or not path]:
         raise ValueError(
-            f"exclude takes paths of arrays and groups below the root, got {exclude!r}"
-        )
-    paths = {path.strip("/") for path in exclude}
-    if unknown := sorted(paths.difference(nodes)):
-        raise ValueError(
-            f"can't exclude {unknown[0]!r}: there is no such array or group; expected a path in "
-            "the store, such as 'group/array'"
+            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
+            "such as 'group/array'"
         )
     return paths
 
 
 def _refuse_archive(store: Any) -> None:
     """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
+    file_system = getattr(store, "fs", None)
+    file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
+    is_zip = isinstance(store, zarr.storage.ZipStore)
     if isinstance(store, str | Path):
-        is_zip = str(store).endswith(".zip") or (
-            Path(store).is_file() and zipfile.is_zipfile(store)
-        )
-    else:
-        file_system = getattr(store, "fs", None)
-        file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
-        is_zip = isinstance(store, zarr.storage.ZipStore)
-        is_zip = is_zip or getattr(file_system, "protocol", None) == "zip"
-    if is_zip:
+        is_url = "://" in str(store)
+        is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
+    if is_zip or getattr(file_system, "protocol", None) == "zip":
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
 
 

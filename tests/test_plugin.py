@@ -318,7 +318,7 @@ class TestReport:
         assert f"writes in place: on, set by file {file}" in lines
         assert sorted(lines.splitlines()[6:]) == [
             "numcodecs_bytes.gap has no effect: it is not an option",
-            f"numcodecs_bytes.max_gap_bytes is '2 KiB', set by environment variable {key}",
+            f"numcodecs_bytes.max_gap_bytes is 2048, set by environment variable {key}",
             "numcodecs_bytes_gap has no effect: it is not an option",
         ]
         said = self.report(status=1, **{key: "wide"})

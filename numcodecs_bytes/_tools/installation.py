@@ -20,20 +20,18 @@ def report() -> dict[str, Any]:
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
-    options = list(_list_options())
+    values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
+    in_place = "numcodecs_bytes.write_in_place"
+    is_wanted, why_no_writes = values.pop(in_place)
+    is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
+    why_no_writes = why_no_writes or (why_no_parts if is_wanted else f"{in_place} is not True")
     parts = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
-        (
-            "writes in place",
-            pipeline,
-            _why_no_writes(why_no_parts),
-            "numcodecs_bytes.write_in_place",
-        ),
+        ("writes in place", pipeline, why_no_writes, in_place),
         ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
         ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
         ("data types bfloat16, int4, r24, ...", None, _why_no_data_types(), ""),
     ]
-    is_wrong = pipeline is None or any(option["error"] for option in options)
     return {
         "is_in_use": not (why_no_codec or why_no_filter or is_wrong),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
@@ -41,7 +39,11 @@ def report() -> dict[str, Any]:
             {"name": name, "class": kind, "why_not": why_not, "set_by": find_source(key)}
             for name, kind, why_not, key in parts
         ],
-        "options": options,
+        "options": [
+            {"key": key, "value": str(value), "error": error, "set_by": find_source(key)}
+            for key, (value, error) in values.items()
+            if find_source(key)
+        ],
         "unknown_options": _options.unknown_keys(),
     }
 
@@ -54,9 +56,8 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
         set_by = f", set by {part['set_by']}" if part["set_by"] else ""
         yield f"{part['name']}: {'off: ' + part['why_not'] if part['why_not'] else 'on'}{set_by}"
     for option in found["options"]:
-        if option["key"] != "numcodecs_bytes.write_in_place":  # which is among the parts
-            is_value = option["error"] or f"{option['key']} is {option['value']!r}"
-            yield f"{is_value}, set by {option['set_by']}"
+        text = option["error"] or f"{option['key']} is {option['value']}"
+        yield f"{text}, set by {option['set_by']}"
     yield from (f"{key} has no effect: it is not an option" for key in found["unknown_options"])
 
 
@@ -98,13 +99,12 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     return name, f"zarr uses {name}{hint}"
 
 
-def _why_no_writes(why_no_parts: str) -> str:
-    """Return why parts of chunks are not written in place, or ""."""
+def _value_of_option(name: str) -> tuple[Any, str]:
+    """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        is_wanted = _options.write_in_place()
+        return getattr(_options, name)(), ""
     except ValueError as error:
-        return str(error).partition("; run")[0]
-    return why_no_parts if is_wanted else "numcodecs_bytes.write_in_place is not True"
+        return None, str(error).partition("; run")[0]
 
 
 def _why_no_data_types() -> str:
@@ -114,19 +114,6 @@ def _why_no_data_types() -> str:
     except ValueError:
         return "this zarr does not load them; import numcodecs_bytes.zarr_data_types first"
     return ""
-
-
-def _list_options() -> Iterator[dict[str, str]]:
-    """Yield the options that are set, what sets them, and what is wrong with them."""
-    for name in _options.NAMES:
-        key, error = f"numcodecs_bytes.{name}", ""
-        try:
-            getattr(_options, name)()
-        except ValueError as raised:
-            error = str(raised).partition("; run")[0]
-        if set_by := find_source(key):
-            value = str(_value_in(zarr.config.config, key))
-            yield {"key": key, "value": value, "set_by": set_by, "error": error}
 
 
 def find_source(key: str) -> str:

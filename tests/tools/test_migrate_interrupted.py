@@ -41,7 +41,7 @@ def trace(frame, event, _):
     if event == "line":
         num_lines += 1
         if num_lines == number:
-            os.kill(os.getpid(), getattr(signal))
+            os.kill(os.getpid(), getattr(signal, kind))
     return trace
 threading.settrace(trace)
 sys.settrace(trace)

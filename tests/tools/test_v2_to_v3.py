@@ -23,10 +23,9 @@ def documents(tmp_path):
     return old, new
 
 
-def test_which_chunk_and_element_differ(tmp_path, documents):
+def test_which_chunk_differs(tmp_path, documents):
     at = zarr.storage.StorePath(zarr.storage.LocalStore(tmp_path))
-    expected = r"chunk 0\.0 would read .*its element \(0, 1\) would be 16777216 instead of 1"
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=r"chunk 0\.0 would read different values as Zarr v3"):
         compare(at, *documents)
 
 
