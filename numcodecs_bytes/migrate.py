@@ -290,7 +290,7 @@ class _Plan:
         self.reports.append(report)
         if path in self.new:
             with self._failing(report, "kept"):
-                self._refuse_to_remove(path, documents)
+                _refuse_to_remove(documents)
                 report.status = "undone"
 
     def finish_undo(self) -> dict[str, bytes | None]:
@@ -374,20 +374,15 @@ class _Plan:
                 "written; --overwrite replaces it"
             )
 
-    def _refuse_to_remove(self, path: str, documents: _Documents) -> None:
-        """Raise an error unless a node's `zarr.json` is what would be written."""
-        if not _has_v2(documents):
-            raise ValueError("it has no Zarr v2 metadata")
-        document, found = _convert(documents, []), documents["zarr.json"]
-        if not _are_equal(_without_consolidated(found), document):
-            differing = _differing(_without_consolidated(found), document)
-            raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
-        if _is_consolidated(found) and not _are_equal(
-            found, _consolidated(path, document, self.new)
-        ):
-            raise ValueError(
-                "its consolidated metadata differs from the metadata of the nodes below it"
-            )
+
+def _refuse_to_remove(documents: _Documents) -> None:
+    """Raise an error unless a node's `zarr.json`, consolidated or not, is what would be written."""
+    if not _has_v2(documents):
+        raise ValueError("it has no Zarr v2 metadata")
+    document, found = _convert(documents, []), _without_consolidated(documents["zarr.json"])
+    if not _are_equal(found, document):
+        differing = _differing(found, document)
+        raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
 
 
 def _only_in_v3(

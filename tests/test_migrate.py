@@ -704,18 +704,6 @@ class TestUndo:
         kept = ["deep", "deep/y", "deep/in", "deep/in/z"]
         assert found == {"": "Zarr v2 already", "x": "undone", **dict.fromkeys(kept, "kept")}
 
-    def test_other_consolidated_metadata_is_kept(self, folder):
-        migrated(folder)
-        zarr.consolidate_metadata(folder, zarr_format=3)
-        document = json.loads((folder / "zarr.json").read_text())
-        consolidated = document["consolidated_metadata"]
-        consolidated["metadata"]["x"]["attributes"] = {"units": "K"}
-        edited(folder / "zarr.json", consolidated_metadata=consolidated)
-        found = {report.path: report for report in migrate(folder, undo=True)}
-        assert "its consolidated metadata differs" in found[""].reasons[0]
-        zarr.consolidate_metadata(folder, zarr_format=3)
-        assert {report.status for report in migrate(folder, undo=True)} == {"undone"}
-
     @pytest.mark.parametrize("raw", ["{", "[1]", "null"])
     def test_broken_metadata_is_kept(self, folder, raw):
         migrated(folder)
