@@ -90,6 +90,7 @@ def _describe(error: Exception) -> str:
     from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
 
     is_clear = isinstance(error, FileNotFoundError | ImportError | ValueError)
+    is_clear = is_clear or (isinstance(error, OSError) and error.errno is None)  # one of ours
     return str(error) if is_clear and str(error) else describe_error(error)
 
 

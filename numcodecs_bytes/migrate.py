@@ -207,6 +207,8 @@ def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]
 
     def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
         every = {name: document_at(store, join(path, name)) for name in names}
+        if not path and all(isinstance(found, Exception) for found in every.values()):
+            raise every["zarr.json"]  # the store can't be read at all
         documents = {name: found for name, found in every.items() if found is not None}
         nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
         if _kind(documents) == "array":
