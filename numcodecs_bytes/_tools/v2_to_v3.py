@@ -182,7 +182,7 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
 
 def _byte_order(dtype: AnyDType) -> Endian | None:
     """Return the byte order of the numbers in a dtype, or None if they have none."""
-    endians: dict[str, Endian] = {">": "big", "<": "little", "=": NATIVE_ENDIAN}
+    endians: dict[str, Any] = {">": "big", "<": "little", "=": NATIVE_ENDIAN}
     leaves = {endians[leaf.byteorder] for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}
     if len(leaves) > 1:
         raise MixedByteOrderError(

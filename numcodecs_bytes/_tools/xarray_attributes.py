@@ -31,7 +31,7 @@ def convert_attributes(
     given = attributes.get("_FillValue")
     others = {k: v for k, v in attributes.items() if k not in (_DIMENSIONS, "_FillValue")}
     if names is None:  # xarray can't read it, except for a Zarr v3 array without dimensions
-        if document["shape"] or given is None or is_decodable(given, dtype):
+        if document["shape"] or "_FillValue" not in attributes or is_decodable(given, dtype):
             return {"attributes": attributes}, []
         masks: dict[str, Any] = {}
         why_dropped = "xarray could not decode it"
