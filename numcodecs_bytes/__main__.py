@@ -6,6 +6,7 @@ What imports zarr is imported where it is needed, so that Ctrl-C is answered fro
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -283,6 +284,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the command line as a program."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of names
+        sys.stdout.reconfigure(errors="backslashreplace")
     status = main()
     if status == _INTERRUPTED:  # zarr's threads go on reading: an orderly exit waits for them
         with contextlib.suppress(OSError):

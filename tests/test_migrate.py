@@ -1114,6 +1114,11 @@ class TestCommand:
         assert done.stderr == ""
         assert len(list(tmp_path.rglob("zarr.json"))) == (61 if command == "migrate" else 0)
 
+    def test_names_that_the_terminal_can_not_show(self, tmp_path):
+        write_v2(tmp_path / "\u6f22", None, "<i2")
+        done = run_python("-m", "numcodecs_bytes", "migrate", tmp_path, PYTHONIOENCODING="ascii")
+        assert done.stdout.startswith("/\\u6f22 ")
+
     def test_a_url(self, tmp_path):
         pytest.importorskip("fsspec")
         data = random_array(">i2", SHAPE)
