@@ -6,7 +6,6 @@ What imports zarr is imported where it is needed, so that Ctrl-C is answered fro
 import argparse
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import sys
@@ -253,8 +252,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _say(text: str, status: int = 2) -> None:
     """Print to stdout; if that is not possible, exit, with a status if it was closed on purpose."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack characters of names
     try:
-        print(text, flush=True)
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # as by `head`
@@ -284,8 +284,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run() -> NoReturn:
     """Run the command line as a program."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters of names
-        sys.stdout.reconfigure(errors="backslashreplace")
     status = main()
     if status == _INTERRUPTED:  # zarr's threads go on reading: an orderly exit waits for them
         with contextlib.suppress(OSError):
