@@ -1157,7 +1157,7 @@ class TestCommand:
         assert main(["--json", "check", nowhere]) == 2
         (why,) = json.loads(capsys.readouterr().out)["unreadable"]
         assert nowhere in why["store"]
-        assert f"can't read {nowhere}: FileNotFoundError" in printed.err
+        assert f"can't read {nowhere}: " in printed.err
 
     def test_missing_chunks_are_counted(self, tmp_path):
         array = zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
