@@ -1,11 +1,8 @@
 """What `check` reports of an array, and how much of it it looks at."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 MAX_LISTED = 10
-# Up to three times as many bytes are in memory: encoded, decoded, and as an array.
-MAX_CHUNK_BYTES = 100_000_000
 
 
 def printable(line: str) -> str:
@@ -16,24 +13,6 @@ def printable(line: str) -> str:
 def count(number: int, what: str) -> str:
     """Return a number of things, such as "2 arrays"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-class PartialReads(NamedTuple):
-    """Whether parts of an array's chunks can be read; `str` says it in words.
-
-    Attributes
-    ----------
-    now : str
-        "yes", and what exactly is read in part; empty if nothing is.
-    why_not : str
-        Why nothing is.
-    """
-
-    now: str = ""
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        return self.now or f"no: {self.why_not}"
 
 
 @dataclass(repr=False)
@@ -107,8 +86,8 @@ class Limits:
     max_chunks : int or None
         Largest number of chunks, or shards of a sharded array, to check; None checks all of them.
     max_chunk_bytes : int
-        Chunks, and inner chunks of shards, whose decoded size is larger are not decoded.
+        Chunks, and inner chunks of shards, with more bytes in memory than this are not decoded.
     """
 
     max_chunks: int | None = None
-    max_chunk_bytes: int = MAX_CHUNK_BYTES
+    max_chunk_bytes: int = 100_000_000

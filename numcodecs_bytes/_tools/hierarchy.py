@@ -1,4 +1,4 @@
-"""Read stores: hierarchies, metadata documents, sizes of chunks. Never writes."""
+"""Read stores: hierarchies, metadata documents, stored chunks. Never writes."""
 
 import asyncio
 import contextlib
@@ -24,45 +24,33 @@ from numcodecs_bytes._engine.files import File, Left, length_of_file
 from numcodecs_bytes._engine.stores import find_source
 
 T = TypeVar("T")
+Index = tuple[int, ...]
 
-# How many chunks are listed at a time, and how many of them one thread opens.
-_BATCH_LENGTH, _NUM_OPENED = 64, 8
-# How many chunks of an array are probed in a store that can't list them.
+# How many chunks are listed, and opened, at a time.
+_BATCH_LENGTH = 64
+# How many chunks of an array are requested from a store that can't list them.
 MAX_UNLISTED = 100_000
-_NO_FILE = -1  # in place of a size
-# How many files that are no chunks are named.
-_MAX_NAMED = 3
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
 
 
 @dataclass
 class Listing:
-    """What is found out while an array's chunks are listed, besides the chunks.
+    """What listing the chunks of an array shows besides the chunks.
 
     Attributes
     ----------
     is_listed : bool
-        Whether the store lists the chunks; otherwise `MAX_UNLISTED` keys are probed at most.
+        Whether the store can list; otherwise, no more than `MAX_UNLISTED` chunks are looked for.
     others : list of str
-        The first files below the array that are neither its chunks nor metadata.
-    num_others : int
-        Number of these files.
+        Files below the array that are neither chunks nor metadata.
     errors : list of OSError
         Why folders can't be listed.
     """
 
     is_listed: bool = False
     others: list[str] = field(default_factory=list)
-    num_others: int = 0
     errors: list[OSError] = field(default_factory=list)
-
-    def add_other(self, name: str) -> None:
-        """Count a file that is not a chunk, unless it is metadata or a folder in a zip file."""
-        if name and not name.endswith("/") and not _METADATA.fullmatch(name):
-            self.num_others += 1
-            if self.num_others <= _MAX_NAMED:
-                self.others.append(name)
 
 
 def describe_error(error: Exception) -> str:
@@ -73,30 +61,14 @@ def describe_error(error: Exception) -> str:
     return f"{kind.__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
-def ensure_open(store: zarr.abc.store.Store) -> None:
-    """Open a store that is not open yet: zarr 3.1.6 does not do so for each request."""
-    sync(store._ensure_open())  # noqa: SLF001 # zarr has no public way to do so
-
-
 def walk(
     store: zarr.abc.store.Store, look: Callable[[str], tuple[list[T], list[str]]]
 ) -> Iterator[T]:
-    """Go through the folders of a store, parents before what is below them, each of them once.
+    """Visit the folders of a store once each, parents first.
 
-    Parameters
-    ----------
-    store : zarr.abc.store.Store
-        The store.
-    look : callable
-        Takes the path of a folder; returns what was found there, and the names below it to go on
-        with.
-
-    Yields
-    ------
-    object
-        What was found.
+    `look` takes the path of a folder, and returns what was found there and the names to go on with.
     """
-    ensure_open(store)
+    sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do so for each request
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()
@@ -111,29 +83,18 @@ def walk(
 
 
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
-    """Find the arrays in a store.
+    """Yield the path and metadata document of each array; an error if a document can't be read.
 
-    Yields
-    ------
-    path : str
-        Path of an array in the store.
-    document : dict or Exception
-        Its metadata document, or the error if that can't be read.
-
-    Raises
-    ------
-    Exception
-        Whatever the store raises if it can't list its root.
+    Raises whatever the store raises if it can't list its root.
     """
 
     def look(path: str) -> tuple[list[tuple[str, Any]], list[str]]:
         document = document_at(store, join(path, "zarr.json"))
-        is_group = isinstance(document, dict) and document.get("node_type") == "group"
-        is_array = isinstance(document, dict) and document.get("node_type") == "array"
+        node_type = document.get("node_type") if isinstance(document, dict) else None
         if document is None:
             document = document_at(store, join(path, ".zarray"))
-            is_array = isinstance(document, dict)
-        if is_array:
+            node_type = "array" if isinstance(document, dict) else None
+        if node_type == "array":
             return [(path, document)], []
         try:
             names = names_in(store, path)
@@ -141,13 +102,13 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             if not path:
                 raise
             return [(path, error)], []
-        if not is_group and _is_endless(store, path, names):
+        if node_type != "group" and _is_endless(store, path, names):
             why = ValueError(
                 f"the store lists {path!r} as part of itself, without end, so arrays may be "
                 "missing here; if it is a zip file at a URL, download it, or upgrade zarr"
             )
             return [(path, why)], []
-        if document is not None and not is_group:
+        if document is not None and node_type != "group":
             # It may be an array: do not search its chunks for arrays.
             names = [name for name in names if name != "c" and not name[0].isdigit()]
             return [(path, document)], names
@@ -199,17 +160,15 @@ def _object(data: Any) -> Any:
     return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
 
 
-async def _list(store: zarr.abc.store.Store, path: str) -> list[str]:
-    if not store.supports_listing:
-        return []
-    with contextlib.suppress(NotADirectoryError):
-        return sorted([name async for name in store.list_dir(path)])
-    return []
-
-
 def names_in(store: zarr.abc.store.Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
-    return sync(_list(store, path))
+
+    async def names() -> list[str]:
+        return sorted([name async for name in store.list_dir(path)])
+
+    with contextlib.suppress(NotADirectoryError):
+        return sync(names()) if store.supports_listing else []
+    return []
 
 
 def join(path: str, name: str) -> str:
@@ -217,97 +176,85 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def chunks_of(
-    array: Any, grid: list[int], bar: Any, listing: Listing
-) -> Iterator[list[tuple[int, ...]]]:
-    """Yield batches of the indices of chunks that exist or, if the store can't list, may exist."""
-    if bar is not None:
-        bar.total = (bar.total or 0) + math.prod(grid)
-        bar.refresh()
-    num_left = math.prod(grid)
-    for batch in _listed_chunks(array, grid, listing) or _all_chunks(grid):
-        yield batch
-        num_left -= len(batch)
-        if bar is not None:
-            bar.update(len(batch))
-    if bar is not None:
-        bar.update(num_left)  # chunks that do not exist
+def grid_of(array: Any) -> list[int]:
+    """Return how many chunks, or shards, an array has along each axis."""
+    chunk_shape = array.shards or array.chunks
+    return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
 def first_chunk(array: Any) -> tuple[slice, ...] | None:
-    """Return the region of the first chunk that exists, within the first 100 batches, or None."""
-    grid = [-(-size // n) for size, n in zip(array.shape, array.chunks, strict=True)]
-    for batch in itertools.islice(chunks_of(array, grid, None, Listing()), 100):
-        keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        for index, size in zip(batch, sync(sizes_of(array.store, keys)), strict=True):
-            if size is not None:
-                return tuple(
-                    slice(i * n, (i + 1) * n) for i, n in zip(index, array.chunks, strict=True)
-                )
+    """Return the region of the first chunk that exists, or None."""
+    for index, _, size in stored_chunks(array, Listing()):
+        if not isinstance(size, IsADirectoryError):
+            return tuple(
+                slice(i * n, (i + 1) * n) for i, n in zip(index, array.chunks, strict=True)
+            )
     return None
 
 
-def _listed_chunks(
-    array: Any, grid: list[int], listing: Listing
-) -> Iterator[list[tuple[int, ...]]] | None:
-    """Return the indices of the chunks that the store lists in batches, None if it can't list."""
+def stored_chunks(array: Any, listing: Listing) -> Iterator[tuple[Index, str, int | Exception]]:
+    """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
+    grid = grid_of(array)
+    indices = _listed(array, grid, listing)
+    if not listing.is_listed:
+        listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
+        indices = itertools.islice(_all_indices(grid), MAX_UNLISTED)
+    while batch := list(itertools.islice(indices, _BATCH_LENGTH)):
+        keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
+        sizes = sync(_sizes_of(array.store, keys))
+        for index, key, size in zip(batch, keys, sizes, strict=True):
+            if size is not None:
+                yield index, key, size
+
+
+def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
+    """Return the indices of the chunks that the store lists, and fill the listing."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
-        return None
+        return iter(())
     prefix = f"{array.path}/".lstrip("/")
-    batches = _list_below(array.store, prefix, listing)
-    first = next(batches, [])
-    listing.is_listed = any(key.startswith(prefix) for key in first)  # at least the metadata
-    if not listing.is_listed:
-        listing.errors.clear()  # all chunks are probed
-        return None
+    keys = _keys_below(array.store, prefix, listing)
+    first = next(keys, None)  # if the store lists anything, then at least the metadata
+    listing.is_listed = first is not None and first.startswith(prefix)
 
-    def index_of(key: str) -> tuple[int, ...] | None:
+    def index_of(key: str) -> Index | None:
         name = key.removeprefix(prefix)
         index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
         is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
-        if is_in_grid and array.metadata.encode_chunk_key(index) == name:
-            return index
-        listing.add_other(name)
+        if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
+            return index  # a folder, too
+        if name and not name.endswith("/") and not _METADATA.fullmatch(name):
+            listing.others.append(name)
         return None
 
-    batches = itertools.chain([first], batches)
-    return ([i for i in map(index_of, batch) if i is not None] for batch in batches)
+    indices = map(index_of, itertools.chain([first or ""], keys))
+    return (index for index in indices if index is not None)
 
 
-def _list_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[list[str]]:
-    """Yield the keys with a prefix in batches."""
+def _keys_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[str]:
+    """Yield the keys with a prefix; those of folders end with a slash, where the store has them."""
     if type(store) is zarr.storage.LocalStore:
-        files = _files_below(store.root, prefix, listing)
-        yield from iter(lambda: list(itertools.islice(files, _BATCH_LENGTH)), [])
-    else:
-        keys = store.list_prefix(prefix)
-        yield from iter(lambda: sync(_take(keys)), [])
+        yield from _paths_below(store.root, prefix, listing)
+        return
+    keys = store.list_prefix(prefix)
+    while batch := sync(_take(keys)):
+        yield from batch
 
 
-def _files_below(root: Path, prefix: str, listing: Listing) -> Iterator[str]:
-    """Yield the keys of local files; zarr's `list_prefix` skips folders that can't be listed."""
-    walk = os.walk(root / prefix, onerror=listing.errors.append, followlinks=True)
-    for folder, folders, names in walk:
-        folders[:] = sorted(name for name in folders if not _leads_back(folder, name))
-        below = "/".join(Path(folder).relative_to(root).parts)
+def _paths_below(root: Path, prefix: str, listing: Listing) -> Iterator[str]:
+    """Yield the same for local files; zarr's `list_prefix` skips folders that can't be listed."""
+    for folder, folders, names in os.walk(
+        root / prefix, onerror=listing.errors.append, followlinks=True
+    ):
+        below = Path(folder).relative_to(root).as_posix().removeprefix(".")
         yield from (join(below, name) for name in sorted(names))
+        yield from (f"{join(below, name)}/" for name in folders)
+        folders[:] = sorted(name for name in folders if not _leads_back(Path(folder, name)))
 
 
-def _leads_back(folder: str, name: str) -> bool:
+def _leads_back(path: Path) -> bool:
     """Whether a folder is a link to one above it."""
-    path = os.path.join(folder, name)  # noqa: PTH118 # quick, as what follows
-    if not os.path.islink(path):  # noqa: PTH114
-        return False
-    here, there = (os.path.join(os.path.realpath(p), "") for p in (folder, path))  # noqa: PTH118
-    return here.startswith(there)
-
-
-def _all_chunks(grid: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    num_chunks = min(math.prod(grid), MAX_UNLISTED)
-    for start in range(0, num_chunks, _BATCH_LENGTH):
-        numbers = range(start, min(start + _BATCH_LENGTH, num_chunks))
-        yield [_index_of(number, grid) for number in numbers]
+    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
 
 
 async def _take(keys: AsyncIterator[str]) -> list[str]:
@@ -320,52 +267,36 @@ async def _take(keys: AsyncIterator[str]) -> list[str]:
     return taken
 
 
-def _index_of(number: int, grid: list[int]) -> tuple[int, ...]:
-    """Return the index of a chunk from its number in C order; `numpy.unravel_index` has 64 bits."""
-    index = []
-    for length in reversed(grid):
-        number, i = divmod(number, length)
-        index.append(i)
-    return tuple(reversed(index))
+def _all_indices(grid: list[int]) -> Iterator[Index]:
+    """Yield all indices in C order; those of `itertools` and NumPy do not suit grids of 2**45."""
+    if math.prod(grid) and grid:
+        yield from ((i, *rest) for i in range(grid[0]) for rest in _all_indices(grid[1:]))
+    elif not grid:
+        yield ()
 
 
-async def sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
-    """Return the size of each chunk in bytes, None if it does not exist, or why it can't be read.
+async def _sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
+    return await asyncio.gather(*(_size_of(store, key) for key in keys))
 
-    Files are opened: their size alone does not tell whether they can be. Of an object store, the
-    size may come with the listing; a request for each chunk, to see whether it is forbidden, would
-    take far longer than all the rest.
+
+async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
+    """Return the length of a chunk in bytes, None if it is missing, or why it can't be read.
+
+    Files are opened: their length alone does not tell whether they can be. A server is asked for
+    the length only; to see whether a chunk is forbidden would take far longer than all the rest.
     """
-    parts = [keys[i : i + _NUM_OPENED] for i in range(0, len(keys), _NUM_OPENED)]
-    opened = await asyncio.gather(*(asyncio.to_thread(_open_each, store, part) for part in parts))
-    sizes = list(itertools.chain.from_iterable(opened))
-    others = [i for i, size in enumerate(sizes) if size == _NO_FILE]
-    answers = await asyncio.gather(*(_ask_for_size(store, keys[i]) for i in others))
-    for i, answer in zip(others, answers, strict=True):
-        sizes[i] = answer
-    return sizes
-
-
-async def _ask_for_size(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
+    source = find_source(zarr.storage.StorePath(store, key))
+    if isinstance(source, File):
+        try:
+            return await asyncio.to_thread(length_of_file, source)
+        except Left:
+            pass  # compressed in an archive, or no regular file
+        except Exception as error:  # noqa: BLE001 # files and archives raise anything
+            is_missing = isinstance(error, source.missing)
+            return None if is_missing and not isinstance(error, IsADirectoryError) else error
     try:
         return await store.getsize(key)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
         return error
-
-
-def _open_each(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
-    """Return the same for chunks in local files, and `_NO_FILE` for others."""
-    return [_size_of_file(find_source(zarr.storage.StorePath(store, key))) for key in keys]
-
-
-def _size_of_file(source: Any) -> int | Exception | None:
-    if not isinstance(source, File):
-        return _NO_FILE
-    try:
-        return length_of_file(source)
-    except Left:
-        return _NO_FILE
-    except Exception as error:  # noqa: BLE001 # files and archives raise anything
-        return None if isinstance(error, source.missing) else error
