@@ -68,6 +68,10 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _explain_nothing(location: str) -> str:
+    from numcodecs_bytes._tools.locations import advise_references  # noqa: PLC0415 # see above
+
+    if "://" in location and (advice := advise_references(location)):
+        return f"{location}: {advice}"
     what = f"no Zarr array in {location}: expected zarr.json or .zarray there"
     if "://" in location:
         what += (
@@ -226,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     option(check, "stores", "store", f"{kinds}, or URL of one of these", nargs="+")
     check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
     option(check, "--max-chunks", "N", "check at most N chunks of each array", type=_number)
-    limit = "do not decode chunks of more than N bytes (default: 100000000)"
+    limit = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
     option(check, "--max-chunk-bytes", "N", limit, type=_number)
     versions = check.add_mutually_exclusive_group()
     option(versions, "--branch", "NAME", "branch of an Icechunk repository (default: main)")
@@ -279,6 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
+    except PermissionError as error:  # of a package that reads its configuration when imported
+        print(f"can't start: {error}", file=sys.stderr)
+        return 2
     return int(status)
 
 

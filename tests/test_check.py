@@ -5,7 +5,6 @@ import functools
 import http.server
 import importlib.util
 import json
-import lzma
 import os
 import shutil
 import tempfile
@@ -15,7 +14,6 @@ import warnings
 import zipfile
 from pathlib import Path
 
-import google_crc32c
 import numcodecs
 import numpy as np
 import pytest
@@ -34,7 +32,6 @@ from helpers import (
 import numcodecs_bytes
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._tools import check_chunks
 from numcodecs_bytes._tools.locations import open_store
 
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
@@ -110,13 +107,28 @@ class TestHealthyStores:
         found = check(healthy)
         assert {path: report.partial_reads for path, report in found.items()} == PARTIAL_READS
         assert not any(report.problems for report in found.values())
-        assert found["deep/in/shards"].notes[-1] == "1 of 1 shards have their full length"
         assert found["plain"].data_type == "float32"
         assert {p: r.num_chunks for p, r in found.items()} == {
             **dict.fromkeys(PARTIAL_READS, 1),
             **dict.fromkeys(["empty"], 0),
         }
         assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
+
+    @pytest.mark.parametrize("location", ["{}", "file://{}", "{}.zip"])
+    def test_a_healthy_store_has_no_notes(self, tmp_path, location):
+        """Among them shards of full length, and a byte order of elements that need none."""
+        if "file:" in location:
+            pytest.importorskip("fsspec")
+        group = zarr.create_group(tmp_path / "a")
+        more = {"shards": (4,), "compressors": None}
+        for name, settings in {"full": more, "zipped": {}, "bools": {"dtype": "?"}}.items():
+            array = {"shape": 4, "chunks": (2,), "dtype": "i4"} | settings
+            group.create_array(name, **array)[:] = 1
+        write_array(tmp_path / "a/needless", bytes(4), "uint8", [bytes_codec("little")])
+        shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "a")
+        found = check(location.format(tmp_path / "a"))
+        assert found.keys() == {"full", "zipped", "bools", "needless"}
+        assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 4
 
     def test_the_progress_bar_gets_to_its_end(self, healthy):
         class Bar:
@@ -227,14 +239,11 @@ class TestMetadata:
         (problem,) = problems_of(path)
         assert 'the bytes codec has no "endian", which uint64 needs' in problem
 
-    def test_notes(self, tmp_path):
-        path = write_array(tmp_path, bytes(4), "uint8", [bytes_codec("big", "endian")])
+    def test_the_former_name_of_the_codec(self, tmp_path):
+        path = write_array(tmp_path, bytes(4), "uint8", [bytes_codec(None, "endian")])
         (found,) = check(path).values()
         assert not found.problems
-        assert found.notes == [
-            'codec "endian" was renamed to "bytes" in version 1.0',
-            '"endian" has no effect for uint8; it can be omitted',
-        ]
+        assert found.notes == ['codec "endian" was renamed to "bytes" in version 1.0']
 
     def test_data_types_of_older_drafts(self, tmp_path):
         path = write_array(tmp_path / "list", None, [["a", "<i2"], ["b", "|b1"]], [BIG])
@@ -511,7 +520,7 @@ class TestChunks:
                 shutil.make_archive(str(tmp_path / "group"), "zip", tmp_path / "group")
             (found,) = check(location.format(tmp_path / "group")).values()
             assert (found.path, found.problems) == ("a", [])
-            return [note for note in found.notes if "full length" not in note]
+            return found.notes
 
         assert notes() == []
         for name in others:
@@ -527,15 +536,18 @@ class TestChunks:
         assert (last == "...") == (len(others) > 3)
         assert set(named) | {last} - {"..."} <= set(others)
 
-    def test_an_array_whose_layout_is_not_found_out(self, tmp_path, monkeypatch):
-        """Only the number of full shards depends on it."""
-
-        def fail(_array):
-            raise ValueError("odd")
-
-        monkeypatch.setattr(check_chunks, "stored_as", fail)
-        path = write_array(tmp_path, bytes(7), "int16", [BIG])
-        assert problems_of(path) == ["chunk c/0 holds 7 bytes, expected 8: it is truncated"]
+    @pytest.mark.parametrize("is_empty", [True, False])
+    @pytest.mark.parametrize(("zarr_format", "key"), [(2, "1"), (3, "c/1")])
+    def test_a_chunk_that_is_a_folder(self, tmp_path, zarr_format, key, is_empty):
+        """zarr reads it as the fill value, without a word."""
+        settings = {"shape": 4, "chunks": 2, "dtype": "i2", "zarr_format": zarr_format}
+        zarr.create_array(tmp_path, compressors=None, **settings)[:] = 1
+        (tmp_path / key).unlink()
+        (tmp_path / key).mkdir()
+        if not is_empty:
+            (tmp_path / key / "0").write_bytes(bytes(4))
+        (problem,) = problems_of(tmp_path)
+        assert problem.startswith(f"chunk {key} is a folder, so zarr reads the fill value")
 
     def test_chunks_without_length(self, tmp_path):
         path = write_array(tmp_path, None, "int16", [BIG], chunks=(0,))
@@ -704,220 +716,34 @@ class TestPermissions:
         assert sorted(of_chunks) == [("list", ""), ("size", "c/0"), ("size", "c/1")]
 
 
-BOMBS = {
-    "gzip": numcodecs.GZip(1),
-    "zlib": numcodecs.Zlib(1),
-    "bz2": numcodecs.BZ2(1),
-    "lzma": numcodecs.LZMA(preset=0),
-    "zstd": numcodecs.Zstd(),
-    "lz4": numcodecs.LZ4(),
-    "blosc": numcodecs.Blosc(clevel=1),
-}
-NOTHING = np.zeros(1 << 26, "u1")
-
-
-@functools.cache
-def bomb_of(name):
-    return bytes(BOMBS[name].encode(NOTHING))
-
-
-# Settings of arrays whose elements have variable length, and two elements.
-ITEMS = {
-    "vlen-utf8": ({"dtype": str}, ["x", "yz"]),
-    "vlen-bytes": ({"dtype": zarr.dtype.VariableLengthBytes()}, [b"x", b"yz"]),
-    "vlen-utf8 of Zarr v2": ({"dtype": str, "zarr_format": 2}, ["x", "yz"]),
-    "vlen-bytes of Zarr v2": (
-        {"dtype": zarr.dtype.VariableLengthBytes(), "zarr_format": 2},
-        [b"x", b"yz"],
-    ),
-}
-
-
-def shard_of(chunk, num_chunks):
-    """Return a shard that stores each of its inner chunks as `chunk`, its index at the end."""
-    index = np.array([[0, len(chunk)]] * num_chunks, "<u8").tobytes()
-    return chunk + index + google_crc32c.value(index).to_bytes(4, "little")
-
-
 class TestLimits:
     @pytest.mark.parametrize("zarr_format", [2, 3])
-    @pytest.mark.parametrize("name", BOMBS)
-    def test_a_chunk_that_decodes_to_far_too_much(self, tmp_path, name, zarr_format):
-        """64 MiB in place of 8 bytes: what is too much is not decoded, but named."""
-        codec = BOMBS[name]
-        bomb = bomb_of(name)
-        if zarr_format == 2:
-            settings = {"compressors": codec, "zarr_format": 2}
-        else:
-            configuration = {k: v for k, v in codec.get_config().items() if k != "id"}
-            configuration = {"name": f"numcodecs.{name}", "configuration": configuration}
-            settings = {"compressors": configuration}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            array = zarr.create_array(tmp_path, shape=(4,), chunks=(2,), dtype="i4", **settings)
-            array[:] = 1
-        assert not problems_of(tmp_path)
-        chunk = tmp_path / array.metadata.encode_chunk_key((1,))
-        chunk.write_bytes(bomb)
-        tracemalloc.start()
-        (problem,) = problems_of(tmp_path)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 3 * len(bomb) + (4 << 20)
-        assert f"{name} decodes to" in problem or f"{name} declares" in problem
-        chunk.write_bytes(bomb[: len(bomb) // 2])
-        (problem,) = problems_of(tmp_path)
-        assert "can't be read" in problem
-
-    def test_frames_of_zstd_that_do_not_say_their_size(self, tmp_path):
-        """Frames as RFC 8878 has them: one of 3 raw bytes, others of 2 ** 21 - 1 times a byte."""
-        frame = b"\x28\xb5\x2f\xfd\x00\x58"
-        raw = frame + (3 << 3 | 1).to_bytes(3, "little") + b"abc"
-        large = frame + ((2**21 - 1) << 3 | 3).to_bytes(3, "little") + b"a"
-        array = zarr.create_array(
-            tmp_path, shape=(3,), chunks=(3,), dtype="u1", compressors=zarr.codecs.ZstdCodec()
-        )
-        tmp_path.joinpath("c").mkdir()
-        tmp_path.joinpath("c/0").write_bytes(raw)
-        assert array[:].tobytes() == b"abc"
-        assert not problems_of(tmp_path)
-        tmp_path.joinpath("c/0").write_bytes(raw + large)
-        (problem,) = problems_of(tmp_path)
-        assert "can't be read" in problem
-        tmp_path.joinpath("c/0").write_bytes(raw + 50 * large)  # more than 100 MB
-        (report,) = check(tmp_path).values()
-        assert not report.problems
-        assert f"may decode to {3 + 50 * (2**21 - 1)} bytes" in report.notes[0]
-
-    def test_bytes_after_a_frame_of_blosc(self, tmp_path):
-        array = zarr.create_array(
-            tmp_path, shape=4, chunks=4, dtype="u1", zarr_format=2, compressors=numcodecs.Blosc()
-        )
+    def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path, zarr_format):
+        array = zarr.create_array(tmp_path, shape=8, chunks=8, dtype="i2", zarr_format=zarr_format)
         array[:] = 1
-        chunk = tmp_path / "0"
-        raw = chunk.read_bytes()
-        chunk.write_bytes(raw + b"more")
-        assert array[:].tolist() == [1] * 4
-        assert not problems_of(tmp_path)
-        chunk.write_bytes(raw[:-1])
-        (problem,) = problems_of(tmp_path)
-        assert f"blosc declares an encoded size of {len(raw)} bytes, got {len(raw) - 1}" in problem
-
-    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in", "ignore:The data type")
-    def test_settings_of_lzma_that_are_not_given(self, tmp_path):
-        """numcodecs takes .xz alone for granted, Python's files any format."""
-        codec = {"name": "numcodecs.lzma", "configuration": {}}
-        path = write_array(tmp_path, None, "uint8", [bytes_codec(None), codec])
-        path.joinpath("c").mkdir()
-        path.joinpath("c/0").write_bytes(lzma.compress(bytes(4)))
-        assert not problems_of(path)
-        path.joinpath("c/0").write_bytes(lzma.compress(bytes(4), format=lzma.FORMAT_ALONE))
-        assert len(problems_of(path)) == 1
+        (tmp_path / array.metadata.encode_chunk_key((0,))).write_bytes(b"x")
+        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=15))
+        assert (report.problems, report.notes) == (
+            [],
+            ["its chunks were not decoded: they have 16 bytes each, the limit is 15"],
+        )
+        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=16))
+        assert report.num_problems == 1
 
     @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-    @pytest.mark.parametrize("is_compressed", [False, True])
-    @pytest.mark.parametrize("kind", [*ITEMS, "vlen-utf8 in shards"])
-    def test_a_header_that_declares_too_many_elements(self, tmp_path, kind, is_compressed):
-        """9 bytes that declare 800,000,000 strings took 6 GB and 21 s."""
-        settings, values = ITEMS[kind.removesuffix(" in shards")]
-        if "shards" in kind:
-            settings = settings | {"shards": (4,)}
-        compressor = numcodecs.Zstd() if "zarr_format" in settings else zarr.codecs.ZstdCodec()
-        array = zarr.create_array(
-            tmp_path, shape=(4,), chunks=(2,), **settings,
-            compressors=compressor if is_compressed else None,
-        )  # fmt: skip
-        array[:] = np.array([*values, *values], dtype=object)
-        assert not problems_of(tmp_path)
-        raw = (800_000_000).to_bytes(4, "little") + b"\1\0\0\0x"
-        assert len(raw) == 9
-        stored = bytes(numcodecs.Zstd().encode(raw)) if is_compressed else raw
-        if "shards" in kind:
-            stored = shard_of(stored, 2)
-        (tmp_path / array.metadata.encode_chunk_key((0,))).write_bytes(stored)
-        tracemalloc.start()
-        limits = checks.Limits(max_chunk_bytes=1_000_000)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 1_000_000
-        (problem,) = report.problems
-        name = kind.split()[0]
-        assert f"{name} declares 800000000 elements, expected 2" in problem
-
-    def test_lz4_that_declares_more_than_it_can_hold(self, tmp_path):
-        """A filter may change the size of a chunk, so that any other size might be right."""
-        array = zarr.create_array(
-            tmp_path, shape=4, dtype="f4", zarr_format=2,
-            filters=[numcodecs.AsType("f8", "f4")], compressors=numcodecs.LZ4(),
-        )  # fmt: skip
-        array[:] = 1
-        raw = (tmp_path / "0").read_bytes()
-        (tmp_path / "0").write_bytes((256 * len(raw)).to_bytes(4, "little") + raw[4:])
-        limits = checks.Limits(max_chunk_bytes=16)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        (problem,) = report.problems
-        assert f"more than 255 times its encoded {len(raw)} bytes" in problem
-
-    @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-    @pytest.mark.parametrize("shards", [None, (64,)])
-    def test_text_of_many_bytes_is_not_decoded(self, tmp_path, shards):
-        """How much it holds, only its chunks say; in shards, one inner chunk is read at a time."""
-        array = zarr.create_array(tmp_path, shape=(64,), chunks=(4,), shards=shards, dtype=str)
-        array[:] = np.array(["x" * 20_000] * 64, dtype=object)
-        (report,) = check(tmp_path).values()
+    @pytest.mark.parametrize("shards", [None, (4,)])
+    def test_text_is_decoded(self, tmp_path, shards):
+        array = zarr.create_array(tmp_path, shape=(4,), chunks=(2,), shards=shards, dtype=str)
+        array[:] = np.array(["a", "bc", "d", "e"], dtype=object)
+        (report,) = checks.check(tmp_path)
         assert (report.problems, report.notes) == ([], [])
-        limits = checks.Limits(max_chunk_bytes=100_000)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        assert not report.problems
-        assert report.notes[0].startswith(
-            f"chunks that were not decoded: {1 if shards else 16}; chunk "
-        )
-        tracemalloc.start()
-        check(tmp_path)
-        _, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert peak < 1_000_000
-
-    def test_filters_of_zarr_v2_that_enlarge(self, tmp_path):
-        array = zarr.create_array(
-            tmp_path, shape=1000, chunks=1000, dtype="f4", zarr_format=2,
-            filters=[numcodecs.AsType("f8", "f4")], compressors=numcodecs.Zlib(),
-        )  # fmt: skip
-        array[:] = 1
-        limits = checks.Limits(max_chunk_bytes=4000)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        assert not report.problems
-        assert "chunks that were not decoded: 1; chunk 0" in report.notes[0]
-
-    def test_a_bomb_in_a_shard(self, tmp_path):
-        array = zarr.create_array(
-            tmp_path, shape=(4,), chunks=(2,), shards=(4,), dtype="i4",
-            compressors=zarr.codecs.GzipCodec(),
-        )  # fmt: skip
-        array[:] = 1
-        bomb = bytes(BOMBS["gzip"].encode(NOTHING))
-        (tmp_path / "c/0").write_bytes(shard_of(bomb, 2))
-        (problem,) = problems_of(tmp_path)
-        assert "gzip decodes to" in problem
-
-    def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path):
-        write_array(tmp_path, b"x", "int16", [BIG, ZSTD], (8,), chunks=(8,))
-        limits = checks.Limits(max_chunk_bytes=15)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        assert not report.problems
-        assert report.notes == [
-            "its chunks were not decoded: they have 16 bytes each, the limit is 15"
-        ]
-        (tmp_path / "c/0").write_bytes(bytes(70_000))
-        limits = checks.Limits(max_chunk_bytes=16)
-        (report,) = checks.check(open_store(str(tmp_path)), limits)
-        assert report.problems == ["chunk c/0 was not read: it has 70000 bytes, the limit is 16"]
+        chunk = tmp_path / "c/0"
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+        assert problems_of(tmp_path)[0].startswith("chunk c/0 can't be read: ")
 
     def test_some_chunks(self, healthy, capsys):
         assert main(["check", str(healthy / "plain"), "--max-chunks", "1"]) == 0
-        out = capsys.readouterr().out
-        assert "note    1 of 3 chunks were checked" in out
+        assert "note    1 of 3 chunks were checked" in capsys.readouterr().out
         assert main(["check", str(healthy), "--max-chunk-bytes", "10"]) == 0
         assert "they have 112 bytes each, the limit is 10" in capsys.readouterr().out
         with pytest.raises(SystemExit):
@@ -1156,8 +982,8 @@ class TestCommand:
         assert [store["store"] for store in found["unreadable"]] == [nowhere]
         assert main(["--json", "check", nowhere]) == 2
         (why,) = json.loads(capsys.readouterr().out)["unreadable"]
-        assert nowhere in why["store"]
-        assert f"can't read {nowhere}: " in printed.err
+        assert why["error"] == "there is no such file or folder"
+        assert printed.err == f"can't read {nowhere}: there is no such file or folder\n"
 
     def test_missing_chunks_are_counted(self, tmp_path):
         array = zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
@@ -1189,7 +1015,7 @@ class TestCommand:
         assert report.problems == []
 
     def test_nothing_to_check(self, tmp_path):
-        assert "no Zarr hierarchy at" in self.run(tmp_path / "nowhere", status=2)
+        assert "there is no such file or folder" in self.run(tmp_path / "nowhere", status=2)
         out = self.run(tmp_path, status=1)
         assert out.startswith("0 arrays, 0 chunks, 0 problems\n")
         assert "expected zarr.json or .zarray there" in out
@@ -1197,3 +1023,70 @@ class TestCommand:
         tmp_path.joinpath("file").write_bytes(b"PK")
         assert "but not a zip file" in self.run(tmp_path / "file", status=2)
         assert "can't read no://such: " in self.run("no://such", status=2)
+
+    @pytest.mark.parametrize(
+        ("name", "content", "answer"),
+        [
+            ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
+            (".zarray", "{}", "this is Zarr metadata: give its folder, {0}\n"),
+            ("a.json", '{"zarr_format": 3}', "this is Zarr metadata: give the folder of the array"),
+            ("a.json", "[1]", "this is JSON, but not kerchunk references: expected an object"),
+            ("a.json", '{"type": "x"}', "this is JSON, but not kerchunk references: expected an"),
+            ("a.json", "{", "this is not JSON, as kerchunk references are: "),
+            ("a.txt", "text", "this is a file, but not a zip file"),
+            ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
+            ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
+            ("a", "II*\0", "this is a TIFF file, not Zarr: make references first:\n  python -c"),
+            ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
+        ],
+    )
+    def test_files_that_are_no_stores(self, tmp_path, capsys, name, content, answer):
+        """The answer says what to give instead, without a traceback."""
+        path = tmp_path / name
+        path.write_text(content, encoding="latin-1")
+        assert main(["check", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"can't read {path}: this is ")
+        assert answer.replace("{0}", str(tmp_path)) in error
+
+    def test_the_line_that_makes_references(self, tmp_path, capsys):
+        """It works as it is printed."""
+        io = pytest.importorskip("scipy.io")
+        pytest.importorskip("kerchunk.netCDF3")
+        with io.netcdf_file(tmp_path / "a.nc", "w") as file:
+            file.createDimension("x", 4)
+            file.createVariable("v", "f4", ("x",))[:] = np.arange(4)
+        assert main(["check", str(tmp_path / "a.nc")]) == 2
+        line = capsys.readouterr().err.partition('python -c "')[2].rpartition('"')[0]
+        run_program("-W", "ignore", "-c", line, folder=tmp_path)
+        (report,) = check(tmp_path / "a.json").values()
+        assert (report.path, report.num_problems) == ("v", 0)
+
+    def test_a_url_of_a_file(self, tmp_path, capsys):
+        """fsspec lists a file as a folder that contains itself: the search had no end."""
+        pytest.importorskip("fsspec")
+        (tmp_path / "a.tif").write_bytes(b"II*")
+        assert main(["check", f"file://{tmp_path}/a.tif"]) == 1
+        assert "this is a TIFF file, not Zarr: make references" in capsys.readouterr().err
+
+    def test_what_may_not_be_read(self, tmp_path, capsys):
+        file = tmp_path / "a.zip"
+        file.touch()
+        with denied(tmp_path, file):
+            assert main(["check", str(tmp_path)]) == 2
+            assert main(["check", str(file)]) == 2
+        folder_error, file_error = capsys.readouterr().err.splitlines()
+        assert folder_error.startswith(f"can't read {tmp_path}: PermissionError: ")
+        assert file_error.startswith(f"can't read {file}: PermissionError: ")
+
+    def test_a_home_directory_that_can_not_be_read(self, tmp_path, monkeypatch, capsys):
+        """fsspec, which zarr imports, raises an error if it can't read its configuration."""
+
+        def fail(_options):
+            raise PermissionError(13, "Permission denied", "/home/a/.config/fsspec")
+
+        monkeypatch.setattr("numcodecs_bytes.__main__._check", fail)
+        assert main(["check", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == (
+            "can't start: [Errno 13] Permission denied: '/home/a/.config/fsspec'\n"
+        )

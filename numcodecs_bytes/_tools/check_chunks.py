@@ -134,9 +134,7 @@ def _report_listing(
         )
     elif num_chunks < num_in_all:
         others = "were not found" if listing.errors else "read as the fill value"
-        report.notes.append(
-            f"{num_chunks} of {num_in_all} chunks are present; the others {others}"
-        )
+        report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the others {others}")
     if num_others and not is_cut:
         are = "is not a chunk" if num_others == 1 else "are not chunks"
         names = [*listing.others[:MAX_NAMED], *["..."][: num_others - MAX_NAMED]]

@@ -164,7 +164,7 @@ def names_in(store: zarr.abc.store.Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
 
     async def names() -> list[str]:
-        return sorted([name async for name in store.list_dir(path)])
+        return sorted([name async for name in store.list_dir(path) if name])  # "": a file
 
     with contextlib.suppress(NotADirectoryError):
         return sync(names()) if store.supports_listing else []

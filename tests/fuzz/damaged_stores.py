@@ -1,11 +1,10 @@
 """Stores damaged at random, and what check says: python tests/fuzz/damaged_stores.py NUMBER.
 
-Prints what went wrong: an exception, more than a minute, too much memory, or damage that was not
-named although zarr's own reading, a chunk's length or the other metadata reveal it. The process may
-not allocate more than MAX_ADDRESS_SPACE.
+Prints what went wrong: an exception, more than a minute, or damage that was not named although
+zarr's own reading, a chunk's length or the other metadata reveal it. The process may not allocate
+more than MAX_ADDRESS_SPACE.
 """
 
-import contextlib
 import json
 import random
 import resource
@@ -25,7 +24,7 @@ import numcodecs_bytes
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
 
-MAX_BYTES, MAX_SECONDS = 200 << 20, 60
+MAX_SECONDS = 60
 MAX_ADDRESS_SPACE = 4 << 30
 READ_BY_ZARR = 1 << 24
 SHAPE, CHUNKS = (6, 5), (2, 5)
@@ -109,7 +108,7 @@ def damage(root, files, rng):
     done = []
     for path in files:
         is_metadata = path.name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")
-        kinds = ["cut", "flip", "remove", "extend", "bomb", "empty", "header"]
+        kinds = ["cut", "flip", "remove", "extend", "empty", "header", "folder"]
         kind = rng.choice([*kinds, "edit", "edit", "edit", "edit"] if is_metadata else kinds)
         raw = bytearray(path.read_bytes())
         if kind == "remove":
@@ -122,8 +121,9 @@ def damage(root, files, rng):
             path.write_bytes(raw + rng.randbytes(rng.randint(1, 40)))
         elif kind == "header":
             path.write_bytes(rng.randbytes(4) + raw[4:])
-        elif kind == "bomb":
-            path.write_bytes(_bomb(path.parts, rng))
+        elif kind == "folder":
+            path.unlink()
+            path.mkdir()
         elif kind == "flip":
             for _ in range(rng.choice([1, 1, 4])):
                 raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
@@ -134,24 +134,6 @@ def damage(root, files, rng):
             path.write_text(json.dumps(document))
         done.append((kind, path.relative_to(root).as_posix()))
     return done
-
-
-BOMBS = {}
-
-
-def _bomb(parts, rng):
-    """Return 1 GiB of zeros, as a codec stores them."""
-    names = [part.removesuffix("2") for part in parts if part.removesuffix("2") in numcodecs_of()]
-    name = names[0] if names else rng.choice(sorted(numcodecs_of()))
-    if name not in BOMBS:
-        codec = numcodecs_of()[name]
-        BOMBS[name] = bytes(codec.encode(np.zeros(1 << 30, "u1")))
-    return BOMBS[name]
-
-
-def numcodecs_of():
-    codecs = (numcodecs.GZip(1), numcodecs.Zlib(1), numcodecs.Zstd(), numcodecs.LZ4())
-    return {codec.codec_id: codec for codec in (*codecs, numcodecs.Blosc(clevel=1))}
 
 
 def _edit(node, rng):
@@ -194,26 +176,16 @@ def _values_in(folder, zarr_format=None):
 
 def complaints_about(root, done):
     """Return what is wrong with what check says of a damaged store."""
-    _forget_peak()
-    started, before = time.monotonic(), _peak_bytes()
+    started = time.monotonic()
     try:
         store = zarr.storage.LocalStore(root, read_only=True)
         reports = {report.path: report for report in check(store)}
     except BaseException:
         return [traceback.format_exc()]
-    complaints = [
-        f"{path}: {problem}"
-        for path, report in reports.items()
-        for problem in report.problems
-        if "MemoryError" in problem
-    ]
-    seconds, num_bytes = time.monotonic() - started, _peak_bytes() - before
+    complaints = []
+    seconds = time.monotonic() - started
     if seconds > MAX_SECONDS:
         complaints.append(f"took {seconds:.0f} s")
-    if num_bytes > MAX_BYTES:
-        complaints.append(f"took {num_bytes >> 20} MiB")
-    if any(kind == "bomb" for kind, _ in done):
-        return complaints  # zarr itself would read them
     for name, values in values_of(root).items():
         changed = [d for d in done if d[1].startswith(f"{name}/")]
         has_metadata = any((root / name / f).exists() for f in ("zarr.json", ".zarray"))
@@ -231,7 +203,7 @@ def complaints_about(root, done):
 
 def _is_revealed(folder, changed, values):
     """Whether zarr, a length or the other metadata tells that an array is damaged."""
-    lengths = [k in ("cut", "extend", "empty") and "json" not in p for k, p in changed]
+    lengths = [k in ("cut", "extend", "empty", "folder") and "json" not in p for k, p in changed]
     if isinstance(values, Exception):
         return True
     if folder.name in PLAIN and any(lengths) and ".z" not in str(changed):
@@ -242,21 +214,9 @@ def _is_revealed(folder, changed, values):
     return None not in both and repr(both[0]) != repr(both[1])
 
 
-def _forget_peak():
-    """Let the peak begin anew, where Linux can: zarr itself may have taken gigabytes."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_bytes():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
 def main(number, seed=0):
     warnings.simplefilter("ignore")
     num_failed = 0
-    for codec in numcodecs_of():  # made once: it takes memory
-        _bomb([codec], None)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     with tempfile.TemporaryDirectory() as folder:
         healthy = Path(folder, "healthy")

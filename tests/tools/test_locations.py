@@ -198,7 +198,7 @@ class TestIcechunk:
 
     def test_a_version_of_something_else(self, tmp_path):
         write_array(tmp_path, None, "int8", PLAIN)
-        with pytest.raises(ValueError, match="it is not an Icechunk repository, so it has no tag"):
+        with pytest.raises(ValueError, match="not an Icechunk repository, so it has no tag"):
             open_store(tmp_path, version={"tag": "first"})
 
     def test_only_one_version(self, capsys):
