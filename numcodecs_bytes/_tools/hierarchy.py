@@ -36,21 +36,11 @@ _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|
 
 @dataclass
 class Listing:
-    """What listing the chunks of an array shows besides the chunks.
+    """What listing the chunks of an array shows besides the chunks."""
 
-    Attributes
-    ----------
-    is_listed : bool
-        Whether the store can list; otherwise, no more than `MAX_UNLISTED` chunks are looked for.
-    others : list of str
-        Files below the array that are neither chunks nor metadata.
-    errors : list of OSError
-        Why folders can't be listed.
-    """
-
-    is_listed: bool = False
-    others: list[str] = field(default_factory=list)
-    errors: list[OSError] = field(default_factory=list)
+    is_listed: bool = False  # if not, no more than `MAX_UNLISTED` chunks are looked for
+    others: list[str] = field(default_factory=list)  # neither chunks nor metadata
+    errors: list[OSError] = field(default_factory=list)  # of folders that can't be listed
 
 
 def describe_error(error: Exception) -> str:

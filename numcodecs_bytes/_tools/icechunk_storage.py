@@ -17,20 +17,10 @@ _AZURE = {"account_name": "account", "account_key": "access_key", "anon": "anony
 
 
 def storage_at(location: str, options: dict[str, Any]) -> Any:
-    """Return Icechunk's storage at a path or URL.
+    """Return Icechunk's storage at a path or a URL with one of `PROTOCOLS`.
 
-    Parameters
-    ----------
-    location : str
-        A path, or a URL with one of `PROTOCOLS`.
-    options : dict
-        Those of fsspec's file system for the URL, or of Icechunk's own storage. Without
-        credentials, Icechunk takes those in the environment.
-
-    Raises
-    ------
-    ValueError
-        If Icechunk does not know an option, or has no such storage.
+    The options are fsspec's for the URL, or Icechunk's own; without credentials, it takes those in
+    the environment. Raises ValueError if Icechunk does not know an option.
     """
     import icechunk  # noqa: PLC0415 # optional, but installed if this is called
 

@@ -48,26 +48,11 @@ def open_store(
 ) -> zarr.abc.store.Store:
     """Open the store at a location; its kind is detected.
 
-    Parameters
-    ----------
-    location : str or Path
-        A folder, a zip file, kerchunk references (JSON, or a folder of Parquet files), an Icechunk
-        repository, or a URL of one of these that fsspec or Icechunk supports.
-    read_only : bool
-        Whether to open the store read-only, as a zip file always is.
-    storage_options : dict, optional
-        What fsspec is given for a URL or for references. Unless they name `target_options` and
-        `remote_options`, they are both for references: for the file that holds them, if it is at a
-        URL, and for what they refer to.
-    version : dict, optional
-        The "branch", "tag" or "snapshot" of an Icechunk repository; by default branch `main`.
-
-    Raises
-    ------
-    OSError, ValueError
-        If there is no such store.
-    ImportError
-        If a package is missing; the message says how to install it.
+    `storage_options` are fsspec's, for a URL or for references. Unless they name `target_options`
+    and `remote_options`, they are both for references: for the file that holds them, if it is at a
+    URL, and for what they refer to. `version` names the "branch", "tag" or "snapshot" of an
+    Icechunk repository. Raises OSError or ValueError if there is no such store, and ImportError if
+    a package is missing.
     """
     location, path = str(location), Path(location)
     options = dict(storage_options or {})
@@ -158,7 +143,8 @@ def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.S
     file_system = fsspec.filesystem(
         "reference", fo=source, remote_options=remote, asynchronous=True, **options
     )
-    return kind(file_system, read_only=True)
+    store: zarr.abc.store.Store = kind(file_system, read_only=True)
+    return store
 
 
 def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
