@@ -151,7 +151,8 @@ def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return kerchunk references in JSON."""
     import fsspec  # noqa: PLC0415 # only needed here
 
-    with fsspec.open(location, **options) as file:
+    source: Any = fsspec.open(location, **options)
+    with source as file:
         try:
             document = json.load(file)
         except ValueError as error:
