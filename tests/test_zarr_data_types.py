@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 import struct
 import sys
 from importlib.metadata import entry_points
@@ -81,9 +82,8 @@ class TestStoredBytes:
     def test_unused_bits_are_ignored_and_never_passed_on(self, tmp_path, case):
         """ml_dtypes computes wrong values from a float4 or float6 with upper bits."""
         fill_value = False if case.name == "bool" else FILL_VALUES.get(case.name, 0)
-        largest = {"int2": 3, "uint2": 3, "int4": 15, "uint4": 15, "float4_e2m1fn": 15}.get(
-            case.name, 63 if case.name.startswith("float6") else 255
-        )
+        num_bits = re.match("(?:u?int|float)([246])", case.name)
+        largest = 2 ** int(num_bits[1]) - 1 if num_bits else 255
         every_byte = bytes(range(256))
         valid = bytes(b & largest for b in every_byte)
         if case.name == "bool":
@@ -264,54 +264,39 @@ class TestFillValues:
     @pytest.mark.parametrize(
         ("name", "data", "message"),
         [
-            (
-                "bfloat16",
-                1e39,
-                "got 1e\\+39, expected a value that it can represent: the largest is 3.3",
-            ),
-            ("bfloat16", "nan", "not a value of bfloat16: got 'nan', expected a number, 'NaN'"),
-            ("bfloat16", "0x7fc", "or its bits as '0x' followed by 4 hexadecimal digits"),
+            ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number up to 3.3"),
+            ("bfloat16", "nan", "got 'nan', expected .*or its bits as '0x' followed by 4 hex"),
+            ("bfloat16", "0x7fc", "4 hexadecimal digits"),
             ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
-            ("bfloat16", True, "not a value of bfloat16: got True"),
-            ("bfloat16", [1], "not a value of bfloat16: got \\[1\\]"),
+            ("bfloat16", True, "got True"),
+            ("bfloat16", [1], r"got \[1\]"),
             (
                 "float8_e8m0fnu",
                 0,
-                "not a value of float8_e8m0fnu: got 0, expected a value that it can represent",
+                "'Infinity' or '-Infinity', provided that the data type has that",
             ),
-            ("float8_e8m0fnu", -1.0, "not a value of float8_e8m0fnu: got -1.0"),
-            ("float8_e4m3fn", "Infinity", "not a value of float8_e4m3fn: got 'Infinity'"),
-            (
-                "float8_e4m3fn",
-                449,
-                "got 449, expected a value that it can represent: the largest is 448",
-            ),
-            ("float4_e2m1fn", "NaN", "not a value of float4_e2m1fn: got 'NaN'"),
-            ("float4_e2m1fn", 6.5, "not a value of float4_e2m1fn: got 6.5"),
+            ("float8_e8m0fnu", -1.0, "got -1.0"),
+            ("float8_e4m3fn", "Infinity", "got 'Infinity'"),
+            ("float8_e4m3fn", 449, "got 449, expected a number up to 448"),
+            ("float8_e4m3fn", 10**400, "got 1000"),
+            ("float4_e2m1fn", "NaN", "got 'NaN'"),
+            ("float4_e2m1fn", 6.5, "got 6.5"),
             ("int4", 8, "not a value of int4: got 8, expected an integer from -8 to 7"),
-            ("uint4", -1, "not a value of uint4: got -1, expected an integer from 0 to 15"),
-            ("int2", 0.5, "not a value of int2: got 0.5, expected an integer from -2 to 1"),
-            ("int2", "NaN", "not a value of int2: got 'NaN'"),
-            ("int2", False, "not a value of int2: got False"),
-            (
-                "complex_float16",
-                [1],
-                "not a value of complex_float16: got \\[1\\], expected a list",
-            ),
-            ("complex_float16", "NaN", "expected a list of its real and imaginary part"),
-            ("complex_float16", 1.5, "expected a list of its real and imaginary part"),
-            (
-                "r16",
-                [1],
-                "expected 2 bytes, or a list of that many byte values",
-            ),
-            ("r16", [1, 256], "not a value of r16: got \\[1, 256\\]"),
-            ("r16", [1, True], "not a value of r16: got \\[1, True\\]"),
-            ("r16", 0, "not a value of r16: got 0, expected 2 bytes"),
-            ("r16", "AA", "not a value of r16: got 'AA'"),
-            ("r16", "AAAA", "not a value of r16: got 'AAAA'"),
+            ("uint4", -1, "got -1, expected an integer from 0 to 15"),
+            ("int2", 0.5, "got 0.5, expected an integer from -2 to 1"),
+            ("int2", "NaN", "got 'NaN'"),
+            ("int2", False, "got False"),
+            ("complex_float16", [1], r"got \[1\], expected a list of its real and imaginary part"),
+            ("complex_float16", "NaN", "expected a list"),
+            ("complex_float16", 1.5, "expected a list"),
+            ("r16", [1], "expected 2 bytes, or a list of that many byte values"),
+            ("r16", [1, 256], r"not a value of r16: got \[1, 256\]"),
+            ("r16", [1, True], r"got \[1, True\]"),
+            ("r16", 0, "got 0, expected 2 bytes"),
+            ("r16", "AA", "got 'AA'"),
+            ("r16", "AAAA", "got 'AAAA'"),
         ],
-        ids=str,
+        ids=lambda value: str(value)[:20],
     )
     def test_invalid_fill_values_are_refused(self, tmp_path, name, data, message):
         path = write_array(tmp_path, None, name, [bytes_codec("little")], fill_value=data)
@@ -401,18 +386,10 @@ class TestInZarr:
             "import zarr, zarr.dtype\n"
             "class Theirs(zarr.dtype.RawBytes):\n"
             "    _zarr_v3_name = 'bfloat16'\n"
-            "class RawBits(zarr.dtype.RawBytes):\n"
-            "    _zarr_v3_name = 'raw_bits'\n"
-            "    @classmethod\n"
-            "    def _from_json_v3(cls, data):\n"
-            "        if data == 'r16': return cls(length=2)\n"
-            "        raise zarr.dtype.RawBytes._from_json_v3(data)\n"
-            "for cls in (Theirs, RawBits):\n"
-            "    zarr.dtype.data_type_registry.register(cls._zarr_v3_name, cls)\n"
+            "zarr.dtype.data_type_registry.register('bfloat16', Theirs)\n"
             "from numcodecs_bytes import zarr_data_types as ours\n"
             "contents = zarr.dtype.data_type_registry.contents\n"
             "assert contents['bfloat16'] is ours.BFloat16 is Theirs\n"
-            "assert ours.RawBits is RawBits and 'r*' not in contents\n"
             "assert contents['int4'] is ours.Int4\n"
             "print(ours.Struct.__module__)"
         )

@@ -4,7 +4,7 @@ Nothing here touches array data. The *stored dtype* describes the bytes of a chu
 no padding and no titles, every multi-byte number is in the byte order of `endian`, and types that
 NumPy does not byte-swap correctly are replaced by integers of the same size.
 
-To add a data type, follow the recipe at the head of `zarr_data_types`.
+To add a data type of ml_dtypes, add a row to `ML_DTYPES`; ``docs/contributing.md`` says what else.
 """
 
 import functools
@@ -29,42 +29,46 @@ class MLDType(NamedTuple):
     ----------
     name : str
         Its name in the Zarr extensions registry.
+    class_name : str
+        The name of its class in `zarr_data_types`.
+    kind : {'float', 'complex', 'integer'}
+        What its fill values are in metadata.
+    num_bits : int
+        Bits of an element that are used: the low ones of a byte, if there are fewer than 8.
     name_in_ml_dtypes : str
         Its name in ml_dtypes, by default the same.
-    max_byte : int
-        The largest valid byte; less than 0xFF if it has fewer than 8 bits.
     part : str
         The registered or NumPy name of its real and imaginary part, if it is complex.
     """
 
     name: str
+    class_name: str
+    kind: Literal["float", "complex", "integer"]
+    num_bits: int
     name_in_ml_dtypes: str = ""
-    max_byte: int = 0xFF
     part: str = ""
 
 
-_ML_DTYPES = (
-    MLDType("bfloat16"),
-    MLDType("complex_bfloat16", "bcomplex32", part="bfloat16"),
-    MLDType("complex_float16", "complex32", part="float16"),
-    MLDType("float4_e2m1fn", max_byte=0x0F),
-    MLDType("float6_e2m3fn", max_byte=0x3F),
-    MLDType("float6_e3m2fn", max_byte=0x3F),
-    MLDType("float8_e3m4"),
-    MLDType("float8_e4m3"),
-    MLDType("float8_e4m3b11fnuz"),
-    MLDType("float8_e4m3fn"),
-    MLDType("float8_e4m3fnuz"),
-    MLDType("float8_e5m2"),
-    MLDType("float8_e5m2fnuz"),
-    MLDType("float8_e8m0fnu"),
-    MLDType("int2", max_byte=0x03),
-    MLDType("int4", max_byte=0x0F),
-    MLDType("uint2", max_byte=0x03),
-    MLDType("uint4", max_byte=0x0F),
+ML_DTYPES = (
+    MLDType("bfloat16", "BFloat16", "float", 16),
+    MLDType("float8_e3m4", "Float8E3M4", "float", 8),
+    MLDType("float8_e4m3", "Float8E4M3", "float", 8),
+    MLDType("float8_e4m3b11fnuz", "Float8E4M3B11FNUZ", "float", 8),
+    MLDType("float8_e4m3fn", "Float8E4M3FN", "float", 8),
+    MLDType("float8_e4m3fnuz", "Float8E4M3FNUZ", "float", 8),
+    MLDType("float8_e5m2", "Float8E5M2", "float", 8),
+    MLDType("float8_e5m2fnuz", "Float8E5M2FNUZ", "float", 8),
+    MLDType("float8_e8m0fnu", "Float8E8M0FNU", "float", 8),
+    MLDType("float6_e2m3fn", "Float6E2M3FN", "float", 6),
+    MLDType("float6_e3m2fn", "Float6E3M2FN", "float", 6),
+    MLDType("float4_e2m1fn", "Float4E2M1FN", "float", 4),
+    MLDType("int2", "Int2", "integer", 2),
+    MLDType("int4", "Int4", "integer", 4),
+    MLDType("uint2", "UInt2", "integer", 2),
+    MLDType("uint4", "UInt4", "integer", 4),
+    MLDType("complex_bfloat16", "ComplexBFloat16", "complex", 32, "bcomplex32", "bfloat16"),
+    MLDType("complex_float16", "ComplexFloat16", "complex", 32, "complex32", "float16"),
 )
-_BY_NAME = {row.name: row for row in _ML_DTYPES}
-_BY_NAME_IN_ML_DTYPES = {row.name_in_ml_dtypes or row.name: row for row in _ML_DTYPES}
 
 
 def pack_dtype(dtype: AnyDType) -> AnyDType:
@@ -101,8 +105,10 @@ def has_variable_length(dtype: AnyDType) -> bool:
 
 def find_ml_dtype(dtype: AnyDType) -> MLDType | None:
     """Return the row of a data type of ml_dtypes; None for other data types."""
-    scalar = dtype.type
-    return _BY_NAME_IN_ML_DTYPES.get(scalar.__name__) if scalar.__module__ == "ml_dtypes" else None
+    if dtype.type.__module__ != "ml_dtypes":
+        return None
+    name = dtype.type.__name__
+    return next((row for row in ML_DTYPES if name == (row.name_in_ml_dtypes or row.name)), None)
 
 
 def name_of_ml_dtype(dtype: AnyDType) -> str | None:
@@ -119,7 +125,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
     ImportError
         If ml_dtypes is missing or too old.
     """
-    row = _BY_NAME.get(name)
+    row = next((row for row in ML_DTYPES if row.name == name), None)
     if row is None:
         return None
     try:

@@ -15,7 +15,8 @@ from numcodecs_bytes._core.dtypes import AnyDType, Array, fields_of, find_ml_dty
 def max_byte(dtype: AnyDType) -> int:
     """Return the largest valid byte of a bool or small number; 0xFF for other data types."""
     row = find_ml_dtype(dtype)
-    return 1 if dtype.kind == "b" else 0xFF if row is None else row.max_byte
+    num_bits = 1 if dtype.kind == "b" else 8 if row is None else min(row.num_bits, 8)
+    return (1 << num_bits) - 1
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,12 +11,6 @@ import numpy as np
 from fuzz_mutator import chunk_shape_of
 from helpers import bytes_codec
 
-_SMALL_NUMBERS = {
-    **dict.fromkeys(("int2", "uint2"), 0x03),
-    **dict.fromkeys(("int4", "uint4", "float4_e2m1fn"), 0x0F),
-    **dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn"), 0x3F),
-}
-
 
 def stored_bytes(array, endian):
     """Return what the specification says is stored; NumPy's casts and copies have no part in it."""
@@ -51,7 +45,8 @@ def _reordered_element(memory, dtype, endian, in_memory):
     if dtype.type.__module__ == "ml_dtypes":
         unit = min(dtype.itemsize, 2)
         if unit == 1:
-            return bytes([memory[0] & _SMALL_NUMBERS.get(dtype.name, 0xFF)])
+            num_bits = int(re.match("u?[a-z]+([0-9])", dtype.name)[1])
+            return bytes([memory[0] & (2**num_bits - 1)])
     elif dtype.kind in "SV":
         return memory
     else:
