@@ -114,7 +114,7 @@ def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
     return Struct(fields=tuple(fields))
 
 
-def _name_in(data: object) -> object:
+def _name_in(data: object) -> Any:
     """Return the data type name in Zarr v3 metadata: a string, or an object with only a name."""
     if isinstance(data, Mapping) and not data.get("configuration"):
         return data.get("name")
@@ -282,8 +282,7 @@ class _Integer(_Float):
         smallest = 0 if self._row.name.startswith("uint") else -num_values // 2
         largest = smallest + num_values - 1
         if not _is_number(data) or data not in range(smallest, largest + 1):
-            expected = f"an integer from {smallest} to {largest}"
-            raise _not_a_value(self._row.name, data, expected)
+            raise _not_a_value(self._row.name, data, f"an integer from {smallest} to {largest}")
         return self.to_native_dtype().type(int(data))
 
     def to_json_scalar(self, data: object, *, zarr_format: int) -> int:  # noqa: ARG002
@@ -356,6 +355,8 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(dict(self.fields)) < len(self.fields):
+            raise ValueError(f"fields of a struct must have distinct names, got {self.fields}")
         for _, field in self.fields:
             check_storable(field.to_native_dtype())
 
@@ -411,9 +412,8 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
     """Return the name and data type of a field; like zarr, also for the pairs of `structured`."""
     match field:
-        case {"name": name, "data_type": data_type} | [name, data_type]:
-            registry: Any = zarr.dtype.data_type_registry
-            return name, registry.match_json(_name_in(data_type), zarr_format=3)
+        case {"name": str(name), "data_type": data} | [str(name), data] if name:
+            return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)
     raise DataTypeValidationError(f"not a field of a struct: {field!r}")
 
 
