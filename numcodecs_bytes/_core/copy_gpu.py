@@ -11,25 +11,10 @@ from numcodecs_bytes._core.dtypes import AnyDType, name_of_ml_dtype
 
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
-    """Return the stored bytes of a GPU array, on the same device.
+    """Return the stored bytes of a GPU array of any layout, uint8, flat, on the same device.
 
-    Parameters
-    ----------
-    array : cupy.ndarray
-        Any shape and layout; bool, integers, floats or complex numbers.
-    stored : numpy.dtype
-        The stored dtype of the elements.
-
-    Returns
-    -------
-    cupy.ndarray
-        uint8, shape ``(num_bytes,)``, in C order. Shares memory with `array` if it is C-contiguous,
-        not bool, and already in the stored byte order.
-
-    Raises
-    ------
-    TypeError
-        If CuPy does not support the dtype.
+    Shares memory with `array` if no byte has to change. Raises TypeError if CuPy does not support
+    the dtype.
     """
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
@@ -41,27 +26,10 @@ def encode_on_device(array: Any, stored: AnyDType) -> Any:
 
 
 def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
-    """Return the elements that stored bytes on a GPU hold, on the same device.
+    """Return the elements that stored bytes on a GPU hold, flat, on the same device.
 
-    Parameters
-    ----------
-    raw : cupy.ndarray
-        The stored bytes, uint8, shape ``(num_bytes,)``, contiguous.
-    stored : numpy.dtype
-        The stored dtype of the elements.
-    dtype : numpy.dtype
-        The dtype of the elements in memory.
-
-    Returns
-    -------
-    cupy.ndarray
-        Shape ``(num_elements,)``, dtype `dtype`. Shares memory with `raw` if the byte order is the
-        same and the elements are not bool.
-
-    Raises
-    ------
-    TypeError
-        If CuPy does not support the dtype.
+    Shares memory with `raw` if no byte has to change. Raises TypeError if CuPy does not support the
+    dtype.
     """
     if dtype.kind == "b":
         return raw != 0

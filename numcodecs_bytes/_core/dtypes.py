@@ -118,13 +118,7 @@ def name_of_ml_dtype(dtype: AnyDType) -> str | None:
 
 
 def ml_dtype_from_name(name: str) -> AnyDType | None:
-    """Return the data type of ml_dtypes with a registered name; None for other names.
-
-    Raises
-    ------
-    ImportError
-        If ml_dtypes is missing or too old.
-    """
+    """Return the data type of ml_dtypes with a registered name; None for other names."""
     row = next((row for row in ML_DTYPES if row.name == name), None)
     if row is None:
         return None
@@ -135,14 +129,12 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "
             "pip install ml_dtypes"
         ) from error
-    scalar = getattr(ml_dtypes, row.name_in_ml_dtypes or name, None)
-    if scalar is None:
-        raise ImportError(
-            f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
-            "pip install -U ml_dtypes"
-        )
-    dtype: AnyDType = np.dtype(scalar)
-    return dtype
+    if scalar := getattr(ml_dtypes, row.name_in_ml_dtypes or name, None):
+        return cast("AnyDType", np.dtype(scalar))
+    raise ImportError(
+        f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
+        "pip install -U ml_dtypes"
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -157,17 +149,10 @@ def copied_as(dtype: AnyDType) -> AnyDType:
         return np.dtype((copied_as(base), shape))
     if dtype.names is not None:
         fields = [copied_as(field) for _, field in fields_of(dtype)]
-        if all(new is field for new, (_, field) in zip(fields, fields_of(dtype), strict=True)):
-            return dtype
         offsets = [cast("Any", dtype.fields)[name][1] for name in dtype.names]
-        return np.dtype(
-            {
-                "names": dtype.names,
-                "formats": fields,
-                "offsets": offsets,
-                "itemsize": dtype.itemsize,
-            }
-        )
+        layout = {"formats": fields, "offsets": offsets, "itemsize": dtype.itemsize}
+        copied = np.dtype({"names": dtype.names, **layout})
+        return dtype if copied == dtype else copied
     if dtype.kind in "mM":
         return np.dtype("i8").newbyteorder(dtype.byteorder)
     row = find_ml_dtype(dtype)
@@ -226,15 +211,7 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
-    """Return the stored dtype of elements of `dtype`.
-
-    Raises
-    ------
-    TypeError
-        If the codec can't store `dtype`.
-    ValueError
-        If `endian` is None and `dtype` has a byte order.
-    """
+    """Return the stored dtype of elements of `dtype`; raise if it can't be stored that way."""
     check_storable(dtype)
     packed = copied_as(pack_dtype(dtype))
     if endian is not None:
@@ -266,9 +243,6 @@ def check_storable(dtype: AnyDType) -> None:
         ):
             raise TypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
-                "NumPy (bool, integer, float of up to 64 bits, complex, datetime, "
-                "fixed-length string, raw bytes or a structure of them) or a registered type of "
-                "ml_dtypes, not Python objects, a variable-size or platform-specific type, or a "
-                "type of another package; for variable-length strings use the codecs vlen-utf8 "
-                "and vlen-bytes"
+                "NumPy (with floats of up to 64 bits), a structure of them, or a registered type "
+                "of ml_dtypes; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"
             )
