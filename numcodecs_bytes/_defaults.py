@@ -8,19 +8,9 @@ import zarr
 
 
 def make_default(section: str, name: str, ours: str) -> None:
-    """Make a class the value of a key of zarr's config, unless somebody has chosen another one.
+    """Make a class, given by its path, the value of a key unless somebody has chosen another one.
 
-    Parameters
-    ----------
-    section, name : str
-        The key, such as "codecs" and "bytes".
-    ours : str
-        The path of the class.
-
-    Raises
-    ------
-    AttributeError, KeyError
-        If zarr's config is not what it was in the supported versions.
+    Raises AttributeError or KeyError if zarr's config is not what it is in the supported versions.
     """
     config: Any = zarr.config
     defaults = config.defaults[0][section]

@@ -14,16 +14,10 @@ import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
 
-# Newer versions have the data type `struct`, and warn if a structure has no `endian`. 3.1.6 has
-# only `structured`, which is little-endian.
+# New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. It takes
+# a missing `endian` in metadata as native, evolves codecs for the array's data type, even if
+# filters change that, and writes the metadata of the evolved codecs.
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")
-
-# 3.1.6 evolves codecs for the array's data type, even if filters change the data type, and writes
-# the metadata of the evolved codecs.
-DROPS_ENDIAN_BEFORE_FILTERS = not HAS_STRUCT
-
-# 3.1.6 takes a missing `endian` in metadata as native byte order.
-MISSING_ENDIAN_IS_NATIVE = not HAS_STRUCT
 
 # Before 3.3, MemoryStore keeps the buffer that it is given without copying it. If encoding did not
 # copy either, that is the caller's array (zarr-python#4156).
@@ -47,11 +41,8 @@ def has_sync_index(codec: Any) -> bool:
     """Whether the index of shards can be decoded and encoded without an event loop."""
     if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
         return codec._index_codecs_sync_capable()  # type: ignore[no-any-return] # noqa: SLF001
-    return all(
-        isinstance(c, zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec)
-        or type(c).__module__ == "numcodecs_bytes.zarr"
-        for c in codec.index_codecs
-    )
+    known = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
+    return all(isinstance(c, known) for c in codec.index_codecs)
 
 
 def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> Any:

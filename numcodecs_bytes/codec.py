@@ -14,7 +14,6 @@ size of an element when decoding, and raises an error wherever a wrong guess wou
 values.
 """
 
-import array
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
@@ -211,7 +210,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         elements = _as_array(buf)
         check_storable(elements.dtype)
         if self.dtype is None:
-            self._check_can_be_decoded(buf, elements)
+            self._check_can_be_decoded(elements.dtype)
             return elements
         if pack_dtype(elements.dtype) == pack_dtype(self.dtype):
             return elements
@@ -232,21 +231,17 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
         return viewed
 
-    def _check_can_be_decoded(self, buf: Any, elements: Array) -> None:
-        """Raise if a codec without dtype would encode the elements irreversibly."""
-        dtype = elements.dtype
-        is_array = isinstance(buf, (np.ndarray, np.generic, array.array)) or dtype.itemsize > 1
-        if is_array and has_byte_order(dtype):
-            native = dtype.newbyteorder("=")
-            if self.endian is not None and dtype not in (native, dtype.newbyteorder(self.endian)):
-                raise ValueError(
-                    f"the byte order of the array would be lost: got {dtype}, to be stored as "
-                    f"{self.endian}-endian without dtype, expected native byte order; add "
-                    f'"dtype": {dtype_to_json(pack_dtype(dtype))!r} to the configuration of the '
-                    "bytes codec"
-                )
-        else:
+    def _check_can_be_decoded(self, dtype: AnyDType) -> None:
+        """Raise if a codec without dtype would encode such elements irreversibly."""
+        if not has_byte_order(dtype):
             self._check_untyped()
+        elif self.endian and dtype not in map(dtype.newbyteorder, ("=", self.endian)):
+            raise ValueError(
+                f"the byte order of the array would be lost: got {dtype}, to be stored as "
+                f"{self.endian}-endian without dtype, expected native byte order; add "
+                f'"dtype": {dtype_to_json(pack_dtype(dtype))!r} to the configuration of the '
+                "bytes codec"
+            )
 
     def _check_untyped(self) -> None:
         """Raise unless elements of unknown type can be stored without byte-swapping."""
@@ -262,7 +257,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if raw.size % item_size:
             raise ValueError(
                 f"the bytes do not hold a whole number of elements: got {raw.size} bytes, expected "
-                f"a multiple of {item_size} for {self.dtype}; they may be truncated"
+                f"a multiple of {item_size} for {self.dtype}"
             )
 
     def _target(self, out: Any) -> Array:
@@ -274,14 +269,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
         dtype = target.dtype
         check_storable(dtype)
-        if dtype == np.uint8 or (dtype.type is np.void and dtype.names is None):
-            if self.dtype is None:
-                self._check_untyped()
-                return target
-            return self._untyped_target(target, self.dtype)
         if self.dtype is None:
             if not has_byte_order(dtype):
                 self._check_untyped()
+        elif dtype == np.uint8 or (dtype.type is np.void and dtype.names is None):
+            return self._elements_in(target)
         elif not has_same_elements(dtype, self.dtype):
             raise TypeError(
                 f"the data type of out is not that of the codec: got {dtype}, expected "
@@ -289,23 +281,18 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
         return target
 
-    @staticmethod
-    def _untyped_target(target: Array, dtype: AnyDType) -> Array:
-        """Return the memory of an untyped `out` as elements of `dtype`."""
-        if dtype == target.dtype:
+    def _elements_in(self, target: Array) -> Array:
+        """Return the memory of an untyped `out` as elements of the codec's dtype."""
+        if self.dtype is None or target.dtype == self.dtype:
             return target
         if not (target.flags.c_contiguous or target.flags.f_contiguous):
             raise ValueError(
                 f"an untyped out must be contiguous, got strides {target.strides} for shape "
-                f"{target.shape} of {target.dtype}; pass an out of {dtype}"
+                f"{target.shape} of {target.dtype}; pass an out of {self.dtype}"
             )
         memory = as_bytes(target)
-        if memory.size % dtype.itemsize:
-            raise ValueError(
-                f"out does not hold a whole number of elements: got {memory.size} bytes, expected "
-                f"a multiple of {dtype.itemsize} for {dtype}"
-            )
-        return memory.view(dtype)
+        self._check_whole(memory, self.dtype.itemsize)
+        return memory.view(self.dtype)
 
 
 def _as_array(buf: Any) -> Array:

@@ -53,9 +53,7 @@ from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._options import write_in_place
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import (
-    DROPS_ENDIAN_BEFORE_FILTERS,
     HAS_STRUCT,
-    MISSING_ENDIAN_IS_NATIVE,
     STORES_KEEP_BUFFERS,
 )
 
@@ -70,23 +68,13 @@ IN_A_THREAD_BYTES = 1 << 21
 
 
 class _State(NamedTuple):
-    """What a codec knows besides its `endian`.
+    """What a codec knows besides its `endian`."""
 
-    Attributes
-    ----------
-    declared_endian : {'little', 'big'} or None
-        The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
-        3.1.6 evolves the codec for the array's data type, even if a filter passes it another one.
-    endian_if_missing : {'little', 'big'} or None
-        What a missing `endian` means.
-    data_type, dtype, stored
-        What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
-    in_our_pipeline : bool
-        Whether it belongs to a pipeline of this package.
-    """
-
+    # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
+    # 3.1.6 evolves the codec for the array's data type, even if a filter passes it another one.
     declared_endian: Endian | None = None
     endian_if_missing: Endian | None = None
+    # What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
     data_type: Any = None
     dtype: AnyDType | None = None
     stored: AnyDType | None = None
@@ -147,7 +135,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
         That would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
         """
         dtype = self._state.dtype
-        return dtype is None or not _needs_more_than_a_swap(dtype)
+        if dtype is None:
+            return True
+        return not (has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))))
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
@@ -158,7 +148,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
         configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
-        if not MISSING_ENDIAN_IS_NATIVE or data.get("configuration"):
+        if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
         codec._set(_State(endian_if_missing=NATIVE_ENDIAN))
@@ -167,7 +157,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
         declared = self._state.declared_endian
-        if self.endian is None and declared and DROPS_ENDIAN_BEFORE_FILTERS:
+        if self.endian is None and declared and not HAS_STRUCT:
             return {"name": "bytes", "configuration": {"endian": declared}}
         return super().to_dict()
 
@@ -191,7 +181,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
             evolved = type(self)(endian=None)
             # Never written for bools: other libraries would swap them.
             declared = None if dtype.kind == "b" else state.declared_endian
-            native = NATIVE_ENDIAN if DROPS_ENDIAN_BEFORE_FILTERS else None
+            native = None if HAS_STRUCT else NATIVE_ENDIAN
             state = _State(declared, native)
         elif self.endian is None:
             if dtype.names is None:
@@ -236,7 +226,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if self._state.in_our_pipeline or not (mode := write_in_place()):
             return
         if mode == "require":
-            raise RuntimeError(f"numcodecs_bytes.write_in_place is 'require', but {_NOT_IN_PLACE}")
+            raise RuntimeError(_NOT_IN_PLACE)
         _warn_not_in_place()
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
@@ -265,31 +255,25 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        if self._is_worth_a_thread(chunk_bytes.as_array_like(), chunk_spec):
-            decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
-            return await run_in_thread(compute_pool(), decode)
-        return self._decode_sync(chunk_bytes, chunk_spec)
+        decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
+        decoded: NDBuffer = await self._run(decode, chunk_bytes.as_array_like(), chunk_spec)
+        return decoded
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
-        if self._is_worth_a_thread(chunk_array.as_ndarray_like(), chunk_spec):
-            encode = functools.partial(self._encode_sync, chunk_array, chunk_spec)
-            return await run_in_thread(compute_pool(), encode)
-        return self._encode_sync(chunk_array, chunk_spec)
+        encode = functools.partial(self._encode_sync, chunk_array, chunk_spec)
+        encoded: Buffer = await self._run(encode, chunk_array.as_ndarray_like(), chunk_spec)
+        return encoded
 
-    def _is_worth_a_thread(self, array: Any, chunk_spec: "ArraySpec") -> bool:
-        """Whether a chunk is worth a thread, so that other chunks can use other cores."""
-        # Arrays on a GPU are not: CuPy's current device and stream are thread-local.
-        if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
-            return False
-        dtype, stored = self._dtypes(chunk_spec)
-        return stored != copied_as(dtype)
-
-    @property
-    def _endian(self) -> Any:
-        """'little', 'big' or None; on zarr 3.1.6 `endian` is an Enum."""
-        return getattr(self.endian, "value", self.endian)
+    async def _run(self, function: Any, array: Any, chunk_spec: "ArraySpec") -> Any:
+        """Decode or encode a chunk; a large one in a thread, so that others can use other cores."""
+        # Arrays on a GPU stay here: CuPy's current device and stream are thread-local.
+        if isinstance(array, np.ndarray) and array.nbytes >= IN_A_THREAD_BYTES:
+            dtype, stored = self._dtypes(chunk_spec)
+            if stored != copied_as(dtype):
+                return await run_in_thread(compute_pool(), function)
+        return function()
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""
@@ -314,27 +298,20 @@ class BytesCodec(zarr.codecs.BytesCodec):
     __hash__ = zarr.codecs.BytesCodec.__hash__
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(endian={self._endian!r})"
+        endian = getattr(self.endian, "value", self.endian)  # on zarr 3.1.6 an Enum
+        return f"{type(self).__name__}(endian={endian!r})"
 
 
 _NOT_IN_PLACE = (
-    "this array was opened with a codec pipeline that writes whole chunks: set codec_pipeline.path "
-    "to numcodecs_bytes.zarr_pipeline.BytesPipeline and open the array again (run "
-    "`numcodecs-bytes` to see what sets it now)"
+    "numcodecs_bytes.write_in_place is set, but this array was opened with a codec pipeline that "
+    "writes whole chunks: set codec_pipeline.path to numcodecs_bytes.zarr_pipeline.BytesPipeline "
+    "and open the array again (run `numcodecs-bytes` to see what sets it now)"
 )
 
 
 @functools.cache
 def _warn_not_in_place() -> None:
-    warnings.warn(
-        f"numcodecs_bytes.write_in_place is set, but {_NOT_IN_PLACE}",
-        stacklevel=2,
-    )
-
-
-def _needs_more_than_a_swap(dtype: AnyDType) -> bool:
-    """Whether bytes can be invalid, or NumPy does not swap them correctly."""
-    return has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+    warnings.warn(_NOT_IN_PLACE, stacklevel=2)
 
 
 def _is_index(chunk_spec: "ArraySpec") -> bool:

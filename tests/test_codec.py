@@ -463,9 +463,9 @@ class TestConfiguration:
             ({"dtype": {}}, ValueError, "at least one byte long"),
             ({"dtype": 8}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a"]]}, TypeError, r"expected \[name, type\]"),
-            ({"dtype": [["a", None]]}, TypeError, "expected a name and a type"),
-            ({"dtype": [["", "<i4"]]}, TypeError, "expected a name and a type"),
-            ({"dtype": [[3, "<i4"]]}, TypeError, "expected a name and a type"),
+            ({"dtype": [["a", None]]}, TypeError, r"expected \[name, type\]"),
+            ({"dtype": [["", "<i4"]]}, TypeError, r"expected \[name, type\]"),
+            ({"dtype": [[3, "<i4"]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": "longdouble"}, TypeError, "cannot store data type"),
             ({"dtype": [["a", "<i4", "x"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a", "<i4"], ["a", "<i4"]]}, TypeError, "dtype must be a data type"),
@@ -518,7 +518,7 @@ class TestBadInput:
         codec = Bytes("big", dtype="f8")
         with pytest.raises(ValueError, match="untyped out must be contiguous"):
             codec.decode(bytes(8), out=np.zeros((2, 8), np.uint8)[:, ::2])
-        with pytest.raises(ValueError, match="out does not hold a whole number of elements: got 9"):
+        with pytest.raises(ValueError, match="do not hold a whole number of elements: got 9"):
             codec.decode(bytes(8), out=bytearray(9))
 
     @BY_NAME

@@ -351,7 +351,7 @@ class TestRequire:
         for selection in (np.s_[2, 1:], np.s_[...]):
             with (
                 zarr.config.set({IN_PLACE: "require"}),
-                pytest.raises(RuntimeError, match="is 'require', but this array was opened with"),
+                pytest.raises(RuntimeError, match="is set, but this array was opened with"),
             ):
                 array[selection] = 2
         assert (array[...] == 1).all()

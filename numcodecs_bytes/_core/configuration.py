@@ -21,10 +21,8 @@ from numcodecs_bytes._core.dtypes import (
 
 def parse_endian(endian: object) -> Endian | None:
     """Return `endian` if it is 'little', 'big' or None (not specified), else raise."""
-    if endian is None:
-        return None
-    if isinstance(endian, str) and endian in ("little", "big"):
-        return cast("Endian", endian)
+    if endian is None or (isinstance(endian, str) and endian in ("little", "big")):
+        return cast("Endian | None", endian)
     error = ValueError if isinstance(endian, str) else TypeError
     raise error(
         f"endian must be one of ['little', 'big'], got {endian!r}; "
@@ -101,24 +99,19 @@ def _from_descr(data: object) -> object:
         # NumPy divides by the number after the slash, and crashes the process if that is 0.
         raise ValueError("fractional time units are not supported")
     if isinstance(data, str):
-        return data if (dtype := dtype_from_name(data)) is None else dtype
-    if not isinstance(data, list):
-        return data
-    return [_field_from_descr(field) for field in data]
+        return dtype_from_name(data) or data
+    return [_field_from_descr(field) for field in data] if isinstance(data, list) else data
 
 
 def _field_from_descr(field: object) -> tuple[Any, ...]:
-    if not isinstance(field, (list, tuple)) or len(field) not in (2, 3):
-        raise TypeError(f"expected [name, type] or [name, type, shape], got {field!r}")
-    name, data, *shape = field
-    name = name[-1] if isinstance(name, (list, tuple)) and name else name  # drop the title
-    if not isinstance(name, str) or not name or data is None:
-        raise TypeError(f"expected a name and a type, got {field!r}")
-    return (
-        name,
-        _from_descr(data),
-        *(tuple(s) if isinstance(s, list) else s for s in shape),
-    )
+    """Convert a field; of a title and a name, only the name is kept."""
+    match field:
+        case [[*_, str(name)] | str(name), data, *shape] if (
+            name and len(shape) < 2 and data is not None
+        ):
+            shape = [tuple(n) if isinstance(n, list) else n for n in shape]
+            return (name, _from_descr(data), *shape)
+    raise TypeError(f"expected [name, type] or [name, type, shape], got {field!r}")
 
 
 def dtype_to_json(dtype: AnyDType) -> str | list[Any]:

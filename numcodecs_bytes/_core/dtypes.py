@@ -151,7 +151,7 @@ def copied_as(dtype: AnyDType) -> AnyDType:
         fields = [copied_as(field) for _, field in fields_of(dtype)]
         offsets = [cast("Any", dtype.fields)[name][1] for name in dtype.names]
         layout = {"formats": fields, "offsets": offsets, "itemsize": dtype.itemsize}
-        copied = np.dtype({"names": dtype.names, **layout})
+        copied: AnyDType = np.dtype(cast("Any", {"names": dtype.names, **layout}))
         return dtype if copied == dtype else copied
     if dtype.kind in "mM":
         return np.dtype("i8").newbyteorder(dtype.byteorder)
