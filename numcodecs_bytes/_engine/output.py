@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from numcodecs_bytes._core.copy import copy_elements
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._engine.layout import Layout
@@ -19,7 +20,11 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Wher
     window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
     if plan.has_index:
         window = window[mesh(plan.index, plan.shape)]
-    out[place] = ready_to_copy(window, layout)
+    elements = ready_to_copy(window, layout)
+    if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
+        copy_elements(target, elements)
+    else:
+        out[place] = elements
 
 
 def ready_to_copy(stored: Array, layout: Layout) -> Array:
