@@ -74,10 +74,7 @@ class _State(NamedTuple):
     # 3.1.6 evolves the codec for the array's data type, even if a filter passes it another one.
     declared_endian: Endian | None = None
     endian_if_missing: Endian | None = None
-    # What the codec was evolved for: zarr's data type, the dtype in memory, and the stored dtype.
-    data_type: Any = None
-    dtype: AnyDType | None = None
-    stored: AnyDType | None = None
+    dtype: AnyDType | None = None  # that the codec was evolved for
     in_our_pipeline: bool = False
 
 
@@ -181,8 +178,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
             evolved = type(self)(endian=None)
             # Never written for bools: other libraries would swap them.
             declared = None if dtype.kind == "b" else state.declared_endian
-            native = None if HAS_STRUCT else NATIVE_ENDIAN
-            state = _State(declared, native)
+            state = _State(declared, None if HAS_STRUCT else NATIVE_ENDIAN)
         elif self.endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
@@ -194,13 +190,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
                     stacklevel=2,
                 )
             evolved, state = type(self)(endian="little"), _State("little")
-        stored = stored_dtype(dtype, state.declared_endian or state.endian_if_missing)
-        state = state._replace(
-            data_type=array_spec.dtype,
-            dtype=dtype,
-            stored=stored,
-            in_our_pipeline=self._state.in_our_pipeline,
-        )
+        state = state._replace(dtype=dtype, in_our_pipeline=self._state.in_our_pipeline)
         evolved._set(state)  # noqa: SLF001 # another instance of this class
         return evolved
 
@@ -277,10 +267,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""
-        _, _, data_type, dtype, stored, _ = self._state
-        if chunk_spec.dtype is data_type and dtype is not None and stored is not None:
-            return dtype, stored
-        dtype = chunk_spec.dtype.to_native_dtype()  # not evolved, or a filter changed the data type
+        dtype = chunk_spec.dtype.to_native_dtype()
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:

@@ -176,9 +176,8 @@ def swap_unit(dtype: AnyDType) -> AnyDType | None:
             return None
         size = {"c": leaf.itemsize // 2, "U": 4}.get(leaf.kind, leaf.itemsize)
         units.add(np.dtype(f"{leaf.byteorder}u{size}"))
-    if len(units) > 1 or pack_dtype(dtype).itemsize != dtype.itemsize:
-        return None
-    return units.pop()
+    is_packed = pack_dtype(dtype).itemsize == dtype.itemsize
+    return units.pop() if len(units) == 1 and is_packed else None
 
 
 @functools.lru_cache(maxsize=256)
