@@ -166,7 +166,8 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     """Return parts of a plan, and where each belongs in the selection.
 
     Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or all of up to
-    `constants.GROUP_BYTES` around indices in arrays, or of axes that are stored in another order.
+    `constants.GROUP_BYTES` around indices in arrays. Of axes that are stored in another order each
+    reads that much, so that it fills whole cache lines of the output.
     Parts of an axis of many close indices in an array are blocks of the chunk, each of which is
     read once. Elements of a part at the same place are in the order of the selection.
     """
@@ -175,10 +176,10 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     most = constants.GROUP_BYTES if is_group else constants.BLOCK_BYTES
     if plan.num_bytes <= max(most, item_size):
         return [((slice(None),) * len(plan.shape), plan)]
-    return _split(plan, item_size)
+    return _split(plan, item_size, constants.BLOCK_BYTES if plan.has_index else most)
 
 
-def _split(plan: Plan, item_size: int) -> "Iterator[tuple[Where, Plan]]":
+def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan]]":
     """Yield the parts: for each index of the outer axes those of one axis, which is cut."""
     axes, k, num_outer, per_index = plan.axes, len(plan.axes), 0, item_size
     bounds = [a.bounds for a in axes]
@@ -188,11 +189,11 @@ def _split(plan: Plan, item_size: int) -> "Iterator[tuple[Where, Plan]]":
         inner = k + num_outer
         _, num_bytes = _hull(axes[inner:], bounds[inner:], item_size)
         num_bytes *= math.prod([len(a.indices) for a in axes[k : k + num_outer]])
-        if num_bytes > constants.BLOCK_BYTES:
+        if num_bytes > most:
             break
         per_index = num_bytes
     outer, along = axes[:k], axes[k]
-    cuts = _cuts(along, per_index, is_hull=not num_outer)
+    cuts = _cuts(along, per_index, most, is_hull=not num_outer)
     cuts = list(cuts) if outer else cuts
     firsts = tuple([a._replace(indices=range(1)) for a in outer])
     made: dict[int, Plan] = {}
@@ -226,14 +227,14 @@ def _each(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], in
         yield where, start
 
 
-def _cuts(along: Axis, per_index: int, *, is_hull: bool) -> Iterable[Any]:
-    """Return the parts of an axis; `per_index` is how many bytes each index reads."""
+def _cuts(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[Any]:
+    """Return parts of an axis that read `most` bytes, of which each index reads `per_index`."""
     if is_hull and type(along.indices) is not range:
         return _blocks(along, per_index)
-    num = constants.BLOCK_BYTES // per_index
+    num = most // per_index
     if is_hull:
         step: int = along.indices.step * along.stride  # type: ignore[union-attr]
-        num = 1 + (constants.BLOCK_BYTES - per_index) // step
+        num = 1 + (most - per_index) // step
     edges = [*range(0, len(along.indices), max(num, 1)), len(along.indices)]
     return itertools.starmap(slice, itertools.pairwise(edges))
 

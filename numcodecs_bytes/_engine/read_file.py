@@ -60,7 +60,7 @@ def _read_pieces(file: OpenFile, plan: Plan, memory: Callable[[int], memoryview]
 
 def _block(num_bytes: int) -> memoryview:
     """Return memory that the next call in the same thread returns again."""
-    if num_bytes > constants.BLOCK_BYTES:  # a single element
+    if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
         return files.memory_of(num_bytes)
     block: memoryview | None = getattr(_of_thread, "block", None)
     if block is None or len(block) < num_bytes:
