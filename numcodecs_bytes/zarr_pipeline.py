@@ -141,7 +141,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
         only: Any = codecs[0] if codecs else None
         if len(codecs) < 2 and (only is None or type(only) is Bytes):
             return partial(_layout_of_v2, only)
-        others += codecs
+        others += [c for c in codecs if type(c) is not Bytes] or codecs
     if others:
         names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
         return Whole(f"compressed or filtered by {' and '.join(names)}")

@@ -136,7 +136,9 @@ class Shard:
             raise Left("the index has an inner chunk of another length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
         begins = starts[present].astype(np.int64)
-        num_alone = self.index_bytes + len(np.unique(begins)) * length
+        num_alone = 0
+        if _trace.active:
+            num_alone = self.index_bytes + len(set(begins.tolist())) * length
         if items.within is None:
             plans = [items.plans[k] for k in present]
             parts = [(p, b, w) for (p, w), b in zip(plans, begins.tolist(), strict=True)]
