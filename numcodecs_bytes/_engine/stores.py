@@ -1,10 +1,8 @@
 """The one door to stores: a table of the classes that are known -> where a chunk lies.
 
-A byte range is a short cut, taken where it is known to be sound. A store is known only if it is
-exactly a class of the table, behind zarr's own `StorePath`, as are the file systems of fsspec: what
-the methods of a subclass or of a wrapper do with a range can't be known. All others are zarr's.
-Users name further classes in the option ``stores_with_ranges``, and promise what
-``docs/partial-reads.md`` lists.
+A store is known only if it is exactly a class of the table, or a person has named it in the option
+``stores_with_ranges``, as are file systems of fsspec: what a subclass or a wrapper does with a byte
+range can't be known. All others are zarr's.
 
 To add a store, write a function that takes it and returns a function from paths to sources, and add
 its class to `_SOURCES`; a file system of fsspec to `_FILE_SYSTEMS`.
@@ -12,9 +10,7 @@ its class to `_SOURCES`; a file system of fsspec to `_FILE_SYSTEMS`.
 
 import logging
 import os
-import re
 import sys
-import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -37,37 +33,20 @@ logger = logging.getLogger("numcodecs_bytes")
 # Takes the length of an object and its version, as far as an answer tells them, and raises if they
 # are not as expected: where possible before the bytes arrive.
 Check = Callable[[int | None, object], None]
-# Takes the first byte and the end (exclusive) of a range, and such a function; returns the bytes,
-# or None if the object is missing. If the end is None, the first byte is negative, and counts from
-# the end of the object.
+# Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
+# and a `Check`. Returns the bytes, or None if the object is missing.
 Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
 
 
 class Remote(NamedTuple):
-    """Where a chunk, or a shard, lies in an object that is requested.
-
-    Attributes
-    ----------
-    get : callable
-        Gets ranges of the object.
-    store : object
-        The store, of which is remembered how it answers.
-    tells_versions : bool
-        Whether answers may tell the version of the object.
-    start : int
-        Where the chunk begins in the object, in bytes.
-    num_bytes : int or None
-        Length of the chunk; None if it is the whole object.
-    key : object
-        Identifies the object, if several chunks may lie in it.
-    """
+    """Where a chunk, or a shard, lies in an object that is requested."""
 
     get: Get
-    store: Any
-    tells_versions: bool = False
-    start: int = 0
-    num_bytes: int | None = None
-    key: Any = None
+    store: Any  # of which is remembered how it answers
+    tells_versions: bool = False  # whether answers may tell the version of the object
+    start: int = 0  # where the chunk begins in the object, in bytes
+    num_bytes: int | None = None  # length of the chunk; None if it is the whole object
+    key: Any = None  # identifies the object, if several chunks may lie in it
 
 
 class Whole(NamedTuple):
@@ -83,11 +62,10 @@ MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 def find_source(byte_getter: Any) -> Source:
     """Return where a chunk lies."""
-    if type(byte_getter) is not StorePath:
-        return Whole(
-            "" if is_in_shard(byte_getter) else f"{name_of_class(byte_getter)} is no StorePath"
-        )
-    return sources_of(byte_getter.store)(byte_getter.path)
+    if type(byte_getter) is StorePath:
+        return sources_of(byte_getter.store)(byte_getter.path)
+    is_known = is_in_shard(byte_getter)
+    return Whole("" if is_known else f"{name_of_class(byte_getter)} is no StorePath")
 
 
 def is_in_shard(byte_getter: object) -> bool:
@@ -117,25 +95,30 @@ def name_of_class(instance: object) -> str:
 
 def _is_named(instance: object) -> bool:
     """Whether a person says that a class of stores or file systems has reliable byte ranges."""
-    return type(instance) in stores_with_ranges()
+    return type(instance) in stores_with_ranges() and not _is_of_fsspec(instance)
 
 
-def _unknown(instance: object, why: str = "is not known to have reliable byte ranges") -> Whole:
+def _is_of_fsspec(instance: object) -> bool:
+    """Whether a file system is fsspec's own: threads that read an archive disturb each other."""
+    return name_of_class(instance).startswith("fsspec.")
+
+
+def _unknown(instance: object) -> Whole:
     """Return the source for a class that is not known, and log it once per class."""
-    name = name_of_class(instance)
-    if not name.startswith("fsspec.") or name == _HTTP:
+    why = f"{name_of_class(instance)} is not known to have reliable byte ranges"
+    if not _is_of_fsspec(instance):
         why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
     if type(instance) not in _told_of:
         _told_of.add(type(instance))
-        logger.info("chunks are read whole: %s %s", name, why)
-    return Whole(f"{name} {why}")
+        logger.info("chunks are read whole: %s", why)
+    return Whole(why)
 
 
-_told_of: weakref.WeakSet[type] = weakref.WeakSet()
+_told_of = set[type]()
 
 
 def _of_local_store(store: LocalStore) -> SourceOf:
-    if type(store.root) is not type(Path()):  # `read_bytes` of a subclass may decrypt, for example
+    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
         return _always(Whole(f"{name_of_class(store.root)} is not a path of Python's own"))
     if not store._is_open:  # noqa: SLF001 # `get` opens it, and raises if its folder is gone
         return _always(Whole())
@@ -168,7 +151,7 @@ async def _from_store(
 def _of_manifest_store(store: Any) -> SourceOf:
     """Return where VirtualiZarr's chunks lie: as long as their manifest says.
 
-    Its store may return bytes beyond a chunk if the manifest gives too short a length.
+    Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
     """
     module = sys.modules[type(store).__module__]
 
@@ -179,7 +162,7 @@ def _of_manifest_store(store: Any) -> SourceOf:
             index = module.parse_manifest_index(path, separator, expand_pattern=True)
             entry = array.manifest.get_entry(index)
             num_bytes = entry and int(entry["length"])
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        except Exception:  # noqa: BLE001 # of another version
             return Whole("its manifest is of an unknown form")
         if num_bytes is None:
             return Whole()  # missing
@@ -223,115 +206,13 @@ def _strong(tag: str | None) -> str | None:
 
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:
-    root = store.path.rstrip("/")
-    file_system: Any = store.fs
-    allowed: Any = store.allowed_exceptions  # zarr takes a single class as well
-    allowed = allowed if isinstance(allowed, tuple) else (allowed,)
-
-    def full(path: str) -> str:
-        return (f"{root}/{path}" if root else path).rstrip("/")
-
-    if _is_local(file_system):
-        strip = file_system.sync_fs._strip_protocol  # noqa: SLF001
-        return lambda path: File(partial(open_file, strip(full(path))), allowed)
-    if name_of_class(file_system) == _REFERENCE:
-        getters: dict[int, Any] = {}
-        return lambda path: _of_reference(store, file_system, full(path), getters)
-    get = _getter_of(file_system)
-    if isinstance(get, Whole):
-        return _always(get)
-    tells = get is _from_http
-    return lambda path: Remote(
-        partial(_or_missing, partial(get, file_system, full(path))), store, tells
-    )
+    root, file_system = store.path.rstrip("/"), store.fs
+    find = _of_reference if name_of_class(file_system) == _REFERENCE else _in_file_system
+    return lambda path: find(store, file_system, (f"{root}/{path}" if root else path).rstrip("/"))
 
 
-async def _or_missing(get: Get, start: int, end: int | None, check: Check) -> UInt8Array | None:
-    try:
-        return await get(start, end, check)
-    except MISSING:
-        return None
-
-
-def _is_local(file_system: Any) -> bool:
-    """Whether a file system is fsspec's own local file system, in fsspec's own wrapper."""
-    return name_of_class(file_system) == _WRAPPER and name_of_class(file_system.sync_fs) == _LOCAL
-
-
-def _getter_of(file_system: Any) -> Any:
-    """Return a function that gets ranges of a file system, or why it is not known."""
-    name = name_of_class(file_system)
-    if name == _HTTP and not _is_named(file_system):
-        version = re.findall("[0-9]+", sys.modules["aiohttp"].__version__)
-        get_client = sys.modules[type(file_system).__module__].get_client
-        is_plain = file_system.get_client is get_client and tuple(map(int, version[:2])) >= (3, 9)
-        options = file_system.client_kwargs.keys()
-        if is_plain and options <= _CLIENT_OPTIONS and _SEES not in file_system.kwargs:
-            return _from_http
-        return _unknown(file_system, "was given a client that may change what it receives")
-    is_obstore = name.startswith("obstore.fsspec.FsspecStore")  # a class for each protocol
-    if name in _FILE_SYSTEMS or is_obstore or _is_named(file_system):
-        return _from_file_system
-    inner = file_system.sync_fs if name == _WRAPPER else file_system
-    if (
-        inner is not file_system
-        and not name_of_class(inner).startswith("fsspec.")
-        and _is_named(inner)
-    ):
-        return _from_file_system
-    return _unknown(inner)
-
-
-async def _from_file_system(
-    file_system: Any, path: str, start: int, end: int | None, _check: Check
-) -> UInt8Array:
-    """Return a range from a file system, which tells neither length nor version."""
-    return np.frombuffer(await file_system._cat_file(path, start=start, end=end), np.uint8)  # noqa: SLF001
-
-
-async def _from_http(
-    file_system: Any, path: str, start: int, end: int | None, check: Check
-) -> UInt8Array:
-    """Return a range from a web server; the head of its answer is checked before its body comes."""
-
-    async def see(response: Any) -> None:
-        if response.status >= 400:
-            return  # fsspec raises its own error
-        headers = response.headers
-        match = _CONTENT_RANGE.fullmatch(", ".join(headers.getall("Content-Range", ())))
-        first, end_of, num_bytes = -1, 0, None
-        if match is not None:
-            first, end_of = int(match[1]), int(match[2]) + 1
-            num_bytes = None if match[3] == "*" else int(match[3])
-        wanted = start, end
-        if end is None and num_bytes is not None:
-            wanted = max(num_bytes + start, 0), num_bytes
-        is_right = response.status == 206 and (first, end_of) == wanted
-        try:
-            if not is_right or "Content-Encoding" in headers:
-                raise Unexpected(
-                    f"it answers a range with status {response.status}, and "
-                    f"{match[0] if match else 'no single Content-Range'} to {wanted}"
-                )
-            check(num_bytes, _strong(headers.get("ETag")))
-        except Left:
-            response.close()  # instead of receiving the rest
-            raise
-
-    options = {_SEES: see}
-    data = await file_system._cat_file(path, start=start, end=end, **options)  # noqa: SLF001
-    return np.frombuffer(data, np.uint8)
-
-
-_SEES = "raise_for_status"  # of aiohttp's requests: takes a function of the response
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)")
-
-
-def _of_reference(store: Any, file_system: Any, path: str, getters: dict[int, Any]) -> Source:
-    """Return where a reference points; it contains the length of the chunk.
-
-    `getters` keeps what `_getter_of` returns, by the `id` of a file system.
-    """
+def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
+    """Return where a reference points; it contains the length of the chunk."""
     from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
 
     try:
@@ -341,32 +222,90 @@ def _of_reference(store: Any, file_system: Any, path: str, getters: dict[int, An
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
-    if _is_local(leaf):
-        name = leaf.sync_fs._strip_protocol(url)  # noqa: SLF001
+    return _in_file_system(store, leaf, url, offset, num_bytes)
+
+
+def _in_file_system(
+    store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
+) -> Source:
+    """Return where a chunk lies that is a file, or a part of it of `num_bytes`."""
+    inner = file_system.sync_fs if name_of_class(file_system) == _WRAPPER else file_system
+    if name_of_class(inner) == _LOCAL:
+        name = inner._strip_protocol(path)  # noqa: SLF001
+        missing: Any = store.allowed_exceptions
+        if num_bytes is None:
+            return File(partial(open_file, name), missing)
         key = name if hasattr(os, "pread") else None  # else threads would share one position
-        return File(partial(open_file, name), (), key, lambda _descriptor: (offset, num_bytes))
-    get = getters.get(id(leaf)) or getters.setdefault(id(leaf), _getter_of(leaf))
-    if isinstance(get, Whole):
-        return get
-    of_url, tells = partial(get, leaf, url), get is _from_http
-    return Remote(of_url, store, tells, offset, num_bytes, (id(leaf), url))
+        return File(partial(open_file, name), (), key, lambda _descriptor: (start, num_bytes))
+    name = name_of_class(file_system)
+    if name == _HTTP:
+        get: Any = _from_http
+    elif name in _FILE_SYSTEMS or name.startswith(_OF_OBSTORE) or _is_named(inner):
+        get = _from_file_system
+    else:
+        return _unknown(inner)
+    key = None if num_bytes is None else (id(file_system), path)
+    get_range = partial(get, file_system, path)
+    return Remote(get_range, store, name == _HTTP, start, num_bytes, key)
+
+
+async def _from_file_system(
+    file_system: Any, path: str, start: int, end: int | None, _check: Any, **options: Any
+) -> UInt8Array | None:
+    """Return a range from a file system, which tells neither length nor version."""
+    try:
+        raw = await file_system._cat_file(path, start=start, end=end, **options)  # noqa: SLF001
+    except MISSING:
+        return None
+    return np.frombuffer(raw, np.uint8)
+
+
+async def _from_http(
+    file_system: Any, path: str, start: int, end: int | None, check: Check
+) -> UInt8Array | None:
+    """Return a range from a web server; the head of its answer is checked before its body comes."""
+    is_seen = False
+
+    async def see(response: Any) -> None:
+        nonlocal is_seen
+        is_seen = True
+        if response.status >= 400:
+            return  # fsspec raises its own error
+        of = ", ".join(response.headers.getall("Content-Range", ()))
+        total = of.rpartition("/")[2]
+        num_bytes = int(total) if total.isdecimal() else None
+        first, after = start, end
+        if after is None:
+            first, after = max((num_bytes or 0) + start, 0), num_bytes or 0
+        is_right = response.status == 206 and of == f"bytes {first}-{after - 1}/{total}"
+        try:
+            if not is_right or "Content-Encoding" in response.headers:
+                raise Unexpected(
+                    f"it answers a range with status {response.status}, and "
+                    f"{of or 'no Content-Range'} to {first, after}"
+                )
+            check(num_bytes, _strong(response.headers.get("ETag")))
+        except Left:
+            response.close()  # instead of receiving the rest
+            raise
+
+    raw = await _from_file_system(file_system, path, start, end, check, raise_for_status=see)
+    if not is_seen:  # a client with a cache, for example
+        raise Unexpected("its client does not show the heads of its answers; aiohttp 3.9 does")
+    return raw
 
 
 _WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
 _LOCAL = "fsspec.implementations.local.LocalFileSystem"
 _REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
 _HTTP = "fsspec.implementations.http.HTTPFileSystem"
+_OF_OBSTORE = "obstore.fsspec.FsspecStore"  # and a class for each protocol
 # File systems that answer concurrent range requests, besides HTTP and those of obstore.
 _FILE_SYSTEMS = {
     "adlfs.spec.AzureBlobFileSystem",
     "gcsfs.core.GCSFileSystem",
     "gcsfs.extended_gcsfs.ExtendedGcsFileSystem",
     "s3fs.core.S3FileSystem",
-}
-# Arguments of aiohttp's client that leave the responses as they are.
-_CLIENT_OPTIONS = {
-    *("auth", "connector", "connector_owner", "cookie_jar", "cookies", "headers", "loop"),
-    *("proxy", "proxy_auth", "read_bufsize", "timeout", "trust_env"),
 }
 _SOURCES: dict[str, Callable[[Any], SourceOf]] = {
     "zarr.storage._local.LocalStore": _of_local_store,

@@ -5,7 +5,6 @@ works, zarr reads the store from then on, for `constants.STRUCK_SECONDS`. That a
 is believed only from a store that has answered a range properly before.
 """
 
-import contextlib
 import logging
 import re
 import time
@@ -31,23 +30,15 @@ class Failed(Unexpected):
     """A request for a range raised an error; perhaps any other would, too."""
 
 
-class NotBelieved(Unexpected):
-    """A store that has not answered any range says that objects are missing: it may be right."""
+class Missing(Unexpected):
+    """A store says that it has no such object, which may be right."""
 
 
 class State:
-    """What is known of a store.
+    """What is known of a store."""
 
-    Attributes
-    ----------
-    answers : bool
-        Whether it has answered a range properly.
-    tells_versions : bool
-        False once it has answered without the version of the object.
-    """
-
-    answers = False
-    tells_versions = True
+    answers = False  # whether it has answered a range properly
+    tells_versions = True  # until it answers without the version of the object
     _until = 0.0
     _why = ""
 
@@ -56,12 +47,12 @@ class State:
         """Why zarr reads the store; "" if it does not."""
         return self._why if time.monotonic() < self._until else ""
 
-    def strike(self, store: object, why: Unexpected) -> None:
+    def strike(self, store: object, why: Exception) -> None:
         """Let zarr read a store from now on, and log why, once."""
         if self.why_struck:
             return
         self._why, self._until = str(why), time.monotonic() + constants.STRUCK_SECONDS
-        level = logging.INFO if isinstance(why, NotBelieved) else logging.WARNING
+        level = logging.INFO if isinstance(why, Missing) else logging.WARNING
         text = "%s does not answer byte ranges as requested (%s): whole chunks are read instead"
         logger.log(level, text, name_of_store(store), why)
 
@@ -71,30 +62,23 @@ _states: dict[int, tuple[Any, State]] = {}
 
 
 def state_of(store: object) -> State:
-    """Return what is known of a store; of one without weak references, nothing is kept."""
+    """Return what is known of a store."""
     key = id(store)
     reference, state = _states.get(key, (lambda: None, State()))
     if reference() is not store:
         state = State()
-        with contextlib.suppress(TypeError):
-            _states[key] = weakref.ref(store, lambda _: _states.pop(key, None)), state
+        _states[key] = weakref.ref(store, lambda _: _states.pop(key, None)), state
     return state
 
 
-# What clients call a connection that was lost or never made, if it is neither Python's
-# ConnectionError nor TimeoutError: aiohttp, botocore, Azure.
-_LOST_CLASSES = {"ClientConnectionError", "HTTPClientError", "ServiceRequestError"}
+# What clients call a connection that was lost or never made: Python and aiohttp, botocore, Azure.
+_LOST_CLASSES = re.compile("ConnectionError|TimeoutError|HTTPClientError|ServiceRequestError")
 # obstore has no class for it, and says so at the end of the first line.
-_LOST = re.compile(r" - [^\n]*(error sending request|connection|timed out)[^\n]*$", re.IGNORECASE)
+_LOST = re.compile(r"[^\n]* - [^\n]*(error sending request|connection|timed out)", re.IGNORECASE)
 
 
-def is_lost(error: BaseException | None) -> bool:
+def is_lost(error: Exception) -> bool:
     """Whether a connection was lost, or never made."""
-    while error is not None:
-        names = {kind.__name__ for kind in type(error).__mro__}
-        if isinstance(error, ConnectionError | TimeoutError) or names & _LOST_CLASSES:
-            return True
-        if "GenericError" in names and _LOST.search(str(error).partition("\n")[0]):
-            return True
-        error = error.__cause__
-    return False
+    names = " ".join([kind.__name__ for kind in type(error).__mro__])
+    is_of_obstore = "GenericError" in names and _LOST.match(str(error)) is not None
+    return is_of_obstore or _LOST_CLASSES.search(names) is not None

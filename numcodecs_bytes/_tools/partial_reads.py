@@ -62,12 +62,9 @@ def ask_for_a_range(array: Any, key: str, num_bytes: int) -> None:
 
 async def _ask(target: Object, array: Any, key: str, offset: int) -> None:
     start = target.remote.start + offset
-    why = Unexpected("chunks are missing if parts of them are requested")
     try:
-        if await target.ask(start, start + 1) is not None:
-            return
-    except Unexpected as unexpected:
-        why = unexpected
-    with contextlib.suppress(Exception):  # an error here has nothing to do with ranges
-        if await array.store.get(key, default_buffer_prototype()) is not None:
-            target.state.strike(array.store, why)
+        await target.ask(start, start + 1)
+    except Unexpected as why:
+        with contextlib.suppress(Exception):  # an error here has nothing to do with ranges
+            if await array.store.get(key, default_buffer_prototype()) is not None:
+                target.state.strike(array.store, why)

@@ -131,7 +131,7 @@ class TestRequests:
         """They could not be compared: it is found out once."""
         large = opened("large", "no ETag")
         assert np.array_equal(large.array[...], LARGE)
-        assert large.ranges[-1] is None
+        assert large.ranges[-1] == f"0-{16 * MB - 1}"
         large.forget()
         assert np.array_equal(large.array[...], LARGE)
         assert large.ranges == [None]
@@ -253,10 +253,16 @@ class TestReferences:
         raw = b"".join(row.tobytes() + bytes(gap) for row in data)
         server.objects["file"] = raw
         meta = objects_of("a", data, chunks=(1, self.NUM_BYTES))["a/zarr.json"].decode()
+        step = self.NUM_BYTES + gap
+        parts = {f"c/{k}/0": (k * step, self.NUM_BYTES) for k in chunks or range(self.NUM)}
+        array, requests = self.referring_to(server, kind, parts, meta)
+        return array, data, requests
+
+    def referring_to(self, server, kind, parts, meta):
+        """Return an array whose chunks are parts of a file, and the requests for it."""
         token = f"{random.randrange(10**12)}"  # noqa: S311
         url = f"{server.address}/{kind}/{token}/file".replace(" ", "%20")
-        step = self.NUM_BYTES + gap
-        refs = {f"c/{k}/0": [url, k * step, self.NUM_BYTES] for k in chunks or range(self.NUM)}
+        refs = {key: [url, *part] for key, part in parts.items()}
         options = {"asynchronous": True, "skip_instance_cache": True}
         files = fsspec.filesystem(
             "reference",
@@ -266,7 +272,7 @@ class TestReferences:
             **options,
         )
         array = zarr.open_array(zarr.storage.FsspecStore(files, read_only=True), mode="r")
-        return array, data, server.requests[token]
+        return array, server.requests[token]
 
     @pytest.mark.parametrize(
         ("gap", "num"), [(0, 10), (10_000, 10), (20_000, 40)], ids=["adjacent", "near", "apart"]
@@ -292,6 +298,18 @@ class TestReferences:
         requests.clear()
         assert np.array_equal(array[...], data)
         assert len(requests) == self.NUM
+
+    def test_shards_are_zarr_s(self, server):
+        """The index was read at the end of the file."""
+        data = np.random.default_rng(2).integers(1, 256, (64, 64), np.uint8)
+        how = {"chunks": (8, 64), "shards": data.shape}
+        objects = objects_of("a", data, **how)
+        shard = objects["a/c/0/0"]
+        server.objects["file"] = shard + bytes(1000)
+        meta = objects["a/zarr.json"].decode()
+        array, _ = self.referring_to(server, "properly", {"c/0/0": (0, len(shard))}, meta)
+        assert np.array_equal(array[3:30, 5], data[3:30, 5])
+        assert not strikes.state_of(array.store).why_struck
 
 
 class Ranges(zarr.storage.LocalStore):
