@@ -11,14 +11,7 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 class Layout:
     """How the elements of a chunk are stored. Get one from `layout_of`: it keeps plans.
 
-    Parameters
-    ----------
-    shape : tuple of int
-        Shape of the chunk in elements.
-    dtype, stored : numpy.dtype
-        The dtype of the elements in memory, and their stored dtype.
-    axis_order : tuple of int, optional
-        The axes in the order in which they are stored: elements along the last one are adjacent.
+    Of `axis_order`, which is C order by default, elements along the last axis are adjacent.
     """
 
     def __init__(
@@ -44,12 +37,5 @@ class Layout:
         self.plans: dict[Any, Any] = {}  # what `plan.plan_of` keeps
 
 
-@functools.lru_cache(maxsize=256)
-def layout_of(
-    shape: tuple[int, ...],
-    dtype: AnyDType,
-    stored: AnyDType,
-    axis_order: tuple[int, ...] | None = None,
-) -> Layout:
-    """Return the `Layout` of the chunks of an array: the same one each time."""
-    return Layout(shape, dtype, stored, axis_order)
+# The chunks of an array have the same one each time.
+layout_of = functools.lru_cache(maxsize=256)(Layout)
