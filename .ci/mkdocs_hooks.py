@@ -6,12 +6,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-LINKED = (
-    "CHANGELOG.md",
-    "examples/*.py",
-    "tests/benchmarks/RESULTS.md",
-    "tests/benchmarks/plots/*.svg",
-)
+LINKED = ("CHANGELOG.md", "examples/*.py")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,0 +1,214 @@
+"""The four questions. Each yields the cases that answer it: the rows of its table."""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import fsspec
+import numpy as np
+import obstore.fsspec
+import obstore.store
+import zarr.storage
+from contenders import (
+    PIPELINES,
+    Seconds,
+    Selection,
+    create,
+    indexed,
+    measure,
+    measure_reads,
+    opened_by_all,
+    opened_in_files,
+)
+
+NATIVE = sys.byteorder
+SWAPPED = "big" if NATIVE == "little" else "little"
+LINKS = ((30, 100), (1, 1000))  # latency in ms, and MB/s of each connection
+
+
+class Case(NamedTuple):
+    selection: str
+    of: str
+    seconds: Seconds
+    is_pictured: bool
+
+
+def selections(rows: int, columns: int) -> dict[str, Selection]:
+    row, column = rows // 3, columns // 3
+    points = np.random.default_rng(0).choice(rows * columns, 1000, replace=False)
+    return {
+        "row": np.s_[row, :],
+        "box of 64 x 64": np.s_[row : row + 64, column : column + 64],
+        "1,000 points": np.divmod(points, columns),
+        "column": np.s_[:, column],
+        "all": np.s_[:, :],
+    }
+
+
+def one_large_chunk(folder: Path, *, quick: bool) -> Iterator[Case]:
+    n = 512 if quick else 4096
+    for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
+        path = folder / endian
+        create(path, endian, shape=(n, n), chunks=(n, n), dtype="f8")
+        os.sync()  # else the writing goes on while the reading is measured
+        arrays = opened_in_files(lambda _who, path=path: path)
+        drop = functools.partial(drop_from_page_cache, path / "c/0/0")
+        for name, selection in selections(n, n).items():
+            seconds = measure_reads(arrays, selection, quick=quick)
+            yield Case(name, f"{byte_order}, page cache", seconds, endian == NATIVE)
+            if drop():
+                seconds = measure_reads(arrays, selection, quick=quick, before=drop)
+                yield Case(name, f"{byte_order}, disk", seconds, is_pictured=False)
+
+
+def drop_from_page_cache(path: Path) -> bool:
+    """Drop a file from the page cache; return whether it is surely gone."""
+    with path.open("rb") as file:
+        try:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except (AttributeError, OSError):  # this system can't, or this file system can't tell
+            return False
+    return False
+
+
+def many_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
+    num = 64 if quick else 1024
+    for rows, columns, num_shards in ((32, 64, 0), (64, 256, 0), (64, 256, 8), (256, 512, 0)):
+        cell = f"{num:,} of {8 * rows * columns >> 10} KiB"
+        array: dict[str, Any] = {"shape": (rows, columns * num), "chunks": (rows, columns)}
+        if num_shards:
+            cell += f" in {num_shards} shards"
+            array["shards"] = rows, columns * num // num_shards
+        path = folder / cell.replace(" ", "-")
+        create(path, NATIVE, dtype="f8", **array)
+        os.sync()
+        arrays = opened_in_files(lambda _who, path=path: path)
+        for name in ("row", "1,000 points", "all"):
+            seconds = measure_reads(arrays, selections(*array["shape"])[name], quick=quick)
+            yield Case(name, cell, seconds, is_pictured=rows == 64 and not num_shards)
+        shutil.rmtree(path)
+
+
+def far_stores(folder: Path, *, quick: bool) -> Iterator[Case]:
+    n, num = (128, 20) if quick else (512, 1000)
+    create(folder / "array", NATIVE, shape=(64, n, n), chunks=(16, n, n), dtype="f4")
+    shape = (num, 64, 256)
+    create(folder / "file", NATIVE, shape=shape, chunks=shape, dtype="f4")
+    for link, kind in itertools.product(LINKS, ("fsspec", "obstore")):
+        with served(folder, *link) as url:
+            store_of = functools.partial(far_store, kind, f"{url}/array")
+            array = opened_by_all(store_of, lambda _who, url=url: f"{url}/array/")
+            store_of = functools.partial(references, kind, f"{url}/file/c/0/0/0", folder)
+            for name, arrays, selection in (
+                ("row", array, np.s_[3, 7]),
+                ("box of 64 x 40 x 60", array, np.s_[:, 50:90, 50:110]),
+                ("all", array, np.s_[:, :, :]),
+                (f"all of {num:,} references", opened_by_all(store_of), np.s_[:, :, :]),
+            ):
+                of = "{} ms, {} MB/s, {}".format(*link, kind)
+                seconds = measure_reads(arrays, selection, quick=quick)
+                yield Case(name, of, seconds, (link, kind) == (LINKS[0], "fsspec"))
+
+
+@contextlib.contextmanager
+def served(folder: Path, milliseconds: float, megabytes_per_second: float) -> Iterator[str]:
+    """Serve a folder as a far store does; give its URL."""
+    script = str(Path(__file__).with_name("far_server.py"))
+    arguments = [sys.executable, script, folder, f"{milliseconds}", f"{megabytes_per_second}"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield f"http://127.0.0.1:{server.stdout.readline().strip()}"  # type: ignore[union-attr]
+        finally:
+            server.kill()
+
+
+def far_store(kind: str, url: str, _who: str) -> Any:
+    if kind == "fsspec":
+        return zarr.storage.FsspecStore.from_url(url, read_only=True)
+    store = obstore.store.HTTPStore.from_url(url, client_options={"allow_http": True})
+    return zarr.storage.ObjectStore(store, read_only=True)
+
+
+def references(kind: str, url: str, folder: Path, _who: str) -> Any:
+    """Return a store in which each index of the array in the folder is a chunk of its file."""
+    metadata = json.loads((folder / "file/zarr.json").read_text("utf-8"))
+    num, *shape = metadata["shape"]
+    metadata["chunk_grid"]["configuration"]["chunk_shape"] = [1, *shape]
+    length = 4 * int(np.prod(shape))
+    targets = {f"c/{i}/0/0": [url, i * length, length] for i in range(num)}
+    options: dict[str, Any] = {"asynchronous": True, "skip_instance_cache": True}
+    if kind == "fsspec":
+        http = fsspec.filesystem("http", **options)
+    else:
+        client = {"allow_http": True}
+        http = obstore.fsspec.FsspecStore("http", client_options=client, asynchronous=True)
+    targets["zarr.json"] = json.dumps(metadata)
+    file_system = fsspec.filesystem("reference", fo=targets, fs={"http": http}, **options)
+    return zarr.storage.FsspecStore(file_system, read_only=True, path="")
+
+
+def writes_in_place(folder: Path, *, quick: bool) -> Iterator[Case]:
+    edge = 512 if quick else 4096
+    names = ("row", "box of 64 x 64", "1,000 points", "column")
+    shard = {"chunks": (edge // 4, edge // 4), "shards": (2 * edge, 2 * edge)}
+    yield from writes(folder / "chunk", edge, names, quick=quick, chunks=(edge, edge))
+    yield from writes(folder / "shard", 2 * edge, ("row",), quick=quick, **shard)
+
+
+def writes(path: Path, n: int, names: Any, *, quick: bool, **array: Any) -> Iterator[Case]:
+    """Yield the cases of an array that is one chunk or shard; each contender has a copy of it."""
+    create(path, NATIVE, shape=(n, n), dtype="f8", **array)
+
+    def path_of(who: str) -> Path:
+        return path.with_name(f"{path.name}-{who}")
+
+    for who in (*PIPELINES, "TensorStore", "os.pwrite"):
+        shutil.copytree(path, path_of(who))
+    os.sync()
+    arrays, file = opened_in_files(path_of, mode="r+"), path_of("os.pwrite") / "c/0/0"
+    for name in names:
+        selection = selections(n, n)[name]
+        value = -np.arange(n * n, dtype="f8").reshape(n, n)[selection]
+        contenders = {
+            who: functools.partial(indexed(array, selection).__setitem__, selection, value)
+            for who, array in arrays.items()
+        }
+        contenders["os.pwrite"] = functools.partial(pwrite, file, ranges(file, n, selection))
+        with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+            seconds = measure(contenders, quick=quick)
+        for who in contenders:
+            written = zarr.open_array(path_of(who), mode="r")
+            if not np.array_equal(indexed(written, selection)[selection], value):
+                raise RuntimeError(f"{who} did not write the values")
+        yield Case(name, f"{path.name} of {8 * n * n >> 20} MiB", seconds, is_pictured=True)
+
+
+def ranges(file: Path, n: int, selection: Selection) -> list[tuple[int, bytes]]:
+    """Return offset and new bytes of each contiguous range of a selection in a file.
+
+    The file says where each element is, for it holds their numbers, or the negative ones.
+    """
+    numbers = np.abs(np.fromfile(file, count=n * n)).astype(int)
+    is_selected = np.zeros((n, n), bool)
+    is_selected[selection] = True
+    at = np.flatnonzero(is_selected.ravel()[numbers])
+    pieces = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+    return [(8 * int(p[0]), (-numbers[p].astype("f8")).tobytes()) for p in pieces]
+
+
+def pwrite(file: Path, pieces: list[tuple[int, bytes]]) -> None:
+    descriptor = os.open(file, os.O_WRONLY)
+    for offset, data in pieces:
+        os.pwrite(descriptor, data, offset)
+    os.close(descriptor)
