@@ -12,22 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import contenders
 import fsspec
 import numpy as np
 import obstore.fsspec
 import obstore.store
 import zarr.storage
-from contenders import (
-    PIPELINES,
-    Seconds,
-    Selection,
-    create,
-    indexed,
-    measure,
-    measure_reads,
-    opened_by_all,
-    opened_in_files,
-)
 
 NATIVE = sys.byteorder
 SWAPPED = "big" if NATIVE == "little" else "little"
@@ -37,11 +27,11 @@ LINKS = ((30, 100), (1, 1000))  # latency in ms, and MB/s of each connection
 class Case(NamedTuple):
     selection: str
     of: str
-    seconds: Seconds
+    seconds: contenders.Seconds
     is_pictured: bool
 
 
-def selections(rows: int, columns: int) -> dict[str, Selection]:
+def selections(rows: int, columns: int) -> dict[str, contenders.Selection]:
     row, column = rows // 3, columns // 3
     points = np.random.default_rng(0).choice(rows * columns, 1000, replace=False)
     return {
@@ -57,15 +47,15 @@ def one_large_chunk(folder: Path, *, quick: bool) -> Iterator[Case]:
     n = 512 if quick else 4096
     for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
         path = folder / endian
-        create(path, endian, shape=(n, n), chunks=(n, n), dtype="f8")
+        contenders.create(path, endian, shape=(n, n), chunks=(n, n), dtype="f8")
         os.sync()  # else the writing goes on while the reading is measured
-        arrays = opened_in_files(lambda _who, path=path: path)
+        arrays = contenders.opened_in_files(lambda _who, path=path: path)
         drop = functools.partial(drop_from_page_cache, path / "c/0/0")
         for name, selection in selections(n, n).items():
-            seconds = measure_reads(arrays, selection, quick=quick)
+            seconds = contenders.measure_reads(arrays, selection, quick=quick)
             yield Case(name, f"{byte_order}, page cache", seconds, endian == NATIVE)
             if drop():
-                seconds = measure_reads(arrays, selection, quick=quick, before=drop)
+                seconds = contenders.measure_reads(arrays, selection, quick=quick, before=drop)
                 yield Case(name, f"{byte_order}, disk", seconds, is_pictured=False)
 
 
@@ -85,39 +75,42 @@ def drop_from_page_cache(path: Path) -> bool:
 def many_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
     num = 64 if quick else 1024
     for rows, columns, num_shards in ((32, 64, 0), (64, 256, 0), (64, 256, 8), (256, 512, 0)):
-        cell = f"{num:,} of {8 * rows * columns >> 10} KiB"
+        kib = rows * columns // 128
+        cell = f"{num:,} of {kib} KiB" if kib < 1024 else f"{num:,} of {kib // 1024} MiB"
         array: dict[str, Any] = {"shape": (rows, columns * num), "chunks": (rows, columns)}
         if num_shards:
             cell += f" in {num_shards} shards"
             array["shards"] = rows, columns * num // num_shards
         path = folder / cell.replace(" ", "-")
-        create(path, NATIVE, dtype="f8", **array)
+        contenders.create(path, NATIVE, dtype="f8", **array)
         os.sync()
-        arrays = opened_in_files(lambda _who, path=path: path)
+        arrays = contenders.opened_in_files(lambda _who, path=path: path)
         for name in ("row", "1,000 points", "all"):
-            seconds = measure_reads(arrays, selections(*array["shape"])[name], quick=quick)
+            seconds = contenders.measure_reads(
+                arrays, selections(*array["shape"])[name], quick=quick
+            )
             yield Case(name, cell, seconds, is_pictured=rows == 64 and not num_shards)
         shutil.rmtree(path)
 
 
 def far_stores(folder: Path, *, quick: bool) -> Iterator[Case]:
     n, num = (128, 20) if quick else (512, 1000)
-    create(folder / "array", NATIVE, shape=(64, n, n), chunks=(16, n, n), dtype="f4")
+    contenders.create(folder / "array", NATIVE, shape=(64, n, n), chunks=(16, n, n), dtype="f4")
     shape = (num, 64, 256)
-    create(folder / "file", NATIVE, shape=shape, chunks=shape, dtype="f4")
+    contenders.create(folder / "file", NATIVE, shape=shape, chunks=shape, dtype="f4")
     for link, kind in itertools.product(LINKS, ("fsspec", "obstore")):
         with served(folder, *link) as url:
             store_of = functools.partial(far_store, kind, f"{url}/array")
-            array = opened_by_all(store_of, lambda _who, url=url: f"{url}/array/")
+            array = contenders.opened_by_all(store_of, lambda _who, url=url: f"{url}/array/")
             store_of = functools.partial(references, kind, f"{url}/file/c/0/0/0", folder)
             for name, arrays, selection in (
                 ("row", array, np.s_[3, 7]),
                 ("box of 64 x 40 x 60", array, np.s_[:, 50:90, 50:110]),
                 ("all", array, np.s_[:, :, :]),
-                (f"all of {num:,} references", opened_by_all(store_of), np.s_[:, :, :]),
+                (f"all of {num:,} references", contenders.opened_by_all(store_of), np.s_[:, :, :]),
             ):
                 of = "{} ms, {} MB/s, {}".format(*link, kind)
-                seconds = measure_reads(arrays, selection, quick=quick)
+                seconds = contenders.measure_reads(arrays, selection, quick=quick)
                 yield Case(name, of, seconds, (link, kind) == (LINKS[0], "fsspec"))
 
 
@@ -168,33 +161,35 @@ def writes_in_place(folder: Path, *, quick: bool) -> Iterator[Case]:
 
 def writes(path: Path, n: int, names: Any, *, quick: bool, **array: Any) -> Iterator[Case]:
     """Yield the cases of an array that is one chunk or shard; each contender has a copy of it."""
-    create(path, NATIVE, shape=(n, n), dtype="f8", **array)
+    contenders.create(path, NATIVE, shape=(n, n), dtype="f8", **array)
 
     def path_of(who: str) -> Path:
         return path.with_name(f"{path.name}-{who}")
 
-    for who in (*PIPELINES, "TensorStore", "os.pwrite"):
+    for who in (*contenders.PIPELINES, "TensorStore", "os.pwrite"):
         shutil.copytree(path, path_of(who))
     os.sync()
-    arrays, file = opened_in_files(path_of, mode="r+"), path_of("os.pwrite") / "c/0/0"
+    arrays, file = contenders.opened_in_files(path_of, mode="r+"), path_of("os.pwrite") / "c/0/0"
     for name in names:
         selection = selections(n, n)[name]
         value = -np.arange(n * n, dtype="f8").reshape(n, n)[selection]
-        contenders = {
-            who: functools.partial(indexed(array, selection).__setitem__, selection, value)
+        writers = {
+            who: functools.partial(
+                contenders.indexed(array, selection).__setitem__, selection, value
+            )
             for who, array in arrays.items()
         }
-        contenders["os.pwrite"] = functools.partial(pwrite, file, ranges(file, n, selection))
+        writers["os.pwrite"] = functools.partial(pwrite, file, ranges(file, n, selection))
         with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
-            seconds = measure(contenders, quick=quick)
-        for who in contenders:
+            seconds = contenders.measure(writers, quick=quick)
+        for who in writers:
             written = zarr.open_array(path_of(who), mode="r")
-            if not np.array_equal(indexed(written, selection)[selection], value):
+            if not np.array_equal(contenders.indexed(written, selection)[selection], value):
                 raise RuntimeError(f"{who} did not write the values")
         yield Case(name, f"{path.name} of {8 * n * n >> 20} MiB", seconds, is_pictured=True)
 
 
-def ranges(file: Path, n: int, selection: Selection) -> list[tuple[int, bytes]]:
+def ranges(file: Path, n: int, selection: contenders.Selection) -> list[tuple[int, bytes]]:
     """Return offset and new bytes of each contiguous range of a selection in a file.
 
     The file says where each element is, for it holds their numbers, or the negative ones.

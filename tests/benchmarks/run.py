@@ -16,6 +16,7 @@ import platform
 import re
 import sys
 import tempfile
+import textwrap
 import time
 import warnings
 from pathlib import Path
@@ -102,17 +103,18 @@ def picture(answers: dict[str, list[Case]]) -> str:
     return "\n".join([f'{head} font-family="sans-serif" font-size="12">', *lines, "</svg>\n"])
 
 
-def machine(minutes: float) -> str:
+def machine(minutes: float, what: str) -> str:
     """Return what was measured, and on what."""
     about, versions = Path("/proc/cpuinfo"), [f"Python {platform.python_version()}"]
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     cpu = re.search("model name.*: (.*)", about.read_text("utf-8") if about.exists() else "")
-    return (
-        f"`{' '.join(['run.py', *sys.argv[1:]])}`, {dt.datetime.now(dt.UTC):%Y-%m-%d}, "
-        f"{minutes:.1f} minutes. {cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, "
-        f"{platform.system()} {platform.release()}; {', '.join(versions)}."
+    return textwrap.fill(
+        f"Measured on {dt.datetime.now(dt.UTC):%Y-%m-%d} in {minutes:.0f} minutes{what}, on "
+        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, {platform.system()} "
+        f"{platform.release()}, with {', '.join(versions)}.",
+        width=100,
     )
 
 
@@ -133,7 +135,8 @@ def main() -> None:
                 took = time.perf_counter() - start
                 print(f"{took:4.0f} s", question, *case[:2], sep="  ", file=sys.stderr)
     parts = {question: table(cases) for question, cases in answers.items()}
-    parts["machine"] = machine((time.perf_counter() - start) / 60)
+    what = " by --quick, with much smaller arrays" if arguments.quick else ""
+    parts["machine"] = machine((time.perf_counter() - start) / 60, what)
     page = PAGE.read_text("utf-8")
     for name, part in parts.items():
         before, start_of, rest = page.partition(f"<!-- {name} -->\n")
