@@ -103,7 +103,7 @@ def picture(answers: dict[str, list[Case]]) -> str:
     return "\n".join([f'{head} font-family="sans-serif" font-size="12">', *lines, "</svg>\n"])
 
 
-def machine(minutes: float, what: str) -> str:
+def machine(seconds: float, what: str) -> str:
     """Return what was measured, and on what."""
     about, versions = Path("/proc/cpuinfo"), [f"Python {platform.python_version()}"]
     for name in PACKAGES:
@@ -111,7 +111,7 @@ def machine(minutes: float, what: str) -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
     cpu = re.search("model name.*: (.*)", about.read_text("utf-8") if about.exists() else "")
     return textwrap.fill(
-        f"Measured on {dt.datetime.now(dt.UTC):%Y-%m-%d} in {minutes:.0f} minutes{what}, on "
+        f"Measured on {dt.datetime.now(dt.UTC):%Y-%m-%d} in {seconds:.0f} s{what}, on "
         f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, {platform.system()} "
         f"{platform.release()}, with {', '.join(versions)}.",
         width=100,
@@ -136,7 +136,7 @@ def main() -> None:
                 print(f"{took:4.0f} s", question, *case[:2], sep="  ", file=sys.stderr)
     parts = {question: table(cases) for question, cases in answers.items()}
     what = " by --quick, with much smaller arrays" if arguments.quick else ""
-    parts["machine"] = machine((time.perf_counter() - start) / 60, what)
+    parts["machine"] = machine(time.perf_counter() - start, what)
     page = PAGE.read_text("utf-8")
     for name, part in parts.items():
         before, start_of, rest = page.partition(f"<!-- {name} -->\n")
