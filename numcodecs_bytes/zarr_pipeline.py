@@ -34,7 +34,6 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     copied_as,
@@ -386,6 +385,7 @@ class ReadsParts:
         # Most programs only read.
         from numcodecs_bytes._engine.write import (  # noqa: PLC0415
             Writes,
+            with_own_memory,
             writable_path,
         )
 
@@ -397,21 +397,19 @@ class ReadsParts:
                 _note_left(item, getattr(file, "why", ""), is_required=is_required)
             else:
                 files[k] = file
-        # Others first: the values may be the memory of a part, which changes.
+        if files:
+            value = type(value).from_ndarray_like(await with_own_memory(value.as_ndarray_like()))
+        # Others first: the values may still be the memory of a part, which changes.
         if others := [item for k, item in enumerate(batch) if k not in files]:
             await zarrs.write(others, value, drop_axes)
-        if not files:
-            return
-        array, stored_as = value.as_ndarray_like(), self._stored
-        left = await Writes(batch, array, drop_axes, stored_as, encode_array).write(files)
-        for k, (why, _) in left.items():
+        left = {}
+        if files:
+            writes = Writes(batch, value.as_ndarray_like(), drop_axes, self._stored)
+            left = await writes.write(files)
+        for k, why in left.items():
             _note_left(batch[k], why, is_required=is_required)
-        if others := [batch[k] for k, (_, copied) in left.items() if copied is None]:
-            await zarrs.write(others, value, drop_axes)
-        for k, (_, copied) in left.items():
-            if copied is not None:
-                item = (*batch[k][:3], ..., False)
-                await zarrs.write([item], type(value).from_ndarray_like(copied))
+        if left:
+            await zarrs.write([batch[k] for k in left], value, drop_axes)
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]

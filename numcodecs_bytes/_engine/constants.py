@@ -80,9 +80,10 @@ PIECE_SECONDS = 5e-6
 # the files of the chunks are copied: zarr alone reads and writes as much.
 COPIED_BYTES = 1 << 26
 
-# How long a thread waits before it tries to lock a file again, at first and at last: 1.5 ms in all.
-# Most locks are held for less. Then the event loop waits, at most MAX_WAIT_SECONDS.
-FIRST_WAIT_SECONDS, LAST_WAIT_SECONDS, MAX_WAIT_SECONDS = 5e-5, 8e-4, 0.1
+# How long a write waits before it tries to lock a file again: this part of the time that it has
+# waited so far, at least and at most so long. To try takes 0.2 ms. With a fourth of the time, some
+# of eight writers of strides had no luck for a second.
+NUM_WAITS, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 16, 2e-4, 0.1
 
 # After which time a log message says what a write waits for; and for how long it waits while the
 # program ends.

@@ -1,4 +1,4 @@
-"""Files that are written in place: opened, locked, checked, made and replaced.
+"""Files that are written in place: opened, locked, made and replaced.
 
 Who writes selected bytes has a shared lock (``flock``) on the file. Who writes back bytes that it
 has read before, or puts another file in its place, has the exclusive one. Nobody waits for a lock
@@ -12,31 +12,19 @@ is removed: until then, it has two names.
 import contextlib
 import os
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-import numpy as np
-
-from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._engine import constants, files
-from numcodecs_bytes._threads import IsWanted
-
-fcntl: ModuleType | None
+fcntl: Any
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-_NEEDED = ("O_NOFOLLOW", "preadv", "pwrite")  # of the os module
 # How temporary names end. zarr's own end with ".partial", too, and are not ours to remove.
 _TEMPORARY = ".in-place.partial"
-# How often to look for a name that a file system hides.
-_MAX_LOOKS = 50
-# macOS refuses to write 2 GiB and more at once.
-_AT_ONCE_BYTES = 1 << 30
 
 
 class NotInPlace(Exception):  # noqa: N818 # not an error
@@ -44,65 +32,49 @@ class NotInPlace(Exception):  # noqa: N818 # not an error
 
 
 class LockedError(Exception):
-    """Somebody else has a lock on the file: try again."""
+    """Somebody else has a lock on the file: try again later."""
 
 
 class ReplacedError(Exception):
-    """The name stands for another file than before: try again."""
+    """The name stands for another file than before, or the file had another name: try again."""
 
 
 @contextlib.contextmanager
 def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
     """Open a file and lock it; yield its descriptor, and its length in bytes.
 
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    LockedError, ReplacedError
-        If nothing was done.
-    NotInPlace
-        If it is no regular file, has another name, or can't be opened or locked.
+    Raises FileNotFoundError, LockedError, ReplacedError or NotInPlace.
     """
-    if fcntl is None or not all(hasattr(os, name) for name in _NEEDED):
-        raise NotInPlace("this system has no flock, or no preadv and pwrite")
     with _explained("opened for writing"):
-        mode = os.lstat(path).st_mode  # to open a pipe and close it again would kill its writer
-        if stat.S_ISLNK(mode):
-            raise NotInPlace("it is a symbolic link")
+        mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
-            raise NotInPlace("it is not a regular file")
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise NotInPlace(f"it is {what}")
+        descriptor = os.open(path, os.O_RDWR)
     try:
-        with _explained("locked"):
-            _lock(descriptor, fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH)
+        _lock(descriptor, is_exclusive=is_exclusive)
         found = os.fstat(descriptor)
         # After fstat: who replaces the file takes a name from it.
         check_name(descriptor, path)
-        if found.st_nlink != 1 and _has_other_name(descriptor, path, found):
-            raise NotInPlace("it has another name (a hard link)")
+        if found.st_nlink != 1:
+            _refuse_other_names(descriptor, path)
         yield descriptor, found.st_size
     finally:
         _release(descriptor)
 
 
-def _lock(descriptor: int, how: int) -> None:
-    """Lock a file, or raise LockedError if it takes more than a moment."""
-    assert fcntl is not None  # noqa: S101 # for the type checker
-    seconds = constants.FIRST_WAIT_SECONDS
-    while True:
-        with contextlib.suppress(BlockingIOError):
+def _lock(descriptor: int, *, is_exclusive: bool) -> None:
+    """Lock a file, or raise LockedError."""
+    how = fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH
+    with _explained("locked"):
+        try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return
-        if seconds > constants.LAST_WAIT_SECONDS:
-            raise LockedError
-        time.sleep(seconds)
-        seconds *= 2
+        except BlockingIOError:
+            raise LockedError from None
 
 
 def _release(descriptor: int) -> None:
     """Unlock and close a file: in a process that was forked meanwhile, it may stay open."""
-    assert fcntl is not None  # noqa: S101 # for the type checker
     try:
         with contextlib.suppress(OSError):  # it has no locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -116,30 +88,28 @@ def check_name(descriptor: int, path: str) -> None:
         raise ReplacedError
 
 
-def _has_other_name(descriptor: int, path: str, found: os.stat_result) -> bool:
-    """Whether a locked file has another name than the one that its maker gave it first.
+def _refuse_other_names(descriptor: int, path: str) -> None:
+    """Raise NotInPlace if a locked file has a hard link, ReplacedError if it is gone now.
 
-    That one is removed, in case that the maker was killed before it did. A maker who lives tries
-    again: on FUSE, where names have locks and numbers of their own, that may happen.
+    Its maker gave it a temporary name first, and may have been killed before it removed that. On
+    FUSE, the maker may also be alive: there, names have locks of their own, a removed name is only
+    hidden until the file is closed, and the number of names is a second old, unless the mode is
+    set.
     """
     folder, name = os.path.split(path)
-    for k in range(_MAX_LOOKS):
-        names = os.listdir(folder)  # noqa: PTH208
-        for other in names:
-            if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
-                Path(folder, other).unlink(missing_ok=True)
-        # FUSE remembers the number of names for a second, unless the file's mode is set; and it
-        # hides a name that is removed, until its maker has closed the file.
-        with contextlib.suppress(OSError):
-            os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
-        if os.fstat(descriptor).st_nlink == 1:
-            check_name(descriptor, path)
-            return False
-        if k and not any(other.startswith(".fuse_hidden") for other in names):
-            break
-        time.sleep(constants.LAST_WAIT_SECONDS)
+    is_temporary = False
+    for other in os.listdir(folder):  # noqa: PTH208
+        if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
+            Path(folder, other).unlink(missing_ok=True)
+            is_temporary = True
+        is_temporary |= other.startswith(".fuse_hidden")
+    found = os.fstat(descriptor)
+    with contextlib.suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+    if is_temporary or os.fstat(descriptor).st_nlink == 1:
+        raise ReplacedError
     check_name(descriptor, path)
-    return True
+    raise NotInPlace("it has another name (a hard link)")
 
 
 @contextlib.contextmanager
@@ -148,15 +118,12 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
 
     It is locked exclusively until that name is removed, in the end.
     """
-    if fcntl is None:
-        raise NotInPlace("this system has no flock")
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with _explained("locked"):
-            _lock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, is_exclusive=True)
         yield descriptor, name
     finally:
         with contextlib.suppress(FileNotFoundError):  # it was renamed
@@ -191,41 +158,7 @@ def _explained(what: str) -> Iterator[None]:
     """Leave to zarr what the system does not allow: zarr can do it, or raises the error."""
     try:
         yield
-    except (FileNotFoundError, InterruptedError):
+    except FileNotFoundError:
         raise
     except OSError as error:
         raise NotInPlace(f"it can't be {what} ({error.strerror})") from error
-
-
-def fill(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsWanted) -> None:
-    """Fill a part of a new file with the same bytes, over and over; zeros take no space."""
-    if not repeated.any():
-        return
-    block = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1)).data
-    for start in range(span.start, span.stop, len(block)):
-        raise_unless(is_wanted)
-        write_at(descriptor, block[: span.stop - start], start)
-
-
-def copy(source: int, target: int, span: range, is_wanted: IsWanted) -> None:
-    """Copy a part of a file to the same place in a new one; blocks of zeros take no space there."""
-    block = np.empty(constants.BLOCK_BYTES, np.uint8)
-    for start in range(span.start, span.stop, len(block)):
-        raise_unless(is_wanted)
-        part = block[: span.stop - start]
-        files.fill(source, start, part.data)
-        if part.any():
-            write_at(target, part.data, start)
-
-
-def raise_unless(is_wanted: IsWanted) -> None:
-    """Raise InterruptedError if a write is not wanted any more."""
-    if not is_wanted():
-        raise InterruptedError("the write was cancelled")
-
-
-def write_at(descriptor: int, view: memoryview, position: int) -> None:
-    """Write all bytes of a view at a position."""
-    while view:
-        num = os.pwrite(descriptor, view[:_AT_ONCE_BYTES], position)
-        view, position = view[num:], position + num

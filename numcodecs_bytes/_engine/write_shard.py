@@ -8,130 +8,103 @@ Zeros take no space in a file, so a shard is completed at once if the fill value
 gets as many more places as it has, so that it is copied a few times and not often.
 """
 
-import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
-from numcodecs_bytes._engine import files, locks
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._engine import files, locks, write_file
 from numcodecs_bytes._engine.layout import layout_of
 from numcodecs_bytes._engine.locks import NotInPlace
 from numcodecs_bytes._engine.output import mesh
-from numcodecs_bytes._engine.plan import plan_axes
+from numcodecs_bytes._engine.plan import Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis, axes_of
 from numcodecs_bytes._engine.shards import MISSING
-from numcodecs_bytes._engine.write_chunk import ChunkFile
-from numcodecs_bytes._engine.write_file import Part, elements_of, part_of, shape_of
+from numcodecs_bytes._engine.write_chunk import ChunkFile, Placed
+from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import encode_index
 
 
 class ShardFile(ChunkFile):
-    """The file of a shard, and what is written to its inner chunks: see `ChunkFile`."""
+    """The file of a shard, and what is written to its inner chunks."""
 
-    _index: Any = None  # offsets and lengths in the file that was looked at last
-    _end = 0  # where the inner chunks in it end in bytes
-
-    @staticmethod
-    def _layout_of(stored: Any) -> Any:
-        return stored.layout
-
-    def _parts_of(self, selection: Any, values: Any) -> list[Part]:
-        shard, layout = self._stored, self._layout
+    def _plan(self, selection: Any) -> list[Part]:
+        shard, layout = self.stored, self.stored.layout
+        self._layout, index_bytes = layout, shard.index_bytes
+        # Where inner chunks may begin: after the index, if that is at the start.
+        self._first = index_bytes if shard.index_range(index_bytes + 1)[0] == 0 else 0
         try:
-            self._items = shard.items_of(selection)
+            self._items = items = shard.items_of(selection, self.drop_axes, gap=0)
         except files.Left as why:
             raise NotInPlace(str(why)) from None
-        if self._items.within is not None:
-            self._elements = elements_of(layout, self._items.within.shape, values)
-            usual = np.arange(math.prod(shard.grid_shape)).reshape(shard.grid_shape)
-            starts = usual[self._items.coordinates] * layout.num_bytes
-            return [self._points_at(starts + self._items.within, self._elements)]
+        if items.within is not None:
+            self._elements = write_file.elements_of(self.values, layout, items.within.shape)
+            # Where points lie in most complete shards, which says whether hulls are faster.
+            starts = np.ravel_multi_index(items.coordinates, shard.grid_shape) * layout.num_bytes
+            return [self._points_at(starts + items.within, self._elements)]
         whole = layout_of(shard.spec.shape, layout.dtype, layout.stored, layout.axis_order)
-        elements = elements_of(layout, shape_of(axes_of(selection, whole) or ()), values)
-        parts, alike = [], dict[int, Part]()
-        for plan, where in self._items.plans:
-            some = elements[(*mesh(where, elements.shape), ...)]
-            part = alike.get(id(plan))
-            if part is None:
-                part = alike[id(plan)] = part_of(plan_axes(plan.axes, layout, 0), layout, some)
-            parts.append(part._replace(elements=some))
+        shape = write_file.shape_of(axes_of(selection, whole, self.drop_axes) or ())
+        elements = write_file.elements_of(self.values, layout, shape)
+        parts, hulls = [], dict[int, Plan]()
+        for plan, where in items.plans:
+            if id(plan) not in hulls:  # many inner chunks have the same plan
+                hulls[id(plan)] = write_file.hulls_of(plan, layout)
+            selected = elements[(*mesh(where, shape), ...)]
+            parts.append(Part(plan, hulls[id(plan)], selected, layout))
         return parts
 
-    def _points_at(self, positions: Any, elements: Any) -> Part:
+    def _points_at(self, positions: Any, elements: Array) -> Part:
         """Return what is written to points, which lie at positions in the file in bytes."""
         pieces = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
-        return part_of(pieces, self._layout, elements)
+        return Part(pieces, write_file.hulls_of(pieces, self._layout), elements, self._layout)
 
-    def _find(self, descriptor: int, num_bytes: int) -> Any:
-        """Do the same; raise NotInPlace if the index is unusual, as zarr reads it or raises."""
-        shard = self._stored
+    def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:
         try:
-            first, end = shard.index_range(num_bytes)
+            first, end = self.stored.index_range(num_bytes)
             raw = np.empty(end - first, np.uint8)
             files.fill(descriptor, first, raw.data)
-            self._index = shard.decode_index(raw)
+            self._index = self.stored.decode_index(raw)
         except files.Left as why:
             raise NotInPlace(str(why)) from why.__cause__
-        self._end = self._end_of_data(num_bytes)
-        return self._starts(self._index)
-
-    @property
-    def _is_index_first(self) -> bool:
-        num_bytes: int = self._stored.index_bytes
-        return bool(self._stored.index_range(num_bytes + 1) == (0, num_bytes))
-
-    def _end_of_data(self, num_bytes: int) -> int:
-        """Return where the last inner chunk ends in bytes; raise NotInPlace if any is unusual."""
-        index_bytes, length = int(self._stored.index_bytes), int(self._layout.num_bytes)
-        is_first = self._is_index_first
-        first, end = (index_bytes, num_bytes) if is_first else (0, num_bytes - index_bytes)
-        entries = self._index.reshape(-1, 2)
+        entries, length = self._index.reshape(-1, 2), self._layout.num_bytes
         entries = entries[(entries != MISSING).any(axis=1)]
-        if not len(entries):
-            return first
         starts = np.sort(entries[:, 0])
-        if (entries[:, 1] != length).any():
-            raise NotInPlace(f"the index has inner chunks that have not {length} bytes")
-        if starts[0] < first or int(starts[-1]) + length > end:
-            raise NotInPlace("the index has inner chunks that overlap it, or reach beyond the file")
-        if (np.diff(starts) < length).any():
-            raise NotInPlace("the index has inner chunks that overlap")
-        return int(starts[-1]) + length
+        self._end = int(starts[-1]) + length if len(starts) else self._first
+        are_inside = (starts >= self._first).all() and (
+            self._end <= self._first + num_bytes - self.stored.index_bytes
+        )
+        are_apart = (np.diff(starts) >= length).all()
+        if not (are_inside and are_apart and (entries[:, 1] == length).all()):
+            raise NotInPlace(
+                f"its index is unusual: inner chunks have not {length} bytes, overlap each other, "
+                "or lie elsewhere than before or after the index"
+            )
+        return self._split_by(self._index)
 
-    def _starts(self, index: Any) -> Any:
-        """Return where each inner chunk, or that of each point, begins; `MISSING` if nowhere."""
-        return index[(*self._items.coordinates, 0)]
+    def _split_by(self, index: Any) -> tuple[Placed, list[Part]]:
+        """Return what has a place according to an index, and what has none."""
+        starts = index[(*self._items.coordinates, 0)]
+        placed = self._parts_at(starts, np.flatnonzero(starts != MISSING))
+        missing = self._parts_at(starts, np.flatnonzero(starts == MISSING))
+        return placed, [part for part, _ in missing]
 
-    def _placed(self, starts: Any) -> Iterable[tuple[Part, int]]:
-        is_there = starts != MISSING
-        if self._items.within is None:
-            return [(self._parts[k], int(starts[k])) for k in np.flatnonzero(is_there).tolist()]
-        if not is_there.any():
-            return []
-        positions = (starts.astype(np.intp) + self._items.within)[is_there]
-        return [(self._points_at(positions, self._elements[is_there]), 0)]
+    def _parts_at(self, starts: Any, which: Any) -> Placed:
+        """Return parts whose inner chunks begin at `starts`, or what is written to some points."""
+        within = self._items.within
+        if within is None:
+            return [(self._parts[k], int(starts[k])) for k in which.tolist()]
+        positions = starts[which].astype(np.intp) + within[which]
+        return [(self._points_at(positions, self._elements[which]), 0)] if len(which) else []
 
-    def _lacks_any(self, starts: Any) -> bool:
-        is_missing = starts == MISSING
-        if not is_missing.any():
-            return False
-        if self._items.within is None:
-            missing = [self._parts[k] for k in np.flatnonzero(is_missing).tolist()]
-        else:
-            missing = [self._parts[0]._replace(elements=self._elements[is_missing])]
-        return not self._are_only_fill_values(missing)
-
-    def _make(self, old: int | None, new: int, is_wanted: IsWanted) -> Any:
-        """Do the same: a shard with more places."""
-        shard, length = self._stored, self._layout.num_bytes
-        first = shard.index_bytes if self._is_index_first else 0
+    def _make(self, old: int | None, new: int, is_wanted: IsWanted) -> Placed:
+        shard, length, first = self.stored, self._layout.num_bytes, self._first
+        fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
         if old is not None:
             index, end = self._index.copy(), self._end
-        is_new = self._new_places(index)
+        is_new = self._new_places(index, are_free=not fill_value.any())
         num = np.count_nonzero(is_new)
         index[is_new, 0] = end + length * np.arange(num)
         index[is_new, 1] = length
@@ -139,15 +112,15 @@ class ShardFile(ChunkFile):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new, data_end + (0 if first else len(raw)))
         if old is not None:
-            locks.copy(old, new, range(first, end), is_wanted)
-        locks.fill(new, self._fill_value, range(end, data_end), is_wanted)
-        locks.write_at(new, raw.data, 0 if first else data_end)
-        return self._starts(index)
+            write_file.copy_span(old, new, range(first, end), is_wanted)
+        write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
+        write_file.write_pieces(new, raw, [0 if first else data_end], len(raw))
+        return self._split_by(index)[0]
 
-    def _new_places(self, index: Any) -> Any:
+    def _new_places(self, index: Any, *, are_free: bool) -> Any:
         """Return which inner chunks get a place, bool, in the shape of their grid."""
         is_missing = index[..., 0] == MISSING
-        if not self._fill_value.any():
+        if are_free:
             return is_missing
         is_new = np.zeros_like(is_missing)
         is_new[self._items.coordinates] = True

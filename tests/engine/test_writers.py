@@ -293,82 +293,71 @@ def test_a_full_disk(tmp_path, pipeline, shards, fill_value):
         assert set(np.unique(array[1000:])) <= {fill_value, 2.0}
 
 
-AT_EXIT = """
-import atexit, sys, zarr
-zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
-array = zarr.open_array(sys.argv[1], mode="r+")
-atexit.register(lambda: array.__setitem__((1, slice(1, None)), 5))
-array[0, 1:] = 4
-"""
-
-
-@BY_PIPELINE
-def test_a_write_while_the_program_ends(tmp_path, pipeline):
-    array = create(tmp_path, "plain")
-    options = {"timeout": 60, "capture_output": True, "text": True}
-    run_python("-c", AT_EXIT, tmp_path, pipeline, options=options)
-    assert array[:2, 1:].tolist() == [[4] * 63, [5] * 63]
-
-
-WAITING = """
-import signal, sys, threading, zarr
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
-zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
-array = zarr.open_array(sys.argv[1], mode="r+")
-part = (1, slice(1, None))
-threads = [threading.Thread(target=array.__setitem__, args=(part, 5)) for _ in range(200)]
-for thread in threads:
-    thread.start()
-print("ready", flush=True)
-array[2, 1:] = 6
-"""
-
-
-@BY_PIPELINE
-def test_an_interrupt_ends_many_that_wait(tmp_path, pipeline):
-    array = create(tmp_path, "plain")
-    before = array[...]
-    with (tmp_path / "c/0/0").open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        program = subprocess.Popen(
-            [sys.executable, "-c", WAITING, str(tmp_path), pipeline],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert program.stdout.readline() == "ready\n"
-            time.sleep(0.2)
-            program.send_signal(signal.SIGINT)
-            _, errors = program.communicate(timeout=30)
-        finally:
-            program.kill()
-    assert "KeyboardInterrupt" in errors
-    assert "the program ended while a write waited to lock chunk 'c/0/0'" in errors
-    assert np.array_equal(array[...], before)
-
-
-FORKED = """
-import os, sys, zarr
+START = """
+import atexit, os, signal, sys, threading, zarr
 zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
 array = zarr.open_array(sys.argv[1], mode="r+")
 array[1, 1:] = 5
+"""
+AT_EXIT = "atexit.register(lambda: array.__setitem__((2, slice(1, None)), 6))"
+FORKED = """
 if os.fork() == 0:
     try:
         zarr.open_array(sys.argv[1], mode="r+")[2, 1:] = 6
     finally:
         os._exit(0)
 os.wait()
-array[3, 1:] = 7
+array[1, 1:] = 5
 """
 
 
-@pytest.mark.skipif(
-    not hasattr(zarr.core.sync, "reset_resources_after_fork"), reason="this zarr can't fork"
-)
 @BY_PIPELINE
-def test_a_forked_writer(tmp_path, pipeline):
+@pytest.mark.parametrize("code", [AT_EXIT, FORKED], ids=["while it ends", "forked"])
+def test_a_program_that_writes_later(tmp_path, pipeline, code):
+    if code == FORKED and not hasattr(zarr.core.sync, "reset_resources_after_fork"):
+        pytest.skip("this zarr can't fork")
     array = create(tmp_path, "plain")
     options = {"timeout": 60, "capture_output": True, "text": True}
-    run_python("-W", "ignore", "-c", FORKED, tmp_path, pipeline, options=options)
-    assert array[1:4, 1].tolist() == [5, 6, 7]
+    run_python("-W", "ignore", "-c", START + code, tmp_path, pipeline, options=options)
+    assert array[1:3, 1:].tolist() == [[5] * 63, [6] * 63]
+
+
+WAITING = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+print("ready", flush=True)
+sys.stdin.readline()
+part = (1, slice(1, None))
+threads = [threading.Thread(target=array.__setitem__, args=(part, 6)) for _ in range(200)]
+for thread in threads:
+    thread.start()
+print("waiting", flush=True)
+array[2, 1:] = 6
+"""
+
+
+@BY_PIPELINE
+def test_an_interrupt_ends_many_that_wait(tmp_path, pipeline):
+    array, pipe = create(tmp_path, "plain"), subprocess.PIPE
+    program = subprocess.Popen(
+        [sys.executable, "-c", START + WAITING, str(tmp_path), pipeline],
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+    try:
+        assert program.stdout.readline() == "ready\n"
+        before = array[...]
+        with (tmp_path / "c/0/0").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            program.stdin.write("go\n")
+            program.stdin.flush()
+            assert program.stdout.readline() == "waiting\n"
+            time.sleep(0.2)
+            program.send_signal(signal.SIGINT)
+            _, errors = program.communicate(timeout=30)
+    finally:
+        program.kill()
+    assert "KeyboardInterrupt" in errors
+    assert "the program ended while a write waited to lock chunk 'c/0/0'" in errors
+    assert np.array_equal(array[...], before)
