@@ -1,12 +1,13 @@
-"""Add the files outside docs/ that pages link to, so that the links work on the site, too."""  # noqa: INP001
+"""Make the README the first page, and add the files outside docs/ that pages link to."""  # noqa: INP001
 
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-LINKED = ("CHANGELOG.md", "examples/*.py")
+LINKED = ("CHANGELOG.md", "CITATION.cff", "examples/*.py")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -19,4 +20,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         is_page = path.suffix == ".md"
         file.dest_uri = f"{path.stem.lower()}/index.html" if is_page else name
         files.append(file)
+    from_root = (ROOT / "README.md").read_text("utf-8")
+    readme = re.sub(r"(?<=\]\()(?!\w+:|#)", "../", from_root).replace("](../docs/", "](")
+    files.append(File.generated(config, "index.md", content=readme))
     return files

@@ -1,6 +1,6 @@
 """Differences between the supported versions of zarr: 3.1.6 and newer.
 
-User-visible differences are in ``docs/policies.md``.
+User-visible differences are in ``docs/limits.md``.
 """
 
 from typing import Any

@@ -14,7 +14,7 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 # 50 s, mostly of processes that start.
-LONG = ("docs/cookbook.md", "write_in_place.py", "xarray_regions.py")
+LONG = ("docs/write-in-place.md", "write_in_place.py", "xarray_regions.py")
 
 
 def parameter(value, file, name):

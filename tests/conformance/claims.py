@@ -15,10 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 ROW_BYTES, NUM_ROWS = 1 << 13, 1 << 11
-FIELDS = [{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "float64"}]
 # Data type and fill value, stored bytes, shape.
 ARRAYS: dict[str, tuple[Any, Any, bytes, list[int]]] = {
     "large": ("float32", 0, bytes(ROW_BYTES * NUM_ROWS), [NUM_ROWS, ROW_BYTES // 4]),
@@ -29,26 +26,8 @@ ARRAYS: dict[str, tuple[Any, Any, bytes, list[int]]] = {
         + struct.pack(">8Q", *(n * ROW_BYTES * NUM_ROWS // 4 for k in range(4) for n in (k, 1))),
         [NUM_ROWS, ROW_BYTES // 4],
     ),
-    "struct": (
-        {"name": "struct", "configuration": {"fields": FIELDS}},
-        {"a": 0, "b": 0},
-        struct.pack(">hdhd", 1, 0.5, -2, 1e9),
-        [2],
-    ),
-    "structured": (
-        {
-            "name": "structured",
-            "configuration": {"fields": [[f["name"], f["data_type"]] for f in FIELDS]},
-        },
-        "AAAAAAAAAAAAAA==",
-        struct.pack(">hdhd", 1, 0.5, -2, 1e9),
-        [2],
-    ),
-    "complex": ("complex64", [0, 0], struct.pack(">8f", *range(8)), [4]),
-    "bool": ("bool", False, b"\0\1\2\xff", [4]),
     "bfloat16": ("bfloat16", 0, bytes.fromhex("3f80 c000"), [2]),
     "int4": ("int4", 0, bytes.fromhex("01 0f"), [2]),
-    "raw": ("r24", [0, 0, 0], b"abcdef", [2]),
 }
 
 
@@ -79,19 +58,6 @@ def write_arrays(folder: Path) -> None:
         chunk.parent.mkdir(parents=True)
         chunk.write_bytes(stored)
         folder.joinpath(name, "zarr.json").write_text(json.dumps(document))
-    document = {
-        "zarr_format": 2,
-        "shape": [2],
-        "chunks": [2],
-        "dtype": "<f4",
-        "fill_value": 0,
-        "order": "C",
-        "filters": [{"id": "bytes", "endian": "big", "dtype": "<f4"}],
-        "compressor": None,
-    }
-    folder.joinpath("v2").mkdir()
-    folder.joinpath("v2", ".zarray").write_text(json.dumps(document))
-    folder.joinpath("v2", "0").write_bytes(struct.pack(">2f", 1, 2))
 
 
 def claims(
@@ -114,31 +80,15 @@ def claims(
         write(name, 7, 1)
         return _bytes("rchar") + _bytes("wchar") - before < 8 * ROW_BYTES
 
-    def reads_structures() -> bool:
-        return any(
-            _holds(lambda n=name: read(n).tolist() == [(1, 0.5), (-2, 1e9)])
-            for name in ("struct", "structured")
-        )
-
     return {
         "fetches only the bytes of a selection": fetches_only_a_row,
         "also from shards": lambda: fetches_only_a_row("shard"),
         "writes parts of chunks in place, if asked to": writes_only_a_row,
         "also into shards": lambda: writes_only_a_row("shard"),
-        "big-endian structures": reads_structures,
-        "big-endian complex numbers, also in part": lambda: (
-            read("complex").tolist() == [1j, 2 + 3j, 4 + 5j, 6 + 7j]
-            and read("complex", slice(1, 3)).tolist() == [2 + 3j, 4 + 5j]
-        ),
-        "bools other than 0 and 1 are true": lambda: (
-            np.asarray(read("bool")).view("u1").tolist() == [0, 1, 1, 1]
-        ),
         "bfloat16, int4": lambda: (
             read("bfloat16").astype(float).tolist() == [1, -2]
             and read("int4").astype(int).tolist() == [1, -1]
         ),
-        "raw bits, `r24`": lambda: np.asarray(read("raw")).tobytes() == b"abcdef",
-        "the filter `bytes` of Zarr v2": lambda: read("v2").tolist() == [1, 2],
     }
 
 
@@ -193,16 +143,12 @@ def by_tensorstore(folder: Path) -> Functions:
 
     def spec_of(name: str) -> dict[str, Any]:
         return {
-            "driver": "zarr" if name == "v2" else "zarr3",
+            "driver": "zarr3",
             "kvstore": {"driver": "file", "path": str(folder / name)},
         }
 
     def read(name: str, selection: Any = ...) -> Any:
-        spec = spec_of(name)
-        if name.startswith("struct"):  # field by field
-            fields = [tensorstore.open(spec | {"field": f}).result().read().result() for f in "ab"]
-            return np.rec.fromarrays(fields)
-        return tensorstore.open(spec).result()[selection].read().result()
+        return tensorstore.open(spec_of(name)).result()[selection].read().result()
 
     def write(name: str, selection: Any, value: Any) -> None:
         tensorstore.open(spec_of(name)).result()[selection].write(value).result()
