@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NoReturn
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
@@ -18,43 +17,26 @@ _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 _ABOUT_REPORT = """\
 Say which parts of this package are on in this environment, which are off and
 why, and which file or variable sets that.
-
-exit status:
-  0  zarr and numcodecs use the codec "bytes" of numcodecs_bytes
-  1  they do not, or a setting is wrong
-  2  wrong arguments
 """
 _ABOUT_CHECK = """\
 Report for each array in a Zarr hierarchy whether parts of its chunks can be
 read, and its problems: metadata, chunks that have a wrong length or can't be
-read, invalid bools. Files that are not chunks are noted.
-Nothing is written. Chunks that are compressed, in shards, or contain bools
-are read whole.
-"""
-_MORE_ON_CHECK = """\
-exit status:
-  0  no problems
-  1  there are problems, or there is no array
-  2  a store can't be read, or wrong arguments
-  130  interrupted
-
-example:
-  %(prog)s s3://bucket/data.zarr --storage-options '{"anon": true}'
+read, invalid bools. Files that are not chunks are noted. Nothing is written.
 """
 _ABOUT_MIGRATE = """\
 Write zarr.json next to the metadata of every Zarr v2 array and group, without
 touching a chunk. Nodes that can't be migrated are listed and left unchanged,
 and so are the groups above them, unless you exclude what can't be migrated.
 """
-_MORE_ON_MIGRATE = """\
+_MORE = """\
 exit status:
-  0  nothing is refused or kept
-  1  a node is refused or kept, or there is no Zarr v2 metadata
-  2  the store can't be read or written, or wrong arguments
+  0  {}
+  1  {}
+  2  {}, or wrong arguments
   130  interrupted
 
 example:
-  %(prog)s data.zarr --dry-run
+  %(prog)s {}
 """
 
 
@@ -65,19 +47,6 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
     found = report()
     text = json.dumps(found, indent=2) if options.json else "\n".join(lines_of(found))
     return 0 if found["is_in_use"] else 1, text
-
-
-def _explain_nothing(location: str) -> str:
-    from numcodecs_bytes._tools.locations import advise_references  # noqa: PLC0415 # see above
-
-    if "://" in location and (advice := advise_references(location)):
-        return f"{location}: {advice}"
-    what = f"no Zarr array in {location}: expected zarr.json or .zarray there"
-    if "://" in location:
-        what += (
-            "; if the server lists no folders, give the URL of an array, or consolidate metadata"
-        )
-    return what
 
 
 def _progress_bar(unit: str) -> Any:
@@ -93,14 +62,15 @@ def _describe(error: Exception) -> str:
     """Return what an error says, and its class unless that is no news."""
     from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
 
-    is_clear = isinstance(error, FileNotFoundError | ImportError | ValueError)
-    is_clear = is_clear or (isinstance(error, OSError) and error.errno is None)  # one of ours
-    return str(error) if is_clear and str(error) else describe_error(error)
+    is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
+    is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
+    return str(error) if is_ours and str(error) else describe_error(error)
 
 
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
     from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.locations import advise_references  # noqa: PLC0415
     from numcodecs_bytes.check import check  # noqa: PLC0415
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
@@ -108,40 +78,43 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     names = ("branch", "tag", "snapshot")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
     where = {"storage_options": options.storage_options, "version": chosen}
-    reports: list[tuple[str, Any]] = []
+    arrays: list[dict[str, Any]] = []  # that are shown
     unreadable: list[dict[str, str]] = []
+    num_arrays = num_chunks = num_problems = 0
     has_none = False
     for location in options.stores:
-        num_before = len(reports)
+        num_before = num_arrays
         try:
             with _progress_bar(" chunks") as bar:
                 for found in check(location, limits, bar, **where):
-                    reports.append((location, found))
-                    if not options.json and (found.num_problems or not options.only_problems):
+                    num_arrays += 1
+                    num_chunks += found.num_chunks
+                    num_problems += found.num_problems
+                    if options.only_problems and not found.num_problems:
+                        continue
+                    arrays.append({"store": location} | dataclasses.asdict(found))
+                    if not options.json:
                         with contextlib.nullcontext() if bar is None else bar.external_write_mode():
                             _say(found.format(location if len(options.stores) > 1 else ""))
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
             unreadable.append({"store": location, "error": _describe(error)})
             print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
             continue
-        if len(reports) == num_before:
-            print(_explain_nothing(location), file=sys.stderr)
+        if num_arrays == num_before:
             has_none = True
-    if unreadable and not reports and not options.json:
-        return 2, ""
-    num_chunks = sum(found.num_chunks for _, found in reports)
-    num_problems = sum(found.num_problems for _, found in reports)
+            why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
+            if "://" in location:  # where folders may be unlisted, and files look like folders
+                advice = advise_references(location)
+                why += "; if the server lists no folders, give the URL of an array, or consolidate"
+                why = f"{location}: {advice}" if advice else f"{why} metadata"
+            print(why, file=sys.stderr)
     status = 2 if unreadable else int(has_none or num_problems > 0)
     if options.json:
-        arrays = [
-            {"store": location} | dataclasses.asdict(found)
-            for location, found in reports
-            if found.num_problems or not options.only_problems
-        ]
-        counts = {"num_arrays": len(reports), "num_chunks": num_chunks}
-        document = {"num_problems": num_problems, **counts, "arrays": arrays}
-        return status, json.dumps(document | {"unreadable": unreadable}, indent=2)
-    counted = (len(reports), "array"), (num_chunks, "chunk"), (num_problems, "problem")
+        counts = {"num_problems": num_problems, "num_arrays": num_arrays, "num_chunks": num_chunks}
+        return status, json.dumps(counts | {"arrays": arrays, "unreadable": unreadable}, indent=2)
+    if unreadable and not num_arrays:
+        return status, ""
+    counted = (num_arrays, "array"), (num_chunks, "chunk"), (num_problems, "problem")
     return status, ", ".join(count(*each) for each in counted)
 
 
@@ -167,16 +140,14 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
         return status, json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2)
     if not nodes:
         return status, f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
-    lines = [str(found) for found in nodes]
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     excluded = f", {num_excluded} excluded" if num_excluded else ""
-    lines.append(f"{counted}, {num_wrong} {wrong}{excluded}")
+    lines = [*map(str, nodes), f"{counted}, {num_wrong} {wrong}{excluded}"]
     if not (num_wrong or num_excluded or options.dry_run or options.undo):
-        also = ", also what the notes name" if any(found.notes for found in nodes) else ""
         lines.append(
-            "zarr warns as long as the metadata of both formats exist. Once all your programs "
-            f"read Zarr v3{also}, remove the Zarr v2 metadata: zarr remove-metadata v2 STORE "
-            '(pip install "zarr[cli]")'
+            "zarr warns while the metadata of both formats exist. Once all your programs read Zarr "
+            "v3 (see the notes above, if any), remove the Zarr v2 metadata: "
+            'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
     return status, "\n".join(lines)
 
@@ -190,23 +161,23 @@ def _number(text: str) -> int:
 
 def _json_object(text: str) -> dict[str, Any]:
     """Return a JSON object."""
-    found, why = None, ""
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        why = f": {error}"
-    if not isinstance(found, dict):
-        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}{why}")
-    return found
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    is_module = Path(sys.argv[0]).parts[-2:] == ("numcodecs_bytes", "__main__.py")
     layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser(
-        prog="python -m numcodecs_bytes" if is_module else "numcodecs-bytes",
+        prog="numcodecs-bytes",
         description=_ABOUT_REPORT,
-        epilog="example:\n  %(prog)s check data.zarr",
+        epilog=_MORE.format(
+            'zarr and numcodecs use the codec "bytes" of numcodecs_bytes',
+            "they do not, or a setting is wrong",
+            "zarr can't be imported",
+            "check data.zarr",
+        ),
         **layout,
     )
     flag: Any = {"action": "store_true"}
@@ -216,16 +187,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
 
-    def add(name: str, run: Any, summary: str, about: str, more: str) -> Any:
-        command = commands.add_parser(name, help=summary, description=about, epilog=more, **layout)
+    def add(name: str, run: Any, summary: str, about: str, *more: str) -> Any:
+        texts: Any = {"help": summary, "description": about, "epilog": _MORE.format(*more)}
+        command = commands.add_parser(name, **texts, **layout)
         command.set_defaults(run=run)
+        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
+        option(command, "--storage-options", "JSON", text, type=_json_object)
+        command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
         return command
 
     def option(to: Any, name: str, metavar: str, text: str, **more: Any) -> None:
         to.add_argument(name, metavar=metavar, help=text, **more)
 
     about = "find problems in the arrays of stores"
-    check = add("check", _check, about, _ABOUT_CHECK, _MORE_ON_CHECK)
+    example = "s3://bucket/data.zarr --storage-options '{\"anon\": true}'"
+    statuses = ("no problems", "there are problems, or no arrays", "a store can't be read")
+    check = add("check", _check, about, _ABOUT_CHECK, *statuses, example)
     kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
     option(check, "stores", "store", f"{kinds}, or URL of one of these", nargs="+")
     check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
@@ -237,20 +214,21 @@ def _parser() -> argparse.ArgumentParser:
     option(versions, "--tag", "NAME", "tag of an Icechunk repository")
     option(versions, "--snapshot", "ID", "snapshot of an Icechunk repository")
     about = "add Zarr v3 metadata to a Zarr v2 hierarchy"
-    migrate = add("migrate", _migrate, about, _ABOUT_MIGRATE, _MORE_ON_MIGRATE)
+    statuses = (
+        "nothing is refused or kept",
+        "a node is refused or kept, or there is no Zarr v2 metadata",
+        "the store can't be read or written",
+    )
+    example = "data.zarr --dry-run"
+    migrate = add("migrate", _migrate, about, _ABOUT_MIGRATE, *statuses, example)
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
     migrate.add_argument("--dry-run", help="write nothing", **flag)
-    ways = migrate.add_mutually_exclusive_group()
     text = "replace a zarr.json with different contents, unless it has more than Zarr v2"
-    ways.add_argument("--overwrite", help=text, **flag)
+    migrate.add_argument("--overwrite", help=text, **flag)
     text = "remove the zarr.json files instead, if they are what this command writes"
-    ways.add_argument("--undo", help=text, **flag)
+    migrate.add_argument("--undo", help=text, **flag)
     text = "leave an array or group, and all below it, in Zarr v2; can be repeated"
     option(migrate, "--exclude", "PATH", text, action="append", default=[])
-    for command in (check, migrate):
-        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
-        option(command, "--storage-options", "JSON", text, type=_json_object)
-        command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
     return parser
 
 
@@ -261,10 +239,10 @@ def _say(text: str, status: int = 2) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # as by `head`
-            sys.exit(status)
-        print(f"can't print the report: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        if not isinstance(error, BrokenPipeError):  # as by `head`
+            status = 2
+            print(f"can't print the report: {error.strerror}", file=sys.stderr)
+        sys.exit(status)
 
 
 def main(arguments: list[str] | None = None) -> int:

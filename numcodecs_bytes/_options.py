@@ -7,6 +7,8 @@ up when they are used.
 
 import functools
 import pkgutil
+import sys
+import threading
 import warnings
 from typing import Any
 
@@ -65,6 +67,7 @@ def write_in_place() -> bool | str:
 
 def _value_of(name: str) -> Any:
     """Return the value of an option, None if it is not set, or set to an empty variable."""
+    warn_of_unknown_keys()  # which may be set after an array is opened
     value = zarr.config.get(f"numcodecs_bytes.{name}", None)
     return None if isinstance(value, str) and not value.strip() else value
 
@@ -98,9 +101,20 @@ def warn_of_unknown_keys() -> None:
 @functools.cache
 def _warn_of(unknown: tuple[str, ...]) -> None:
     known = ", ".join(f"numcodecs_bytes.{name}" for name in NAMES)
-    warnings.warn(
+    # zarr calls us in a thread of its own, while the program's waits for it.
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    libraries = ("zarr", "numcodecs_bytes", "concurrent", "threading")
+    while frame and frame.f_back and _package(frame.f_globals) in libraries:
+        frame = frame.f_back
+    warnings.warn_explicit(
         f"{', '.join(unknown)} in zarr's config has no effect: the options of numcodecs_bytes are "
         f"{known} (in environment variables, ZARR_NUMCODECS_BYTES__{NAMES[-1].upper()}, with two "
         "underscores before the name)",
-        stacklevel=2,
+        UserWarning,
+        frame.f_code.co_filename if frame else "numcodecs_bytes",
+        frame.f_lineno if frame else 0,
     )
+
+
+def _package(names: dict[str, Any]) -> str:
+    return str(names.get("__name__")).partition(".")[0]

@@ -5,10 +5,8 @@ does not support dimension names, consolidated metadata, and hierarchies that ca
 in part.
 """
 
-import contextlib
 import json
 import operator
-import reprlib
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
@@ -24,13 +22,7 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._tools.check_report import printable
-from numcodecs_bytes._tools.hierarchy import (
-    describe_error,
-    document_at,
-    join,
-    names_in,
-    walk,
-)
+from numcodecs_bytes._tools.hierarchy import describe_error, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
@@ -81,7 +73,7 @@ class NodeReport:
         return "\n".join(map(printable, lines))
 
 
-def migrate(  # noqa: C901, PLR0913 # the options of the command, and what they exclude
+def migrate(  # noqa: PLR0913 # the options of the command
     store: zarr.abc.store.Store | str | Path,
     *,
     dry_run: bool = False,
@@ -115,7 +107,7 @@ def migrate(  # noqa: C901, PLR0913 # the options of the command, and what they 
     bar : optional
         A progress bar with tqdm's interface; it counts nodes, and the documents that are written.
     storage_options : dict, optional
-        What fsspec is to be given for a URL.
+        Settings of fsspec for a URL.
 
     Returns
     -------
@@ -125,44 +117,51 @@ def migrate(  # noqa: C901, PLR0913 # the options of the command, and what they 
 
     Raises
     ------
-    ValueError
-        If the store is a zip archive, is read-only, or can't list its contents; if `undo` is given
-        together with `overwrite` or `exclude`; if there is no node at an excluded path, or it is
-        the root; or if `storage_options` are given for what is no URL.
-    TypeError
-        If `exclude` is a string.
+    ValueError, TypeError
+        If the store is a zip archive, or can't list its contents; if `exclude` is no collection of
+        paths of nodes below the root; or if options exclude each other.
     OSError
         If the store can't be read or written.
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
-    _refuse_archive(store)
-    if isinstance(store, str | Path):
-        opened: Any = open_store(store, read_only=dry_run, storage_options=storage_options)
-        closing: Any = contextlib.closing(opened)
+    opened = _open(store, storage_options, dry_run=dry_run)
+    nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
+    plan = _Plan(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
+    todo = nodes.items() if undo else reversed(nodes.items())
+    for path, documents in _counted(todo, bar, "comparing", len(nodes)):
+        plan.add(path, documents)
+    changes = plan.finish_undo() if undo else plan.changes
+    if dry_run:
+        for report in plan.reports:
+            if report.status in ("migrated", "undone"):
+                report.status = f"to be {report.status}"
+        return plan.reports
+    for key, document in _counted(changes.items(), bar, "writing", len(changes)):
+        try:
+            _put(opened, key, document)
+        except Exception as error:
+            # Its text may name the file that zarr writes first, with a random name.
+            why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
+            raise OSError(
+                f"{key} can't be written: {why}; mend that and run migrate again to finish"
+            ) from error
+    return plan.reports
+
+
+def _open(store: Any, storage_options: dict[str, Any] | None, *, dry_run: bool) -> Any:
+    """Open a store unless it is open; raise ValueError for a zip archive."""
+    is_zip, is_open = isinstance(store, zarr.storage.ZipStore), not isinstance(store, str | Path)
+    if not is_open:
+        is_url = "://" in str(store)
+        is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
     elif storage_options:
         raise ValueError("storage_options are for URLs, not for open stores")
-    else:
-        opened, closing = store, contextlib.nullcontext()
-    with closing:
-        if opened.read_only and not dry_run:
-            raise ValueError("the store is read-only")
-        if not opened.supports_listing:
-            raise ValueError("the store can't list its contents, so nodes might be missed")
-        nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
-        plan = _Plan(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite)
-        todo = nodes.items() if undo else reversed(nodes.items())
-        for path, documents in _counted(todo, bar, "comparing", len(nodes)):
-            plan.undo(path, documents) if undo else plan.migrate(path, documents)
-        changes = plan.finish_undo() if undo else plan.changes
-        if dry_run:
-            for report in plan.reports:
-                if report.status in ("migrated", "undone"):
-                    report.status = f"to be {report.status}"
-            return plan.reports
-        for key, raw in _counted(changes.items(), bar, "writing", len(changes)):
-            _write(opened, key, raw, nodes[key.rpartition("/")[0]].get("zarr.json"))
-        return plan.reports
+    if is_zip:  # an interruption would leave it without its list of contents
+        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
+    return (
+        store if is_open else open_store(store, read_only=dry_run, storage_options=storage_options)
+    )
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
@@ -176,18 +175,6 @@ def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]
             "such as 'group/array'"
         )
     return paths
-
-
-def _refuse_archive(store: Any) -> None:
-    """Raise ValueError for a zip archive: whoever stops while it is open leaves no archive."""
-    file_system = getattr(store, "fs", None)
-    file_system = getattr(file_system, "sync_fs", file_system)  # fsspec's way to wrap
-    is_zip = isinstance(store, zarr.storage.ZipStore)
-    if isinstance(store, str | Path):
-        is_url = "://" in str(store)
-        is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
-    if is_zip or getattr(file_system, "protocol", None) == "zip":
-        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
 
 
 def _counted(items: Iterable[T], bar: Any, what: str, total: int | None = None) -> Iterator[T]:
@@ -234,7 +221,7 @@ def _has_v2(documents: _Documents) -> bool:
 
 
 def _above(path: str) -> Iterator[str]:
-    """Yield the paths of the groups above a node, the root at last."""
+    """Yield the paths of the groups above a node, the root last."""
     while path:
         path = path.rpartition("/")[0]
         yield path
@@ -247,7 +234,7 @@ def _below(path: str, paths: Iterable[str]) -> list[str]:
 
 
 class _Plan:
-    """The outcome for each node, and what is to be written or, if None, removed, in that order."""
+    """The outcome for each node, and the documents to write or, if None, to remove, in order."""
 
     def __init__(
         self,
@@ -256,83 +243,72 @@ class _Plan:
         excluded: set[str],
         *,
         overwrite: bool,
+        undo: bool,
     ) -> None:
-        self.store, self.excluded, self.overwrite = store, excluded, overwrite
+        self.store, self.excluded, self.overwrite, self.is_undo = store, excluded, overwrite, undo
         self.reports: list[NodeReport] = []
-        self.changes: dict[str, bytes | None] = {}
+        self.changes: dict[str, dict[str, Any] | None] = {}
         self.failed: list[str] = []  # the nodes that are refused or kept
         self.old = [path for path, documents in nodes.items() if _has_v2(documents)]
         # Zarr v3 documents, as they will be.
         self.new = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
 
-    def migrate(self, path: str, documents: _Documents) -> None:
-        """Plan what a node needs, after all nodes below it."""
-        is_old, found = _has_v2(documents), documents.get("zarr.json")
-        if not is_old and not (_is_consolidated(found) and _below(path, self.old)):
-            return
-        report = NodeReport(path, _kind(documents), "Zarr v3 already")
-        if not self.excluded.isdisjoint([path, *_above(path)]):
-            report.status = "excluded"
-            report.reasons = [
-                _HOW_TO_OPEN if found is None else "its Zarr v3 metadata stays as it is"
-            ]
-        else:
-            with self._failing(report, "refused"):
-                document = self._document(path, documents, report.notes)
-                if document is not None:
-                    self.new[path] = document
-                    self.changes[join(path, "zarr.json")] = json.dumps(document, indent=2).encode()
-                    report.status = "migrated"
-        if is_old or report.status in ("migrated", "refused"):
-            self.reports.append(report)
-
-    def undo(self, path: str, documents: _Documents) -> None:
-        """Plan to remove the Zarr v3 metadata of a node, before that of all nodes below it."""
-        report = NodeReport(path, _kind(documents), "Zarr v2 already")
-        self.reports.append(report)
-        if path in self.new:
-            with self._failing(report, "kept"):
-                _refuse_to_remove(documents)
-                report.status = "undone"
-
-    def finish_undo(self) -> dict[str, bytes | None]:
-        """Keep what shares a Zarr v3 group with what is kept; return what is to be removed.
-
-        At every moment, the Zarr v3 groups that are left show what they have shown before.
-        """
-        tops = {
-            path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
-        }
-        for report in self.reports:
-            if report.status == "undone":
-                top = tops[report.path]
-                if others := [path or "/" for path in self.failed if tops[path] == top]:
-                    report.status = "kept"
-                    report.reasons = [
-                        f"the same Zarr v3 group has {', '.join(others)}, which is kept"
-                    ]
-        undone = [report.path for report in self.reports if report.status == "undone"]
-        return {join(path, "zarr.json"): None for path in undone}
-
-    @contextlib.contextmanager
-    def _failing(self, report: NodeReport, status: str) -> Iterator[None]:
-        """Report any error of a node: the others must still be looked at."""
+    def add(self, path: str, documents: _Documents) -> None:
+        """Plan what a node needs, and report it, or why that can't be done."""
+        report = NodeReport(path, _kind(documents), "")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about data types without a specification
-                yield
+                (self._undo if self.is_undo else self._migrate)(report, documents)
         except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
-            report.status, report.reasons, report.notes = status, [describe_error(error)], []
-            self.failed.append(report.path)
+            report.status = "kept" if self.is_undo else "refused"
+            why = str(error) if isinstance(error, ValueError) else describe_error(error)
+            report.reasons, report.notes = [why], []
+            self.failed.append(path)
+        if report.status:
+            self.reports.append(report)
 
-    def _document(
-        self, path: str, documents: _Documents, notes: list[str]
-    ) -> dict[str, Any] | None:
-        """Return the document that a node needs, None if it has it; or raise what prevents it."""
-        document = _convert(documents, notes)
-        found = documents.get("zarr.json")
-        is_new = found is None or not _are_equal(_without_consolidated(found), document)
-        if is_new:
+    def _migrate(self, report: NodeReport, documents: _Documents) -> None:
+        """Plan what a node needs, after all nodes below it."""
+        path, found = report.path, documents.get("zarr.json")
+        if not self.excluded.isdisjoint([path, *_above(path)]):
+            report.status = "excluded" if _has_v2(documents) else ""
+            report.reasons = [_HOW_TO_OPEN if found is None else "its zarr.json stays as it is"]
+        elif _has_v2(documents):
+            document = self._document(path, documents, report.notes)
+            report.status = "Zarr v3 already"
+            if found is None or _differing(found, document):
+                self.new[path] = self.changes[join(path, "zarr.json")] = document
+                report.status = "migrated"
+
+    def _undo(self, report: NodeReport, documents: _Documents) -> None:
+        """Plan to remove the Zarr v3 metadata of a node, before that of all nodes below it."""
+        report.status = "Zarr v2 already"
+        if report.path in self.new:
+            document = _convert(documents, [])
+            if not _has_v2(documents):
+                raise ValueError("it has no Zarr v2 metadata")
+            if differing := _differing(_without_consolidated(documents["zarr.json"]), document):
+                raise ValueError(f"zarr.json differs from what migrate writes in {differing}")
+            report.status = "undone"
+
+    def finish_undo(self) -> dict[str, dict[str, Any] | None]:
+        """Keep all nodes of a Zarr v3 group of which one is kept; return what is to be removed."""
+        tops = {
+            path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
+        }
+        kept = {tops[path]: path or "/" for path in reversed(self.failed)}
+        undone = [report for report in self.reports if report.status == "undone"]
+        for report in undone:
+            if other := kept.get(tops[report.path]):
+                report.status = "kept"
+                report.reasons = [f"the same Zarr v3 group has {other}, which is kept"]
+        return {join(report.path, "zarr.json"): None for report in undone if not report.reasons}
+
+    def _document(self, path: str, documents: _Documents, notes: list[str]) -> dict[str, Any]:
+        """Return the document that a node needs, or raise what prevents its migration."""
+        document, found = _convert(documents, notes), documents.get("zarr.json")
+        if found is None or _differing(_without_consolidated(found), document):
             if ".zarray" in documents:
                 compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
             if found is not None:
@@ -343,72 +319,43 @@ class _Plan:
                     f"{', '.join(sorted(hidden))}; to migrate it without them, exclude those that "
                     "can't be migrated (--exclude PATH)"
                 )
-            _refuse_struct(document)
-        if _is_consolidated(found) or ".zmetadata" in documents:
-            document = _consolidated(path, document, self.new)
-        return document if is_new or self._is_outdated(path, found, document) else None
-
-    def _is_outdated(self, path: str, found: Any, document: dict[str, Any]) -> bool:
-        """Whether a group's consolidated metadata lacks what was migrated below it, or all."""
-        if not _is_consolidated(found):
-            return _is_consolidated(document)
-        listed, now = (
-            each["consolidated_metadata"].get("metadata", {}) for each in (found, document)
-        )
-        below = [other.removeprefix(path).lstrip("/") for other in _below(path, self.old)]
-        return any(name in now and now[name] != listed.get(name) for name in below)
+            data_type = document.get("data_type")
+            if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
+                raise ValueError(
+                    f"zarr {zarr.__version__} alone can't open structures of Zarr v3: migrate it "
+                    "with zarr 3.2 or newer, and read it with that"
+                )
+        # zarr before 3.1.4 writes null where there is none.
+        if ".zmetadata" in documents or (found or {}).get("consolidated_metadata") is not None:
+            return _consolidated(path, document, self.new)
+        return document
 
     def _refuse_to_replace(
         self, path: str, documents: _Documents, document: dict[str, Any]
     ) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
         found = _without_consolidated(documents["zarr.json"])
-        more = list(_only_in_v3(found, document, documents.get(".zattrs", {})))
-        more += [f"the node {node}" for node in _below(path, self.new.keys() - set(self.old))]
+        members = ("node_type", "chunk_key_encoding", "dimension_names")
+        more = [m for m in members if found.get(m) not in (None, document.get(m))]
+        shape, old_shape = found.get("shape") or [], document.get("shape", [])
+        if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
+            more.append(f"shape {shape}")
+        # zarr's own tool keeps attributes that are converted here.
+        attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
+        known = set(map(_text, attributes))
+        items = (found.get("attributes") or {}).items()
+        more += [f"attribute {item[0]}" for item in items if _text(item) not in known]
+        more += [f"node {node}" for node in _below(path, self.new.keys() - set(self.old))]
         if more:
             raise ValueError(
-                f"zarr.json has what Zarr v2 lacks, so it is kept: {'; '.join(more)}. "
-                "If Zarr v3 is right, nothing is to be done; to lose that, delete zarr.json"
+                f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(more)}; if Zarr v2 "
+                "is right nevertheless, delete zarr.json and run migrate again"
             )
         if not self.overwrite:
             raise ValueError(
-                f"zarr.json exists, but not with the {_differing(found, document)} that would be "
-                "written; --overwrite replaces it"
+                f"zarr.json differs from what migrate writes in {_differing(found, document)}; "
+                "--overwrite replaces it"
             )
-
-
-def _refuse_to_remove(documents: _Documents) -> None:
-    """Raise an error unless a node's `zarr.json`, consolidated or not, is what would be written."""
-    if not _has_v2(documents):
-        raise ValueError("it has no Zarr v2 metadata")
-    document, found = _convert(documents, []), _without_consolidated(documents["zarr.json"])
-    if not _are_equal(found, document):
-        differing = _differing(found, document)
-        raise ValueError(f"its {differing} in zarr.json differ from what migrate would write")
-
-
-def _only_in_v3(
-    found: dict[str, Any], document: dict[str, Any], old_attributes: dict[str, Any]
-) -> Iterator[str]:
-    """Yield what Zarr v3 metadata says, but that of Zarr v2, which became `document`, does not."""
-    kind, encoding, names = (
-        (found.get(member), document.get(member))
-        for member in ("node_type", "chunk_key_encoding", "dimension_names")
-    )
-    shape, old_shape = found.get("shape") or [], document.get("shape", [])
-    if kind[0] != kind[1]:
-        yield f"a node of type {kind[0]!r}, not {kind[1]!r}"
-    elif encoding[0] != encoding[1]:
-        yield f"chunks under other keys, {encoding[0]}, not {encoding[1]}"
-    elif len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
-        yield f"the shape {shape}, not {old_shape}"
-    if names[0] not in (None, names[1]):
-        yield f"the dimension names {names[0]}, not {names[1]}"
-    for name, value in (found.get("attributes") or {}).items():
-        known = [each[name] for each in (old_attributes, document["attributes"]) if name in each]
-        if not any(_are_equal(other, value) for other in known):
-            other = f", not {reprlib.repr(known[0])}" if known else ""
-            yield f"the attribute {name} {reprlib.repr(value)}{other}"
 
 
 def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
@@ -436,30 +383,15 @@ def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
     return new | for_xarray
 
 
-def _refuse_struct(document: dict[str, Any]) -> None:
-    """Raise ValueError for a structure if zarr alone could not open it."""
-    data_type = document.get("data_type")
-    if not HAS_STRUCT and isinstance(data_type, dict) and data_type["name"] == "struct":
-        raise ValueError(
-            f"zarr {zarr.__version__} does not have the data type struct of Zarr v3: programs that "
-            "do not import numcodecs_bytes.zarr_data_types could not open the array any more; "
-            "migrate it with zarr 3.2 or newer, and read it with that"
-        )
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Whether two documents are equal; NaN, which is not equal to itself, is."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+def _text(value: Any) -> str:
+    """Return a value as JSON, in which NaN equals itself."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
     """Return the names of the members in which two documents differ."""
-    return ", ".join(n for n in {**found, **document} if found.get(n) != document.get(n))
-
-
-def _is_consolidated(document: Any) -> bool:
-    # zarr before 3.1.4 writes null.
-    return isinstance(document, dict) and isinstance(document.get("consolidated_metadata"), dict)
+    names = {**found, **document}
+    return ", ".join(n for n in names if _text(found.get(n)) != _text(document.get(n)))
 
 
 def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
@@ -472,35 +404,17 @@ def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -
     for other in _below(path, others):
         if isinstance(others[other], Exception):
             raise others[other]
-        name = other.removeprefix(path).lstrip("/")
-        _put(store, f"{name}/zarr.json", json.dumps(others[other]).encode())
-    _put(store, "zarr.json", json.dumps(document).encode())
+        _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), others[other])
+    _put(store, "zarr.json", document)
     zarr.consolidate_metadata(store, zarr_format=3)
     consolidated: dict[str, Any] = document_at(store, "zarr.json")
     return consolidated
 
 
-def _write(store: zarr.abc.store.Store, key: str, raw: bytes | None, before: Any) -> None:
-    """Write or remove a document, unless another program has changed it since it was read."""
-    current = document_at(store, key)
-    if isinstance(current, Exception):
-        raise OSError(f"{key} can't be read: {describe_error(current)}") from current
-    if _are_equal(current, None if raw is None else json.loads(raw)):
-        return  # another migration did the same meanwhile
-    if not _are_equal(current, before):
-        raise OSError(f"{key} was changed by another program meanwhile: run migrate again")
-    try:
-        if raw is None:
-            sync(store.delete(key))
-        else:
-            _put(store, key, raw)
-    except Exception as error:
-        # Its text may name the file that zarr writes first, with a random name.
-        why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
-        raise OSError(
-            f"{key} can't be written: {why}; mend that and run migrate again to finish"
-        ) from error
-
-
-def _put(store: zarr.abc.store.Store, key: str, raw: bytes) -> None:
-    sync(store.set(key, default_buffer_prototype().buffer.from_bytes(raw)))
+def _put(store: zarr.abc.store.Store, key: str, document: dict[str, Any] | None) -> None:
+    """Write a document, or remove it if it is None."""
+    if document is None:
+        sync(store.delete(key))
+    else:
+        raw = json.dumps(document, indent=2).encode()
+        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(raw)))

@@ -175,23 +175,12 @@ class TestUnknownKeys:
     def test_the_variable_of_the_tests_is_none_of_them(self, path):
         run_program("-W", "error", "-c", WRITE, path, NUMCODECS_BYTES_TESTS="all")
 
-
-class TypedConfig:
-    """A config that refuses keys that zarr does not know, as in zarr-python#4101."""
-
-    def __init__(self, config):
-        self._config = config
-        self.config = object()  # not a dict
-
-    def get(self, key, *default):
-        self._check(key)
-        return self._config.get(key, *default)
-
-    def set(self, given):
-        for key in given:
-            self._check(key)
-        return self._config.set(given)
-
-    def _check(self, key):
-        if key.partition(".")[0] not in self._config.defaults[0]:
-            raise KeyError(f"unknown key {key}")
+    def test_keys_that_are_set_after_an_array_is_opened(self):
+        array = zarr.create_array({}, shape=4, dtype="i1", compressors=None)
+        said = "numcodecs_bytes.in_place in zarr's config has no effect"
+        with (
+            zarr.config.set({"numcodecs_bytes.in_place": True}),
+            pytest.warns(match=said) as caught,
+        ):
+            array[:1] = 1
+        assert caught[0].filename == __file__

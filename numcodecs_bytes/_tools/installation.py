@@ -1,6 +1,7 @@
 """What of this package is in use in this environment, and which files and variables set that."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -102,7 +103,8 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
 def _value_of_option(name: str) -> tuple[Any, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return getattr(_options, name)(), ""
+        with warnings.catch_warnings(action="ignore"):  # of unknown keys, which are reported
+            return getattr(_options, name)(), ""
     except ValueError as error:
         return None, str(error).partition("; run")[0]
 
@@ -119,24 +121,18 @@ def _why_no_data_types() -> str:
 def find_source(key: str) -> str:
     """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
     config = zarr.config
-    files = [
-        file
-        for path in map(Path, config.paths)
-        if os.access(path, os.R_OK)  # zarr ignores the others
-        for file in (sorted(path.iterdir()) if path.is_dir() else [path])
-        if file == path or file.suffix.lower() in (".yaml", ".yml", ".json")
-    ]
-    variables = [name for name in os.environ if name.startswith(config.env_prefix)]
     sources: list[tuple[str, Any]] = [("", config.defaults[0])]  # the last that has it wins
-    sources += [(f"file {f}", config.collect(paths=[str(f)], env={})) for f in files]
-    sources += [
-        (f"environment variable {name}", config.collect(paths=[], env={name: os.environ[name]}))
-        for name in variables
-    ]
-    source, value = "", None
-    for name, collected in sources:
-        if (found := _value_in(collected, key)) is not None:
-            source, value = name, found
+    for path in map(Path, config.paths):
+        if os.access(path, os.R_OK):  # zarr ignores the others
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            names = [f for f in files if f == path or f.suffix in (".yaml", ".yml", ".json")]
+            sources += [(f"file {f}", config.collect(paths=[str(f)], env={})) for f in names]
+    for name, value in os.environ.items():
+        if name.startswith(config.env_prefix):
+            collected = config.collect(paths=[], env={name: value})
+            sources.append((f"environment variable {name}", collected))
+    having = [(name, _value_in(collected, key)) for name, collected in sources]
+    source, value = ([("", None)] + [each for each in having if each[1] is not None])[-1]
     return source if _value_in(config.config, key) == value else "zarr.config.set"
 
 

@@ -30,32 +30,31 @@ def convert_attributes(
     names = _dimension_names(document, attributes)
     given = attributes.get("_FillValue")
     others = {k: v for k, v in attributes.items() if k not in (_DIMENSIONS, "_FillValue")}
-    if names is None:  # xarray can't read it, except for a Zarr v3 array without dimensions
-        if document["shape"] or "_FillValue" not in attributes or is_decodable(given, dtype):
-            return {"attributes": attributes}, []
-        masks: dict[str, Any] = {}
-        why_dropped = "xarray could not decode it"
-    else:
+    if names is not None:
         masks, why_dropped = _masks(attributes, dtype, fill_value)
+        members = {"attributes": others | masks, "dimension_names": names}
+    elif document["shape"] or "_FillValue" not in attributes or is_decodable(given, dtype):
+        return {"attributes": attributes}, []  # without names, xarray reads it in neither format
+    else:
+        members, why_dropped = {"attributes": others}, "xarray could not decode it"
     is_dropped = given is not None and why_dropped
     notes = [f"attribute _FillValue {given!r} is dropped: {why_dropped}"] if is_dropped else []
-    named = {} if names is None else {"dimension_names": names}
-    return {"attributes": others | masks} | named, notes
+    return members, notes
 
 
 def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> list[Any] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None."""
-    names: Any
+    names: Any = attributes.get(_DIMENSIONS)
     if _DIMENSIONS in attributes:
-        names = attributes[_DIMENSIONS]
         names = [names] if isinstance(names, str) else names
     elif "_NCZARR_ARRAY" in document:
         names = [name.rpartition("/")[2] for name in document["_NCZARR_ARRAY"]["dimrefs"]]
     else:
         return None
-    num, is_name = len(document["shape"]), lambda name: isinstance(name, str | None)
-    if isinstance(names, list) and len(names) == num and all(map(is_name, names)):
-        return names
+    num = len(document["shape"])
+    is_list = isinstance(names, list) and len(names) == num
+    if is_list and all(isinstance(name, str | None) for name in names):
+        return names  # type: ignore[no-any-return]
     raise ValueError(
         f"its attribute {_DIMENSIONS} is {names!r}, expected {num} names: correct or remove it in "
         ".zattrs"
