@@ -103,7 +103,7 @@ def _stored(array: Any) -> Stored:
     shape, item_size, axes = array.shape, array.dtype.itemsize, range(array.ndim)
     try:
         unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
-        if partial_reads(array).now:
+        if partial_reads(array).startswith("yes"):
             stored: Any = stored_as(array)
             axes = getattr(stored, "layout", stored).axis_order
             unit, levels = (1,) * array.ndim, [array.chunks, *levels]

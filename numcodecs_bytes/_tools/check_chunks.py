@@ -10,17 +10,8 @@ from typing import Any
 
 import numpy as np
 import zarr
-import zarr.dtype
 
-from numcodecs_bytes._core.configuration import dtype_to_json
-from numcodecs_bytes._core.dtypes import (
-    AnyDType,
-    fields_of,
-    has_variable_length,
-    leaf_dtypes,
-    pack_dtype,
-    stored_dtype,
-)
+from numcodecs_bytes._core.dtypes import leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits, count
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
@@ -30,67 +21,63 @@ from numcodecs_bytes._tools.hierarchy import (
     grid_of,
     stored_chunks,
 )
-from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr_data_types import struct_of
 
-# How much of a shard is decoded at a time, in bytes and in inner chunks.
-BLOCK_BYTES, BLOCK_CHUNKS = 1 << 26, 1 << 12
+# How much of a shard is decoded at a time, in bytes.
+_PART_BYTES = 1 << 26
 # How many files that are not chunks are named.
-MAX_NAMED = 3
-_OF_ANY_TYPE = {
-    *("bytes", "endian", "transpose", "sharding_indexed", "crc32c"),
-    *("gzip", "zlib", "bz2", "lzma", "zstd", "lz4", "blosc"),
+_MAX_NAMED = 3
+# With these, zarr passes bools on as they are stored; our codec reads all but 0 as true.
+_ZARR_ALONE = {
+    "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
+    "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
 }
-
-
-def is_of_any_type(codec: str) -> bool:
-    """Whether a codec, by its name, treats uint8 like bool, and leaves the data type as it is."""
-    return codec.removeprefix("numcodecs.") in _OF_ANY_TYPE
 
 
 def check_chunks(
     array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
-) -> tuple[str, int] | None:
-    """Report the problems of an array's chunks, which the named codecs stored.
-
-    Return the key and the length in bytes of the first chunk of two bytes or more, if any.
-    """
+) -> Index | None:
+    """Report the problems of an array's chunks; return the index of the first one, if any."""
     try:
         num_in_all = math.prod(grid_of(array))
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not checked: {error}")
         return None
+    advance = bar.update if bar is not None else lambda _: None
     if bar is not None:
         bar.total = (bar.total or 0) + num_in_all
         bar.refresh()
-    is_alone = codecs in ([], ["bytes"], ["endian"])
-    expected = math.prod(array.chunks) * _stored_item_size(array) if is_alone else None
-    decoded = _array_to_decode(array, codecs, report, limits, is_alone=is_alone)
-    listing = Listing()
-    first: tuple[str, int] | None = None
+    expected = _expected_length(array, codecs)
+    decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
+    listing, first = Listing(), None
     for index, key, size in itertools.islice(stored_chunks(array, listing), limits.max_chunks):
         report.num_chunks += 1
-        if bar is not None:
-            bar.update(1)
-        if isinstance(size, int) and size >= 2:
-            first = first or (key, size)
+        advance(1)
+        if isinstance(size, int):
+            first = first or index
         problem = _problem_with_size(size, expected)
         if not problem and decoded is not None:
-            problem = _problem_in(decoded, array.dtype, index)
+            problem = _problem_in(decoded, index)
         if problem:
             report.add_problem(f"chunk {key} {problem}")
-    if bar is not None:
-        bar.update(num_in_all - report.num_chunks)
+    advance(num_in_all - report.num_chunks)
     _report_listing(listing, num_in_all, report, is_cut=report.num_chunks == limits.max_chunks)
     return first
 
 
-def _array_to_decode(
-    array: Any, codecs: list[str], report: ArrayReport, limits: Limits, *, is_alone: bool
-) -> Any:
+def _expected_length(array: Any, codecs: list[str]) -> int | None:
+    """Return the length of each chunk in bytes; None if a codec changes it."""
+    if codecs not in ([], ["bytes"], ["endian"]):
+        return None
+    dtype = array.dtype
+    if array.metadata.zarr_format == 3 or array.filters:  # stored without padding between fields
+        dtype = stored_dtype(pack_dtype(dtype), "little")
+    return int(math.prod(array.chunks) * dtype.itemsize)
+
+
+def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_encoded: bool) -> Any:
     """Return the array as it is to be read; None if only the sizes of its chunks are checked."""
     has_bools = any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype))
-    if is_alone and not has_bools:
+    if not is_encoded and not has_bools:
         return None
     num_bytes = math.prod(array.chunks) * array.dtype.itemsize
     if num_bytes > limits.max_chunk_bytes:
@@ -99,10 +86,10 @@ def _array_to_decode(
             f"{limits.max_chunk_bytes}"
         )
         return None
-    if has_bools and not all(map(is_of_any_type, codecs)):
-        report.notes.append("its bools were not checked: a codec may need that data type")
+    if not has_bools:
         return array
-    return _with_bytes_for_bools(array) if has_bools else array
+    with zarr.config.set(_ZARR_ALONE):
+        return zarr.Array(zarr.AsyncArray(array.metadata.to_dict(), array.store_path))
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:
@@ -119,107 +106,64 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
+def _problem_in(array: Any, index: Index) -> str:
+    """Decode a chunk and return its problem, or ""."""
+    try:
+        num_invalid = sum(_count_invalid(np.asarray(array[r])) for r in _parts_of(array, index))
+    except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
+        return f"can't be read: {describe_error(error)}"
+    if not num_invalid:
+        return ""
+    are = "that is" if num_invalid == 1 else "that are"
+    return (
+        f"holds {count(num_invalid, 'bool')} {are} neither 0 nor 1: read as true here, and "
+        "unchanged by other libraries"
+    )
+
+
+def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
+    """Yield the regions of a chunk to decode at a time: some rows of inner chunks of a shard."""
+    shape = array.shards or array.chunks
+    grid = zip(index, shape, array.shape, strict=True)
+    chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)
+    if not array.shards:
+        yield chunk
+        return
+    rows, *others = chunk
+    row_bytes = math.prod(shape[1:]) * array.chunks[0] * array.dtype.itemsize
+    num = array.chunks[0] * max(_PART_BYTES // max(row_bytes, 1), 1)
+    for start in range(rows.start, rows.stop, num):
+        yield (slice(start, min(start + num, rows.stop)), *others)
+
+
+def _count_invalid(elements: Any) -> int:
+    """Count the bools that are stored as neither 0 nor 1."""
+    if elements.dtype.names:
+        return sum(_count_invalid(elements[name]) for name in elements.dtype.names)
+    return int(np.count_nonzero(elements.view("u1") > 1)) if elements.dtype.kind == "b" else 0
+
+
 def _report_listing(
     listing: Listing, num_in_all: int, report: ArrayReport, *, is_cut: bool
 ) -> None:
     """Report folders that can't be listed, how many chunks there are, and which other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    num_chunks, num_others = report.num_chunks, len(listing.others)
+    num_chunks, others = report.num_chunks, listing.others
     if is_cut:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
-    elif num_in_all > MAX_UNLISTED and not listing.is_listed:
-        report.notes.append(
-            f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
-        )
+        return
+    if num_in_all > MAX_UNLISTED and not listing.is_listed:
+        note = f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
+        report.notes.append(note)
     elif num_chunks < num_in_all:
-        others = "were not found" if listing.errors else "read as the fill value"
-        report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the others {others}")
-    if num_others and not is_cut:
-        are = "is not a chunk" if num_others == 1 else "are not chunks"
-        names = [*listing.others[:MAX_NAMED], *["..."][: num_others - MAX_NAMED]]
+        missing = "were not found" if listing.errors else "read as the fill value"
         report.notes.append(
-            f"{count(num_others, 'file')} {are} of the array, so zarr does not read "
-            f"{'it' if num_others == 1 else 'them'}: {', '.join(names)}"
+            f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
         )
-
-
-def _stored_item_size(array: Any) -> int:
-    if array.metadata.zarr_format == 2 and not array.filters:
-        return int(array.dtype.itemsize)
-    return stored_dtype(pack_dtype(array.dtype), "little").itemsize
-
-
-def _problem_in(array: Any, dtype: AnyDType, index: Index) -> str:
-    """Decode a chunk and return its problem, or ""; `dtype` may have bool, `array` has uint8."""
-    num_invalid = 0
-    try:
-        for region in _blocks_of(array, index):
-            elements = np.asarray(array[region])
-            num_invalid += 0 if array.dtype == dtype else _count_invalid(elements, dtype)
-    except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
-        return f"can't be read: {describe_error(error)}"
-    if not num_invalid:
-        return ""
-    return (
-        f"holds {num_invalid} bool{'s that are' if num_invalid > 1 else ' that is'} neither 0 nor "
-        "1: read as true here, and unchanged by other libraries"
-    )
-
-
-def _blocks_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
-    """Yield the regions of a chunk to decode at a time: some inner chunks of a large shard."""
-    chunk_shape = array.shards or array.chunks
-    block, num_left = list(array.chunks), BLOCK_CHUNKS
-    for axis in reversed(range(0 if has_variable_length(array.dtype) else len(block))):
-        num_fitting = BLOCK_BYTES // (math.prod(block) * max(array.dtype.itemsize, 1))
-        num = max(min(num_fitting, num_left, chunk_shape[axis] // block[axis]), 1)
-        block[axis] *= num
-        num_left //= num
-    axes = zip(index, chunk_shape, array.shape, block, strict=True)
-    starts = [range(i * n, min((i + 1) * n, size), step) for i, n, size, step in axes]
-    for start in itertools.product(*starts):
-        yield tuple(slice(s, s + step) for s, step in zip(start, block, strict=True))
-
-
-def _count_invalid(elements: Any, dtype: AnyDType) -> int:
-    """Count bytes other than 0 and 1 in bool elements, which are uint8 in `elements`."""
-    if dtype.subdtype is not None:
-        return _count_invalid(elements, dtype.subdtype[0])
-    if dtype.names is not None:
-        return sum(_count_invalid(elements[name], f) for name, f in fields_of(dtype))
-    return int(np.count_nonzero(elements > 1)) if dtype.kind == "b" else 0
-
-
-def _with_bytes_for_bools(array: Any) -> Any:
-    """Return the array with uint8 in place of bool."""
-    dtype = _bytes_for_bools(pack_dtype(array.dtype))
-    document: Any = dict(array.metadata.to_dict())
-    if document["zarr_format"] == 2:
-        document |= {"dtype": dtype_to_json(dtype), "fill_value": None}
-        document["filters"] = [_taking_bytes(f, array.dtype) for f in array.filters] or None
-        document["compressor"] = next(
-            (_taking_bytes(c, array.dtype) for c in array.compressors), None
+    if others:
+        names = ", ".join([*others[:_MAX_NAMED], *["..."][: len(others) - _MAX_NAMED]])
+        report.notes.append(
+            f"zarr does not read {count(len(others), 'file')}, because no chunk has such a name: "
+            f"{names}"
         )
-    else:
-        data_type: Any = (
-            struct_of(dtype) if dtype.names else zarr.dtype.parse_dtype("uint8", zarr_format=3)
-        )
-        document["data_type"] = data_type.to_json(zarr_format=3)
-        document["fill_value"] = data_type.to_json_scalar(data_type.default_scalar(), zarr_format=3)
-    return zarr.Array(zarr.AsyncArray(document, array.store_path))
-
-
-def _taking_bytes(codec: Any, dtype: AnyDType) -> Any:
-    """Return a codec of an array of `dtype`; a `Bytes` codec with uint8 in place of bool."""
-    if not isinstance(codec, Bytes):
-        return codec
-    return Bytes(codec.endian, _bytes_for_bools(dtype if codec.dtype is None else codec.dtype))
-
-
-def _bytes_for_bools(dtype: AnyDType) -> AnyDType:
-    if dtype.subdtype is not None:
-        return np.dtype((_bytes_for_bools(dtype.subdtype[0]), dtype.shape))
-    if dtype.names is not None:
-        return np.dtype([(name, _bytes_for_bools(f)) for name, f in fields_of(dtype)])
-    return np.dtype("u1") if dtype.kind == "b" else dtype

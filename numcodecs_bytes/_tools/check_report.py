@@ -15,7 +15,7 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-@dataclass(repr=False)
+@dataclass
 class ArrayReport:
     """The findings for an array.
 
@@ -45,11 +45,6 @@ class ArrayReport:
     problems: list[str] = field(default_factory=list)
     num_problems: int = 0
     notes: list[str] = field(default_factory=list)
-
-    def __repr__(self) -> str:
-        about = f"/{self.path} {self.data_type}".rstrip()
-        problems = count(self.num_problems, "problem")
-        return printable(f"<ArrayReport {about}: {problems}, partial reads: {self.partial_reads}>")
 
     def __str__(self) -> str:
         return self.format()

@@ -10,11 +10,13 @@ import os
 import re
 import reprlib
 import stat
+import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import zarr.abc.store
 import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
@@ -44,20 +46,15 @@ class Listing:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the class and message of an error, without what only its package's developers need."""
-    kind, text = type(error), str(error)
-    if kind.__module__.startswith("icechunk"):  # which draws the calls that led to it
-        text = re.split(r"\s*\|?\s*context:", text)[0].strip().removeprefix("x ")
-    return f"{kind.__name__.lstrip('_')}: {text}".removesuffix(": ")
+    """Return the class of an error, and the first line of its message."""
+    text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
+    return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
 def walk(
     store: zarr.abc.store.Store, look: Callable[[str], tuple[list[T], list[str]]]
 ) -> Iterator[T]:
-    """Visit the folders of a store once each, parents first.
-
-    `look` takes the path of a folder, and returns what was found there and the names to go on with.
-    """
+    """Yield what `look` returns for each folder, with the names in it to visit; parents first."""
     sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do so for each request
     paths, seen = [""], set[Path]()
     while paths:
@@ -73,10 +70,7 @@ def walk(
 
 
 def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
-    """Yield the path and metadata document of each array; an error if a document can't be read.
-
-    Raises whatever the store raises if it can't list its root.
-    """
+    """Yield the path and metadata document of each array; an error if a document can't be read."""
 
     def look(path: str) -> tuple[list[tuple[str, Any]], list[str]]:
         document = document_at(store, join(path, "zarr.json"))
@@ -92,12 +86,11 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
             if not path:
                 raise
             return [(path, error)], []
-        if node_type != "group" and _is_endless(store, path, names):
-            why = ValueError(
-                f"the store lists {path!r} as part of itself, without end, so arrays may be "
-                "missing here; if it is a zip file at a URL, download it, or upgrade zarr"
+        if len(names) == 1 and path.split("/")[-8:] == names * 8:
+            why = (
+                "the store lists a folder as part of itself: download the zip file, or upgrade zarr"
             )
-            return [(path, why)], []
+            return [(path, ValueError(why))], []
         if document is not None and node_type != "group":
             # It may be an array: do not search its chunks for arrays.
             names = [name for name in names if name != "c" and not name[0].isdigit()]
@@ -106,12 +99,6 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
         return found, [name for name in names if not _METADATA.fullmatch(name)]
 
     return walk(store, look)
-
-
-def _is_endless(store: zarr.abc.store.Store, path: str, names: list[str]) -> bool:
-    """Whether a store lists a folder as part of itself, as zarr 3.1.6 does in zip files at URLs."""
-    is_suspect = len(names) == 1 and path.split("/")[-3:] == names * 3
-    return is_suspect and bool(names_in(store, join(path, ".no-such-folder")))
 
 
 def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
@@ -188,7 +175,8 @@ def stored_chunks(array: Any, listing: Listing) -> Iterator[tuple[Index, str, in
     indices = _listed(array, grid, listing)
     if not listing.is_listed:
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
-        indices = itertools.islice(_all_indices(grid), MAX_UNLISTED)
+        numbers = range(min(math.prod(grid), MAX_UNLISTED))
+        indices = (tuple(map(int, np.unravel_index(i, grid))) for i in numbers)
     while batch := list(itertools.islice(indices, _BATCH_LENGTH)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         sizes = sync(_sizes_of(array.store, keys))
@@ -204,8 +192,8 @@ def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
         return iter(())
     prefix = f"{array.path}/".lstrip("/")
     keys = _keys_below(array.store, prefix, listing)
-    first = next(keys, None)  # if the store lists anything, then at least the metadata
-    listing.is_listed = first is not None and first.startswith(prefix)
+    first = next(keys, "")  # if the store lists anything, then at least the metadata
+    listing.is_listed = bool(first) and first.startswith(prefix)
 
     def index_of(key: str) -> Index | None:
         name = key.removeprefix(prefix)
@@ -217,52 +205,29 @@ def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
             listing.others.append(name)
         return None
 
-    indices = map(index_of, itertools.chain([first or ""], keys))
+    indices = map(index_of, itertools.chain([first], keys))
     return (index for index in indices if index is not None)
 
 
 def _keys_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[str]:
     """Yield the keys with a prefix; those of folders end with a slash, where the store has them."""
-    if type(store) is zarr.storage.LocalStore:
-        yield from _paths_below(store.root, prefix, listing)
+    if type(store) is not zarr.storage.LocalStore:
+        keys = store.list_prefix(prefix)
+        while (key := sync(_next(keys))) is not None:
+            yield key
         return
-    keys = store.list_prefix(prefix)
-    while batch := sync(_take(keys)):
-        yield from batch
-
-
-def _paths_below(root: Path, prefix: str, listing: Listing) -> Iterator[str]:
-    """Yield the same for local files; zarr's `list_prefix` skips folders that can't be listed."""
+    # zarr's `list_prefix` skips folders that can't be listed.
     for folder, folders, names in os.walk(
-        root / prefix, onerror=listing.errors.append, followlinks=True
+        store.root / prefix, onerror=listing.errors.append, followlinks=True
     ):
-        below = Path(folder).relative_to(root).as_posix().removeprefix(".")
+        folders.sort()
+        below = Path(folder).relative_to(store.root).as_posix().removeprefix(".")
         yield from (join(below, name) for name in sorted(names))
         yield from (f"{join(below, name)}/" for name in folders)
-        folders[:] = sorted(name for name in folders if not _leads_back(Path(folder, name)))
 
 
-def _leads_back(path: Path) -> bool:
-    """Whether a folder is a link to one above it."""
-    return path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
-
-
-async def _take(keys: AsyncIterator[str]) -> list[str]:
-    """Return the next batch of keys."""
-    taken: list[str] = []
-    async for key in keys:
-        taken.append(key)
-        if len(taken) == _BATCH_LENGTH:
-            break
-    return taken
-
-
-def _all_indices(grid: list[int]) -> Iterator[Index]:
-    """Yield all indices in C order; those of `itertools` and NumPy do not suit grids of 2**45."""
-    if math.prod(grid) and grid:
-        yield from ((i, *rest) for i in range(grid[0]) for rest in _all_indices(grid[1:]))
-    elif not grid:
-        yield ()
+async def _next(keys: AsyncIterator[str]) -> str | None:
+    return await anext(keys, None)
 
 
 async def _sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
@@ -270,13 +235,9 @@ async def _sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | 
 
 
 async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
-    """Return the length of a chunk in bytes, None if it is missing, or why it can't be read.
-
-    Files are opened: their length alone does not tell whether they can be. A server is asked for
-    the length only; to see whether a chunk is forbidden would take far longer than all the rest.
-    """
+    """Return the length of a chunk in bytes, None if it is missing, or why it can't be read."""
     source = find_source(zarr.storage.StorePath(store, key))
-    if isinstance(source, File):
+    if isinstance(source, File):  # which is opened, to see whether it can be read
         try:
             return await asyncio.to_thread(length_of_file, source)
         except Left:
@@ -288,5 +249,5 @@ async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | N
         return await store.getsize(key)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except PermissionError as error:
+    except (PermissionError, zipfile.BadZipFile) as error:
         return error

@@ -1,63 +1,61 @@
-"""URLs and fsspec's options -> Icechunk's storage."""
+"""Icechunk repositories: whether a store is one, and how to open it."""
 
+import contextlib
 from typing import Any
 
-PROTOCOLS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https")
+import zarr.abc.store
+from zarr.abc.store import RangeByteRequest
+from zarr.core.buffer import default_buffer_prototype
 
-# Icechunk's names of what fsspec's file systems (s3fs, gcsfs, adlfs) call otherwise.
-_S3 = {
+# Icechunk's names of the options of fsspec's file systems (s3fs, adlfs).
+_NAMES = {
     "anon": "anonymous",
     "key": "access_key_id",
     "secret": "secret_access_key",
     "token": "session_token",
     "region_name": "region",
+    "account_name": "account",
+    "account_key": "access_key",
 }
-_GCS = {"token": "application_credentials"}
-_AZURE = {"account_name": "account", "account_key": "access_key", "anon": "anonymous"}
 
 
-def storage_at(location: str, options: dict[str, Any]) -> Any:
-    """Return Icechunk's storage at a path or a URL with one of `PROTOCOLS`.
+async def is_repository(store: zarr.abc.store.Store) -> bool:
+    """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
+    prototype = default_buffer_prototype()
+    with contextlib.suppress(Exception):  # it is raised again when the store is read
+        file = await store.get("repo", prototype, RangeByteRequest(0, 3))
+        if file is not None and file.to_bytes().startswith(b"ICE"):
+            return True
+        return await store.get("refs/branch.main/ref.json", prototype) is not None
+    return False
 
-    The options are fsspec's for the URL, or Icechunk's own; without credentials, it takes those in
-    the environment. Raises ValueError if Icechunk does not know an option.
-    """
+
+def open_repository(
+    location: str, options: dict[str, Any], version: dict[str, str]
+) -> zarr.abc.store.Store:
+    """Open a version of a repository at a path or URL, with fsspec's options for it."""
     import icechunk  # noqa: PLC0415 # optional, but installed if this is called
 
-    protocol, _, rest = location.rpartition("://")
+    protocol, _, rest = location.rstrip("/").rpartition("://")
     bucket, _, prefix = rest.partition("/")
-    kind: Any
-    place: dict[str, Any] = {"bucket": bucket, "prefix": prefix.rstrip("/") or None}
-    if not protocol:
-        kind, place = icechunk.local_filesystem_storage, {"path": location}
-    elif protocol.startswith("http"):
-        kind, place = getattr(icechunk, "http_storage", None), {"base_url": location}
-        if kind is None:
-            raise ValueError("only Icechunk 2 and newer read repositories on web servers")
-    elif protocol.startswith("s3"):
-        kind, options = icechunk.s3_storage, _of_s3(options)
-    elif protocol.startswith("g"):
-        kind, options = icechunk.gcs_storage, _renamed(options, _GCS)
-        if options.get("application_credentials") == "anon":
-            options = {"anonymous": True}
-    else:
-        kind, options = icechunk.azure_storage, _renamed(options, _AZURE)
-        place = {"container": bucket, "prefix": prefix.rstrip("/")}
-    try:
-        return kind(**place, **options)
-    except TypeError as error:
-        message = str(error).partition("() ")[2] or error
-        raise ValueError(f"Icechunk can't use these storage options: {message}") from error
-
-
-def _of_s3(options: dict[str, Any]) -> dict[str, Any]:
     options = options | options.get("client_kwargs", {})
     options.pop("client_kwargs", None)
-    endpoint = options.get("endpoint_url")
-    if endpoint:  # a server without a bucket in its name, often
+    if protocol.startswith("g"):  # gcsfs calls everything a token
+        given = options.pop("token", None)
+        options |= {"anon": True} if given == "anon" else {"application_credentials": given}
+    options = {_NAMES.get(name, name): value for name, value in options.items()}
+    if endpoint := options.get("endpoint_url"):  # often a server without buckets as host names
         options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
-    return _renamed(options, _S3)
-
-
-def _renamed(options: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in options.items()}
+    kind, place = "local_filesystem_storage", {"path": rest}
+    if protocol.startswith(("s3", "g")):
+        kind = "s3_storage" if protocol.startswith("s3") else "gcs_storage"
+        place = {"bucket": bucket, "prefix": prefix}
+    elif protocol.startswith("a"):
+        kind, place = "azure_storage", {"container": bucket, "prefix": prefix}
+    elif protocol.startswith("http"):
+        kind, place = "http_storage", {"base_url": location}  # since Icechunk 2
+    storage = getattr(icechunk, kind)(**place, **options)
+    chosen: Any = {"snapshot_id" if k == "snapshot" else k: name for k, name in version.items()}
+    session = icechunk.Repository.open(storage).readonly_session(**chosen)
+    store: zarr.abc.store.Store = session.store
+    return store

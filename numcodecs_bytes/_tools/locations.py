@@ -9,14 +9,10 @@ from typing import Any
 
 import zarr.abc.store
 import zarr.storage
-from zarr.abc.store import RangeByteRequest
-from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._tools.icechunk_storage import PROTOCOLS, storage_at
+from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
-# How the file `repo` of an Icechunk repository begins, since Icechunk 2.
-_MAGIC = "ICE\N{ICE CUBE}CHUNK".encode()
 _ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _REFERENCES = (".json", ".parq", ".parquet")
 # Files that references can point into: what they are, how they begin, the ends of their names, and
@@ -46,14 +42,7 @@ def open_store(
     storage_options: dict[str, Any] | None = None,
     version: dict[str, str] | None = None,
 ) -> zarr.abc.store.Store:
-    """Open the store at a location; its kind is detected.
-
-    `storage_options` are fsspec's, for a URL or for references. Unless they name `target_options`
-    and `remote_options`, they are both for references: for the file that holds them, if it is at a
-    URL, and for what they refer to. `version` names the "branch", "tag" or "snapshot" of an
-    Icechunk repository. Raises OSError or ValueError if there is no such store, and ImportError if
-    a package is missing.
-    """
+    """Open the store of any kind at a path or URL; the arguments are those of `check`."""
     location, path = str(location), Path(location)
     options = dict(storage_options or {})
     is_url = "://" in location
@@ -62,23 +51,27 @@ def open_store(
     folder, _, name = location.rpartition("/")
     if name in _ZARR_METADATA and (is_url or path.is_file()):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    if read_only and _is_icechunk(location, options, is_chosen=bool(version)):
-        return _open_icechunk(location, options, version or {"branch": "main"})
-    if version:
-        raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
+    store: zarr.abc.store.Store
     if location.endswith(_REFERENCES):
         if not read_only:
             raise ValueError("kerchunk references are read-only")
-        return _open_references(location, options)
-    if is_url:
-        return _open_url(location, options, read_only=read_only)
-    if options:
+        store = _open_references(location, options)
+    elif is_url:
+        store = _open_url(location, options, read_only=read_only)
+    elif options:
         raise ValueError(
             "storage options are for URLs and kerchunk references, not for local files"
         )
-    if path.is_file():
-        return _open_zip(location)
-    return zarr.storage.LocalStore(path, read_only=read_only)
+    elif path.is_file():
+        store = _open_zip(location)
+    else:
+        store = zarr.storage.LocalStore(path, read_only=read_only)
+    if read_only and sync(is_repository(store)):
+        _need("icechunk", "icechunk")
+        return open_repository(location, options, version or {"branch": "main"})
+    if version:
+        raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
+    return store
 
 
 def _open_zip(location: str) -> zarr.abc.store.Store:
@@ -148,64 +141,17 @@ def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.S
 
 
 def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return kerchunk references in JSON."""
+    """Return kerchunk references in JSON, of the first version of the format, too."""
     import fsspec  # noqa: PLC0415 # only needed here
 
     source: Any = fsspec.open(location, **options)
-    with source as file:
-        try:
-            document = json.load(file)
-        except ValueError as error:
-            raise ValueError(f"this is not JSON, as kerchunk references are: {error}") from error
-    if isinstance(document, dict) and "zarr_format" in document:
-        raise ValueError("this is Zarr metadata: give the folder of the array or group")
-    if not isinstance(document, dict) or not _has_references(document):
-        raise ValueError(
-            'this is JSON, but not kerchunk references: expected an object with "refs"'
-        )
-    return document
-
-
-def _has_references(document: dict[str, Any]) -> bool:
-    """Whether a JSON object has references, in the first version of the format, too."""
-    return "refs" in document or any(key.endswith(_ZARR_METADATA) for key in document)
-
-
-def _is_icechunk(location: str, options: dict[str, Any], *, is_chosen: bool) -> bool:
-    """Whether there is an Icechunk repository; at a URL, nothing is asked if a version is chosen.
-
-    Icechunk 2 has a file `repo`, and before that a branch `main` was a file.
-    """
-    protocol, _, rest = location.rpartition("://")
-    path = Path(rest)
-    if not protocol:
-        has_refs = (path / "refs").is_dir() or (path / "repo").is_file()
-        return has_refs and (path / "snapshots").is_dir()
-    if protocol not in PROTOCOLS or location.endswith((*_REFERENCES, ".zip")):
-        return False
-    return is_chosen or sync(_has_repository(_open_url(location, options, read_only=True)))
-
-
-async def _has_repository(store: zarr.abc.store.Store) -> bool:
-    prototype = default_buffer_prototype()
-    with contextlib.suppress(Exception):  # whatever it is, it is raised again without Icechunk
-        first = await store.get("repo", prototype, RangeByteRequest(0, len(_MAGIC)))
-        if first is not None and first.to_bytes().startswith(_MAGIC):
-            return True
-        return await store.get("refs/branch.main/ref.json", prototype) is not None
-    return False
-
-
-def _open_icechunk(
-    location: str, options: dict[str, Any], version: dict[str, str]
-) -> zarr.abc.store.Store:
-    _need("icechunk", "icechunk")
-    import icechunk  # noqa: PLC0415 # only needed here
-
-    chosen: Any = {"snapshot_id" if k == "snapshot" else k: name for k, name in version.items()}
-    repository = icechunk.Repository.open(storage_at(location, options))
-    store: zarr.abc.store.Store = repository.readonly_session(**chosen).store
-    return store
+    document: Any = None
+    with source as file, contextlib.suppress(ValueError):
+        document = json.load(file)
+    names: Any = document if isinstance(document, dict) else ()
+    if "refs" in names or any(name.endswith(_ZARR_METADATA) for name in names):
+        return dict(document)
+    raise ValueError('this is not kerchunk references, which are a JSON object with "refs"')
 
 
 def _need(package: str, extra: str) -> None:

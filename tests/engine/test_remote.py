@@ -20,7 +20,6 @@ from test_random_selections import make_array, random_selections
 
 import numcodecs_bytes
 from numcodecs_bytes._engine import constants, strikes
-from numcodecs_bytes._tools.partial_reads import ask_for_a_range, partial_reads
 
 pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
@@ -497,18 +496,3 @@ def test_pickled_and_in_other_processes(opened):
     assert np.array_equal(read_row(again), LARGE[3, 1000:1500])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert np.array_equal(pool.apply(read_row, (large.array,)), LARGE[3, 1000:1500])
-
-
-class TestCheck:
-    def test_asks_for_one_byte(self, opened):
-        """Of a large chunk, too."""
-        large = opened("large")
-        ask_for_a_range(large.array, "c/0/0", LARGE.nbytes)
-        ask_for_a_range(large.array, "c/0/0", LARGE.nbytes)
-        assert large.ranges == [f"{8 * MB}-{8 * MB}"]
-        assert str(partial_reads(large.array)) == "yes"
-
-    def test_a_server_that_sends_everything(self, opened):
-        large = opened("large", "all, 200")
-        ask_for_a_range(large.array, "c/0/0", LARGE.nbytes)
-        assert "does not answer byte ranges as requested" in str(partial_reads(large.array))
