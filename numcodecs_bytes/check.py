@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numcodecs.errors
 import numpy as np
 import zarr
 import zarr.abc.store
+import zarr.errors
 import zarr.storage
 from zarr.core.metadata.v2 import ArrayV2Metadata
 
@@ -101,6 +103,8 @@ def _check_array(
         array: Any = zarr.Array(zarr.AsyncArray(document, at))
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(f"zarr can't open it: {describe_error(error)}")
+        if why := explain_other_codec():
+            report.notes.append(why)
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
@@ -130,6 +134,9 @@ def _compare_with_v2(
     _v2_document(at, ".zattrs", report)
     try:
         ArrayV2Metadata.from_dict(old)
+    except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
+        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
+        return
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(f".zarray can't be opened: {describe_error(error)}")
         return

@@ -364,7 +364,8 @@ class TestReport:
             codec = {"id": "bytes", "endian": "big", **more}
             write_v2(tmp_path / str(i), None, "<i2", filters=[codec])
         fails, opens = check(tmp_path)
-        for text in (printed, fails.problems[0], opens.notes[0]):
+        assert fails.problems[0].startswith("zarr can't open it: ")
+        for text in (printed, fails.notes[0], opens.notes[0]):
             assert all(part in text for part in said)
         numcodecs.register_codec(numcodecs_bytes.Bytes)
         assert main([]) == 0
