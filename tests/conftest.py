@@ -27,7 +27,6 @@ if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry
 
 # Modules that tests skip without, by the extra or the dependency group that installs them.
 OPTIONAL = {
-    "dev": ["comrak", "hatch_fancy_pypi_readme", "readme_renderer"],
     "peers": ["tensorstore", "zarrs"],
     "servers": ["moto"],
     "stores": ["aiohttp", "fsspec", "obstore", "s3fs"],

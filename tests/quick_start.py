@@ -1,10 +1,8 @@
 """Interpreters that start quickly: forked from one that has loaded what zarr imports.
 
 A program that opens an array takes 0.45 s, of which zarr and this package take 0.1 s. It imports
-those two itself, with its own environment and options, as in any fresh interpreter. But it does not
-end like one: functions registered with `atexit` are not called.
-
-This module imports little, because each of these interpreters imports it first.
+those two itself, with its own environment and options, as in any fresh interpreter. But functions
+registered with `atexit` are not called. Each of these interpreters imports this module first.
 """
 
 import contextlib
@@ -31,16 +29,8 @@ CONTEXT.set_forkserver_preload(
 class Program:
     """A program that runs: as much of `subprocess.Popen` as tests need.
 
-    Parameters
-    ----------
-    *arguments : object
-        What follows ``python``: options -W, then "-c", "-m" or a file, and arguments.
-    files : sequence of file
-        Its standard input, output and error; what is None is a pipe.
-    folder : path, optional
-        Where it runs.
-    environment : dict of str to str
-        All variables.
+    `arguments` follow ``python``: options -W, then "-c", "-m" or a file, and arguments. `files` are
+    its standard input, output and error; what is None is a pipe. `environment` has all variables.
     """
 
     def __init__(self, *arguments, files=(None, None, None), folder=None, environment):
@@ -108,7 +98,6 @@ def _run(arguments, ends, folder, environment):
         sys.warnoptions.append(arguments[1])
         warnings.simplefilter(arguments[1])
         del arguments[:2]
-    sys.argv[:] = arguments
     if arguments[0] == "-c":
         sys.argv[:] = ["-c", *arguments[2:]]
         module = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -117,4 +106,5 @@ def _run(arguments, ends, folder, environment):
         sys.argv[:] = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
+        sys.argv[:] = arguments
         runpy.run_path(arguments[0], run_name="__main__")

@@ -7,40 +7,34 @@ code, none of zarr's. It is the hand calculation of the golden files.
 import itertools
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from data_types import CASES, ENDIANS, Case
+from helpers import bytes_codec, metadata, sharded
 
 # The element of a 0-d array, never the fill value, whose chunks some leave out.
 SCALAR = 3
 LAYOUTS = ("single", "edge", "sharded", "crc32c", "transposed", "0-d")
 
 
+def _named(name: str, **configuration: Any) -> dict[str, Any]:
+    return {"name": name, "configuration": configuration}
+
+
 def _struct(*fields: tuple[str, Any]) -> dict[str, Any]:
-    return {
-        "name": "struct",
-        "configuration": {"fields": [{"name": n, "data_type": d} for n, d in fields]},
-    }
-
-
-def _with_length(name: str, length_bytes: int) -> dict[str, Any]:
-    return {"name": name, "configuration": {"length_bytes": length_bytes}}
-
-
-def _time(name: str, unit: str) -> dict[str, Any]:
-    return {"name": name, "configuration": {"unit": unit, "scale_factor": 1}}
+    return _named("struct", fields=[{"name": n, "data_type": d} for n, d in fields])
 
 
 # `data_type` and fill value of the cases whose names are not the data types' own.
 _METADATA: dict[str, tuple[Any, Any]] = {
-    "datetime64[s]": (_time("numpy.datetime64", "s"), 0),
-    "timedelta64[ns]": (_time("numpy.timedelta64", "ns"), 0),
-    "bytes": (_with_length("null_terminated_bytes", 5), ""),
-    "unicode": (_with_length("fixed_length_utf32", 12), ""),
+    "datetime64[s]": (_named("numpy.datetime64", unit="s", scale_factor=1), 0),
+    "timedelta64[ns]": (_named("numpy.timedelta64", unit="ns", scale_factor=1), 0),
+    "bytes": (_named("null_terminated_bytes", length_bytes=5), ""),
+    "unicode": (_named("fixed_length_utf32", length_bytes=12), ""),
     "void": ("r40", [0] * 5),
     "struct": (_struct(("a", "int16"), ("b", "float64")), {"a": 0, "b": 0}),
     "struct in a struct": (
@@ -56,13 +50,13 @@ _METADATA: dict[str, tuple[Any, Any]] = {
 }
 # The same elements under another name, or another form of the metadata.
 _ALIASES: dict[str, tuple[str, Any, Any]] = {
-    "raw_bytes": ("void", _with_length("raw_bytes", 5), "AAAAAAA="),
+    "raw_bytes": ("void", _named("raw_bytes", length_bytes=5), "AAAAAAA="),
     "r40, fill value in base64": ("void", "r40", "AAAAAAA="),
     "complex_float32": ("complex64", "complex_float32", [0, 0]),
     "complex_float64": ("complex128", "complex_float64", [0, 0]),
     "structured": (
         "struct",
-        {"name": "structured", "configuration": {"fields": [["a", "int16"], ["b", "float64"]]}},
+        _named("structured", fields=[["a", "int16"], ["b", "float64"]]),
         "AAAAAAAAAAAAAA==",
     ),
 }
@@ -81,12 +75,11 @@ class DataType:
     @property
     def fill(self) -> bytes:
         """The stored fill value: zero bits, but 1.0 where there is no zero (bits 0x7F)."""
-        return b"\x7f" if self.name == "float8_e8m0fnu" else bytes(self.item_size)
-
-    @property
-    def item_size(self) -> int:
-        """Size of a stored element in bytes."""
-        return len(self.case.stored("little", [0]))
+        return (
+            b"\x7f"
+            if self.name == "float8_e8m0fnu"
+            else bytes(len(self.case.stored("little", [0])))
+        )
 
 
 def _data_types() -> Iterator[DataType]:
@@ -106,76 +99,47 @@ DATA_TYPES = {data_type.name: data_type for data_type in _data_types()}
 
 def metadata_of(data_type: DataType, endian: str, layout: str) -> dict[str, Any]:
     """Return the zarr.json of an array."""
-    as_bytes = {"name": "bytes", "configuration": {"endian": endian}}
-    chunk_shape = {"single": [3, 4], "sharded": [4, 4], "0-d": []}.get(layout, [2, 3])
+    shape = [] if layout == "0-d" else [3, 4]
+    chunks = {"single": [3, 4], "sharded": [4, 4], "0-d": []}.get(layout, [2, 3])
+    as_bytes, crc32c = bytes_codec(endian), {"name": "crc32c"}
     codecs: list[Any] = {
-        "crc32c": [as_bytes, {"name": "crc32c"}],
+        "crc32c": [as_bytes, crc32c],
         "transposed": [{"name": "transpose", "configuration": {"order": [1, 0]}}, as_bytes],
-        "sharded": [
-            {
-                "name": "sharding_indexed",
-                "configuration": {
-                    "chunk_shape": [2, 2],
-                    "codecs": [as_bytes],
-                    "index_codecs": [as_bytes, {"name": "crc32c"}],
-                },
-            }
-        ],
+        "sharded": [sharded([2, 2], as_bytes, index_codecs=[as_bytes, crc32c])],
     }.get(layout, [as_bytes])
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [] if layout == "0-d" else [3, 4],
-        "data_type": data_type.metadata,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": {"name": "default"},
-        "fill_value": data_type.fill_value,
-        "codecs": codecs,
-        "attributes": {},
-    }
+    return metadata(data_type.metadata, codecs, shape, chunks, data_type.fill_value)
 
 
 def reference_chunks(data_type: DataType, endian: str, layout: str) -> dict[str, bytes]:
     """Return the chunks of an array, by their keys, calculated from the specifications."""
     elements = [data_type.case.stored(endian, [i]) for i in range(12)]
-    if layout == "0-d":
-        return {"c": elements[SCALAR]}
 
-    def chunk(rows: range, columns: range, *, by_column: bool = False) -> bytes:
-        places: Any = itertools.product(rows, columns)
-        if by_column:
-            places = ((row, column) for column, row in itertools.product(columns, rows))
+    def chunk(rows: range, columns: range) -> bytes:
+        indices = list(itertools.product(rows, columns))
+        if layout == "transposed":
+            indices.sort(key=lambda index: index[::-1])
         return b"".join(
             elements[4 * row + column] if row < 3 and column < 4 else data_type.fill
-            for row, column in places
+            for row, column in indices
         )
 
+    if layout == "0-d":
+        return {"c": elements[SCALAR]}
     if layout == "single":
         return {"c/0/0": chunk(range(3), range(4))}
     if layout == "sharded":
-        inner = [
-            chunk(range(row, row + 2), range(column, column + 2))
-            for row in (0, 2)
-            for column in (0, 2)
-        ]
+        halves = (range(2), range(2, 4))
+        inner = [chunk(*ranges) for ranges in itertools.product(halves, halves)]
         index = struct.pack(
             {"little": "<", "big": ">"}[endian] + "8Q",
             *(value for i, c in enumerate(inner) for value in (i * len(c), len(c))),
         )
         return {"c/0/0": b"".join(inner) + index + _crc32c(index)}
-    finish: Callable[[bytes], bytes] = (
-        (lambda raw: raw + _crc32c(raw)) if layout == "crc32c" else (lambda raw: raw)
-    )
-    return {
-        f"c/{i}/{j}": finish(
-            chunk(
-                range(2 * i, 2 * i + 2),
-                range(3 * j, 3 * j + 3),
-                by_column=layout == "transposed",
-            )
-        )
+    chunks = {
+        f"c/{i}/{j}": chunk(range(2 * i, 2 * i + 2), range(3 * j, 3 * j + 3))
         for i, j in itertools.product(range(2), range(2))
     }
+    return {key: c + _crc32c(c) * (layout == "crc32c") for key, c in chunks.items()}
 
 
 def _crc32c(raw: bytes) -> bytes:

@@ -5,7 +5,6 @@ In this process, and in one in which zarr does not find numcodecs_bytes.
 
 import hashlib
 import json
-from pathlib import Path
 
 import numcodecs
 import numpy as np
@@ -14,7 +13,7 @@ import zarr
 import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
-from helpers import EVERYTHING, HAS_STRUCT, metadata_v2, run_python
+from helpers import EVERYTHING, HAS_STRUCT, WITHOUT_ENTRY_POINTS, metadata_v2, run_python
 
 import numcodecs_bytes
 from numcodecs_bytes.check import check
@@ -36,18 +35,16 @@ LAYOUTS = {
 # A second name for the elements of another one, or for Zarr v3 alone.
 _ALIASES = {"raw_bytes", "r40, fill value in base64", "complex_float32", "complex_float64"}
 _ALIASES |= {"structured"}
-READ_ALONE = """
+READ_ALONE = f"""
+{WITHOUT_ENTRY_POINTS}
 import hashlib, json, sys, warnings
-sys.path.insert(0, sys.argv[1])
-from programs import leave_zarr_alone
-leave_zarr_alone()
 warnings.simplefilter("ignore")
 import numpy as np
 import zarr
-found = {}
+found = {{}}
 for path in json.load(sys.stdin):
     try:
-        array = zarr.open_array(f"{sys.argv[2]}/{path}", zarr_format=3, mode="r")
+        array = zarr.open_array(f"{{sys.argv[1]}}/{{path}}", zarr_format=3, mode="r")
         native = np.asarray(array[...]).astype(array.dtype.newbyteorder("="))
         found[path] = hashlib.sha256(native.tobytes()).hexdigest()
     except Exception as error:
@@ -124,9 +121,8 @@ def test_values_are_the_same_before_and_after(tmp_path):
     statuses = {report.path: (report.status, report.reasons) for report in migrate(store)}
     assert statuses == dict.fromkeys(["", *elements], ("migrated", []))
     check_all(3)
-    ecosystem = Path(__file__).parents[1] / "ecosystem"
     names = json.dumps(list(elements))
-    done = run_python("-c", READ_ALONE, ecosystem, tmp_path, options={"input": names})
+    done = run_python("-c", READ_ALONE, tmp_path, options={"input": names})
     for path, found in json.loads(done.stdout).items():
         is_same = found == hashlib.sha256(flat_bytes(elements[path])).hexdigest()
         assert is_same != _is_of_ml_dtypes(elements[path].dtype), path

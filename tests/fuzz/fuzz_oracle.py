@@ -90,23 +90,18 @@ def v3_dtype(data_type):
     return None if None in dict(fields).values() else np.dtype(fields)
 
 
+_V2_NAMES = re.compile(r"[<>|]([iu]\d+|b1|f[248]|c8|c16|[SUV]\d+|M8\[\d*s\])", re.ASCII)
+
+
 def v2_dtype(data):
-    """Return the dtype that a plain Zarr v2 name or list says."""
+    """Return the dtype that a plain Zarr v2 name or list says, None where it is not plain."""
     if isinstance(data, str):
         if data in ("bfloat16", "r16", "uint2"):
             return v3_dtype(data)
-        is_plain = re.fullmatch(
-            r"[<>|]([iu]\d+|b1|f[248]|c8|c16|[SUV]\d+|M8\[\d*s\])", data, re.ASCII
-        )
-        return np.dtype(data) if is_plain else None
-    fields = [(name, v2_dtype(field), *shape) for name, field, *shape in data]
-    is_plain = all(
-        name and dtype is not None and all(isinstance(s, list) for s in shape)
-        for name, dtype, *shape in fields
-    )
-    return (
-        np.dtype([(*field[:2], *map(tuple, field[2:])) for field in fields]) if is_plain else None
-    )
+        return np.dtype(data) if _V2_NAMES.fullmatch(data) else None
+    fields = [(name, v2_dtype(field), *map(tuple, shape)) for name, field, *shape in data]
+    is_plain = all(name and dtype is not None for name, dtype, *_ in fields)
+    return np.dtype(fields) if is_plain else None
 
 
 def expected_elements(document):
