@@ -29,7 +29,6 @@ import zarr.codecs
 import zarr.dtype
 import zarr.registry
 
-from numcodecs_bytes import _trace
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
 from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
@@ -195,9 +194,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        in_ours = self._state.in_our_pipeline  # which notes what it reads
-        if _trace.active and not in_ours and not _is_index(chunk_spec):
-            _trace.note_not_seen("decoded whole: compressed, filtered, or about to be changed")
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
@@ -221,8 +217,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         self._check_pipeline()
-        if _trace.active and not _is_index(chunk_spec):
-            _trace.note_not_seen("encoded whole, to be written")
         array: Any = as_numpy(chunk_array.as_ndarray_like())
         dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
@@ -299,13 +293,6 @@ _NOT_IN_PLACE = (
 @functools.cache
 def _warn_not_in_place() -> None:
     warnings.warn(_NOT_IN_PLACE, stacklevel=2)
-
-
-def _is_index(chunk_spec: "ArraySpec") -> bool:
-    """Whether a chunk is the index of a shard."""
-    dtype = chunk_spec.dtype.to_native_dtype()
-    is_of_pairs = dtype == np.dtype("u8") and chunk_spec.shape[-1:] == (2,)
-    return is_of_pairs and chunk_spec.fill_value == np.iinfo("u8").max
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
