@@ -34,7 +34,7 @@ install() {
   "$1/bin/pip" install -q -e . "${groups[@]/#/--group=}"
 }
 environment() {
-  once environment install .venv python3 dev peers servers benchmarks docs fuzz
+  once environment install .venv python3 dev peers servers docs fuzz
 }
 newest_environment() {
   once newest install .newest "$newest" dev peers servers ecosystem

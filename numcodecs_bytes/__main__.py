@@ -9,8 +9,9 @@ import dataclasses
 import json
 import os
 import sys
-from importlib.metadata import version
 from typing import Any, NoReturn
+
+from numcodecs_bytes import __version__
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -183,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     flag: Any = {"action": "store_true"}
     as_json: Any = flag | {"help": "print the report as JSON"}
     parser.add_argument("--json", **as_json)
-    parser.add_argument("--version", action="version", version=version("numcodecs-bytes"))
+    parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
 
