@@ -198,6 +198,8 @@ class TestIcechunk:
     def test_options_have_the_names_of_fsspec(self, url, options, monkeypatch):
         """Icechunk, which has others for each, makes its storage of them."""
         icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        if options == {"token": "anon"} and icechunk.__version__ < "2":
+            pytest.skip("Icechunk 1 has no anonymous access to Google's storage")
         made = []
         monkeypatch.setattr(icechunk.Repository, "open", made.append)
         monkeypatch.setattr(zarr.storage.FsspecStore, "from_url", lambda *_, **__: REPOSITORY)
