@@ -152,7 +152,7 @@ def _compare_with_v2(
 def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(at.store, join(at.path, name))
-    if isinstance(document, TypeError | ValueError):  # not an error of the store
+    if isinstance(document, TypeError | ValueError | IsADirectoryError):  # not of the store
         report.add_problem(f"{name} can't be read: {describe_error(document)}")
     return document if isinstance(document, dict) else None
 

@@ -451,6 +451,28 @@ class TestChunks:
         (problem,) = check(tmp_path)[""].problems
         assert problem.startswith(f"chunk {key} is a folder, so zarr reads the fill value")
 
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_metadata_that_are_a_folder(self, tmp_path, zarr_format):
+        name = {2: ".zarray", 3: "zarr.json"}[zarr_format]
+        (tmp_path / "a" / name).mkdir(parents=True)
+        assert check(tmp_path)["a"].problems == [
+            "its metadata can't be read: IsADirectoryError: it is a folder, which zarr ignores"
+        ]
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    def test_a_blosc_chunk_that_is_cut(self, tmp_path, zarr_format):
+        """Of which zarr alone returns whatever lies in memory behind it."""
+        codec = numcodecs.Blosc() if zarr_format == 2 else zarr.codecs.BloscCodec()
+        array = zarr.create_array(
+            tmp_path, shape=9, chunks=9, dtype="f8", compressors=codec, zarr_format=zarr_format
+        )
+        array[:] = np.random.default_rng(0).random(9)
+        chunk = tmp_path / {2: "0", 3: "c/0"}[zarr_format]
+        assert not check(tmp_path)[""].problems
+        chunk.write_bytes(chunk.read_bytes()[:-1])
+        (problem,) = check(tmp_path)[""].problems
+        assert problem.endswith("holds 87 bytes, expected 88: it is truncated")
+
     def test_only_the_first_damaged_chunks_are_listed(self, tmp_path):
         array = zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
         array[:] = 1

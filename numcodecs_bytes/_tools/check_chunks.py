@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import RangeByteRequest
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
 from numcodecs_bytes._core.dtypes import leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits, count
@@ -55,6 +58,8 @@ def check_chunks(
         if isinstance(size, int):
             first = first or index
         problem = _problem_with_size(size, expected)
+        if not problem and codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards:
+            problem = _problem_with_size(size, max(size, _length_in_header(array, key)))
         if not problem and decoded is not None:
             problem = _problem_in(decoded, index)
         if problem:
@@ -72,6 +77,12 @@ def _expected_length(array: Any, codecs: list[str]) -> int | None:
     if array.metadata.zarr_format == 3 or array.filters:  # stored without padding between fields
         dtype = stored_dtype(pack_dtype(dtype), "little")
     return int(math.prod(array.chunks) * dtype.itemsize)
+
+
+def _length_in_header(array: Any, key: str) -> int:
+    """Return the length that Blosc stored with a chunk; it reads on in memory if that is missing."""
+    header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
+    return int.from_bytes(header.to_bytes()[12:16], "little")
 
 
 def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_encoded: bool) -> Any:

@@ -121,6 +121,8 @@ def document_at(store: zarr.abc.store.Store, key: str) -> Any:
     try:
         if isinstance(store, zarr.storage.LocalStore):
             mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
+            if stat.S_ISDIR(mode):
+                return IsADirectoryError("it is a folder, which zarr ignores")
             if not stat.S_ISREG(mode):
                 return None  # reading a pipe, for example, might never end
         raw = sync(store.get(key, default_buffer_prototype()))
