@@ -51,6 +51,7 @@ def check_chunks(
         bar.refresh()
     expected = _expected_length(array, codecs)
     decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
+    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
     listing, first = Listing(), None
     for index, key, size in itertools.islice(stored_chunks(array, listing), limits.max_chunks):
         report.num_chunks += 1
@@ -58,7 +59,7 @@ def check_chunks(
         if isinstance(size, int):
             first = first or index
         problem = _problem_with_size(size, expected)
-        if not problem and codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards:
+        if isinstance(size, int) and size and is_blosc:
             problem = _problem_with_size(size, max(size, _length_in_header(array, key)))
         if not problem and decoded is not None:
             problem = _problem_in(decoded, index)
@@ -80,7 +81,7 @@ def _expected_length(array: Any, codecs: list[str]) -> int | None:
 
 
 def _length_in_header(array: Any, key: str) -> int:
-    """Return the length that Blosc stored with a chunk; it reads on in memory if that is missing."""
+    """Return the length that Blosc stored in a chunk, beyond whose end it would decode memory."""
     header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
     return int.from_bytes(header.to_bytes()[12:16], "little")
 
