@@ -127,13 +127,14 @@ class Object:
         self.state.answers = self._has_answered = True
         return raw
 
-    async def fetch(self, parts: list[_Part], share: Share, memory: Any) -> list[UInt8Array]:
+    async def fetch(
+        self, parts: list[_Part], share: Share, most: int, memory: Any
+    ) -> list[UInt8Array]:
         """Return the pieces of each part, end to end; put those of several ranges into `memory`.
 
-        Raises as `ask`, but after all requests have ended.
+        Ranges over gaps have at most so many bytes. Raises as `ask`, after all requests have ended.
         """
         num_bytes = [plan.num_bytes for plan, *_ in parts]
-        most = share.most(sum(num_bytes))
         longest = most if self.may_split() else sys.maxsize
         (plan, start, _), *others = parts
         if plan.num_pieces == 1 and not others and _num_parts(plan.length, longest) == 1:
@@ -222,6 +223,7 @@ class _Job(NamedTuple):
     stored: Layout | Shard
     plans: Sequence[Plan]
     share: Share
+    most: int  # how long a range is, in bytes
     is_whole: bool  # whether zarr's own request is as good
 
 
@@ -315,12 +317,16 @@ class _Reader:
             plans = [plan_of(each, stored, drop_axes, share.gap) for each in selections]
             target = Object(remote, stored.num_bytes if remote.num_bytes is None else None)
             num_all = 1
-        most = share.most(stored.num_bytes)
+        if None in plans:  # a selection of an unknown kind
+            return _Job(target, chunks, starts, stored, plans, share, 0, is_whole=True)
+        num_bytes, most = sum([plan.num_bytes for plan in plans]), share.most(stored.num_bytes)
         is_split = target.may_split() and _num_parts(stored.num_bytes, most) > 1
-        is_whole = None in plans  # a selection of an unknown kind
-        if len(plans) == num_all and not is_split and not is_whole:
-            is_whole = stored.num_bytes - sum([plan.num_bytes for plan in plans]) <= worth
-        return _Job(target, chunks, starts, stored, plans, share, is_whole)
+        is_all = len(plans) == num_all and stored.num_bytes - num_bytes <= worth
+        if isinstance(stored, Layout):  # longer gaps are fetched, but not copied
+            gap = min(share.gap, constants.COPIED_GAP_BYTES)
+            plans = [plan_of(each, stored, drop_axes, gap) for each in selections]
+        most = share.most(num_bytes)
+        return _Job(target, chunks, starts, stored, plans, share, most, is_all and not is_split)
 
     async def read(self, job: _Job) -> None:
         """Read an object, or let zarr read it; note the errors of either."""
@@ -394,7 +400,7 @@ class _Reader:
             layout = stored
             parts = list(zip(job.plans, job.starts, map(self.batch.place, job.chunks), strict=True))
         memory = memory_of(out, parts[0][2], parts[0][0], layout) if len(parts) == 1 else None
-        pieces = await job.target.fetch(parts, job.share, memory) if parts else []
+        pieces = await job.target.fetch(parts, job.share, job.most, memory) if parts else []
         for raw, (plan, _, place) in zip(pieces, parts, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, layout, out, place)
