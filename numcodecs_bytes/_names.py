@@ -21,10 +21,7 @@ def name_of_store(store: object) -> str:
         name = " ".join(repr(store).split())
     except Exception:  # noqa: BLE001 # a name is not worth an error
         name = ""
-    return name if 0 < len(name) <= MAX_NAME_LENGTH else type(store).__name__
-
-
-MAX_NAME_LENGTH = 200
+    return name if 0 < len(name) <= 200 else type(store).__name__
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:

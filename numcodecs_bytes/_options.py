@@ -6,10 +6,8 @@ up when they are used.
 """
 
 import functools
+import logging
 import pkgutil
-import sys
-import threading
-import warnings
 from typing import Any
 
 import zarr
@@ -87,13 +85,13 @@ def unknown_keys() -> list[str]:
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [one for one in options if str(one).replace("-", "_") not in NAMES]
             found += [f"numcodecs_bytes.{one}" for one in names]
-        elif name.startswith("numcodecs_bytes"):
+        elif name.startswith("numcodec"):  # one underscore, or a letter, is missing
             found.append(str(section))
     return found
 
 
 def warn_of_unknown_keys() -> None:
-    """Warn of keys that have no effect, once each."""
+    """Log which keys have no effect, once each."""
     if unknown := unknown_keys():
         _warn_of(tuple(unknown))
 
@@ -101,20 +99,11 @@ def warn_of_unknown_keys() -> None:
 @functools.cache
 def _warn_of(unknown: tuple[str, ...]) -> None:
     known = ", ".join(f"numcodecs_bytes.{name}" for name in NAMES)
-    # zarr calls us in a thread of its own, while the program's waits for it.
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
-    libraries = ("zarr", "numcodecs_bytes", "concurrent", "threading")
-    while frame and frame.f_back and _package(frame.f_globals) in libraries:
-        frame = frame.f_back
-    warnings.warn_explicit(
-        f"{', '.join(unknown)} in zarr's config has no effect: the options of numcodecs_bytes are "
-        f"{known} (in environment variables, ZARR_NUMCODECS_BYTES__{NAMES[-1].upper()}, with two "
-        "underscores before the name)",
-        UserWarning,
-        frame.f_code.co_filename if frame else "numcodecs_bytes",
-        frame.f_lineno if frame else 0,
+    # Logged, since no line of the program is at fault if a file or a variable sets it.
+    logging.getLogger("numcodecs_bytes").warning(
+        "%s in zarr's config has no effect: the options of numcodecs_bytes are %s (in environment "
+        "variables, ZARR_NUMCODECS_BYTES__%s, with two underscores before the name)",
+        ", ".join(unknown),
+        known,
+        NAMES[-1].upper(),
     )
-
-
-def _package(names: dict[str, Any]) -> str:
-    return str(names.get("__name__")).partition(".")[0]

@@ -22,9 +22,6 @@ _COLUMNS = {
 }
 _REASONS = {"why_whole": "read whole", "why_not_in_place": "not written in place"}
 _NUMBERS = (*_COLUMNS, "chunks_missing", "chunks_in_place")
-MAX_NAME_LENGTH = 48  # of an array in the table
-# A chunk counts as read whole if so much of it was fetched, and less was selected.
-WHOLE = 0.9
 
 
 def _nothing() -> Counts:
@@ -155,7 +152,8 @@ def note_read(
         "bytes_zarr_alone": 0 if num_selected is None else alone,
         "bytes_selected": num_selected or 0,
     }
-    if num_selected is not None and num_selected < WHOLE * num_bytes <= fetched.num_bytes:
+    # It counts as read whole if nine tenths of it were fetched, and less was selected.
+    if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
         why = fetched.why or "one read takes less: small, or what is selected is close together"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     note(byte_getter, num_axes, counts)
@@ -195,15 +193,14 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     if len(rows) > 1:
         rows["all arrays"] = total
     if rows:
-        width = min(max(map(len, rows)), MAX_NAME_LENGTH)
+        width = max(map(len, rows))
         yield "  ".join(["array".ljust(width), *_COLUMNS.values()])
         for name, counts in rows.items():
             cells = []
             for key, head in _COLUMNS.items():
                 show = _size if key.startswith("bytes") else str
                 cells.append(show(counts[key]).rjust(len(head)))
-            shown = name if len(name) <= width else f"...{name[3 - width :]}"
-            yield "  ".join([shown.ljust(width), *cells])
+            yield "  ".join([name.ljust(width), *cells])
     elif not report["not_seen"]:
         zarr = sys.modules.get("zarr")
         path = zarr.config.get("codec_pipeline.path") if zarr else ""

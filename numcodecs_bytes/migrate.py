@@ -32,10 +32,6 @@ __all__ = ["NodeReport", "migrate"]
 
 T = TypeVar("T")
 
-_HOW_TO_OPEN = (
-    "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own path, or the "
-    "group above it with zarr_format=2"
-)
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
 
@@ -273,7 +269,11 @@ class _Plan:
         path, found = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded" if _has_v2(documents) else ""
-            report.reasons = [_HOW_TO_OPEN if found is None else "its zarr.json stays as it is"]
+            how_to_open = (
+                "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own "
+                "path, or the group above it with zarr_format=2"
+            )
+            report.reasons = [how_to_open if found is None else "its zarr.json stays as it is"]
         elif _has_v2(documents):
             document = self._document(path, documents, report.notes)
             report.status = "Zarr v3 already"

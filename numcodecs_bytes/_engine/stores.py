@@ -207,7 +207,10 @@ def _strong(tag: str | None) -> str | None:
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:
     root, file_system = store.path.rstrip("/"), store.fs
-    find = _of_reference if name_of_class(file_system) == _REFERENCE else _in_file_system
+    is_reference = (
+        name_of_class(file_system) == "fsspec.implementations.reference.ReferenceFileSystem"
+    )
+    find = _of_reference if is_reference else _in_file_system
     return lambda path: find(store, file_system, (f"{root}/{path}" if root else path).rstrip("/"))
 
 
@@ -229,24 +232,25 @@ def _in_file_system(
     store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
 ) -> Source:
     """Return where a chunk lies that is a file, or a part of it of `num_bytes`."""
-    inner = file_system.sync_fs if name_of_class(file_system) == _WRAPPER else file_system
-    if name_of_class(inner) == _LOCAL:
-        name = inner._strip_protocol(path)  # noqa: SLF001
+    name, inner = name_of_class(file_system), file_system
+    if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
+        inner = file_system.sync_fs
+    if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
+        file = inner._strip_protocol(path)  # noqa: SLF001
         missing: Any = store.allowed_exceptions
         if num_bytes is None:
-            return File(partial(open_file, name), missing)
-        key = name if hasattr(os, "pread") else None  # else threads would share one position
-        return File(partial(open_file, name), (), key, lambda _descriptor: (start, num_bytes))
-    name = name_of_class(file_system)
-    if name == _HTTP:
-        get: Any = _from_http
-    elif name in _FILE_SYSTEMS or name.startswith(_OF_OBSTORE) or _is_named(inner):
+            return File(partial(open_file, file), missing)
+        key = file if hasattr(os, "pread") else None  # else threads would share one position
+        return File(partial(open_file, file), (), key, lambda _descriptor: (start, num_bytes))
+    get = _FILE_SYSTEMS.get(name)
+    # obstore has a class of file systems for each protocol.
+    if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):
         get = _from_file_system
-    else:
+    if get is None:
         return _unknown(inner)
     key = None if num_bytes is None else (id(file_system), path)
     get_range = partial(get, file_system, path)
-    return Remote(get_range, store, name == _HTTP, start, num_bytes, key)
+    return Remote(get_range, store, get is _from_http, start, num_bytes, key)
 
 
 async def _from_file_system(
@@ -295,17 +299,13 @@ async def _from_http(
     return raw
 
 
-_WRAPPER = "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper"
-_LOCAL = "fsspec.implementations.local.LocalFileSystem"
-_REFERENCE = "fsspec.implementations.reference.ReferenceFileSystem"
-_HTTP = "fsspec.implementations.http.HTTPFileSystem"
-_OF_OBSTORE = "obstore.fsspec.FsspecStore"  # and a class for each protocol
-# File systems that answer concurrent range requests, besides HTTP and those of obstore.
-_FILE_SYSTEMS = {
-    "adlfs.spec.AzureBlobFileSystem",
-    "gcsfs.core.GCSFileSystem",
-    "gcsfs.extended_gcsfs.ExtendedGcsFileSystem",
-    "s3fs.core.S3FileSystem",
+# File systems that answer concurrent range requests, besides those of obstore.
+_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
+    "adlfs.spec.AzureBlobFileSystem": _from_file_system,
+    "fsspec.implementations.http.HTTPFileSystem": _from_http,
+    "gcsfs.core.GCSFileSystem": _from_file_system,
+    "gcsfs.extended_gcsfs.ExtendedGcsFileSystem": _from_file_system,
+    "s3fs.core.S3FileSystem": _from_file_system,
 }
 _SOURCES: dict[str, Callable[[Any], SourceOf]] = {
     "zarr.storage._local.LocalStore": _of_local_store,

@@ -27,8 +27,6 @@ from numcodecs_bytes._tools.hierarchy import (
 
 # How much of a shard is decoded at a time, in bytes.
 _PART_BYTES = 1 << 26
-# How many files that are not chunks are named.
-_MAX_NAMED = 3
 # With these, zarr passes bools on as they are stored; our codec reads all but 0 as true.
 _ZARR_ALONE = {
     "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
@@ -174,7 +172,7 @@ def _report_listing(
             f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
         )
     if others:
-        names = ", ".join([*others[:_MAX_NAMED], *["..."][: len(others) - _MAX_NAMED]])
+        names = ", ".join([*others[:3], *["..."][: len(others) - 3]])
         report.notes.append(
             f"zarr does not read {count(len(others), 'file')}, because no chunk has such a name: "
             f"{names}"

@@ -1,7 +1,6 @@
 """What of this package is in use in this environment, and which files and variables set that."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -103,8 +102,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
 def _value_of_option(name: str) -> tuple[Any, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of unknown keys, which are reported
-            return getattr(_options, name)(), ""
+        return getattr(_options, name)(), ""
     except ValueError as error:
         return None, str(error).partition("; run")[0]
 

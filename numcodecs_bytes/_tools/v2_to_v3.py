@@ -28,8 +28,6 @@ from numcodecs_bytes._tools.hierarchy import describe_error, first_chunk
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
-_VARIABLE_LENGTH = ("vlen-utf8", "vlen-bytes")  # filters of Zarr v2 that are also codecs of Zarr v3
-
 
 class MixedByteOrderError(ValueError):
     """A structure has fields of both byte orders, which Zarr v3 metadata can't express."""
@@ -94,7 +92,8 @@ def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
     for codec in [*(metadata.filters or ()), metadata.compressor]:
         if codec is None:
             continue
-        is_serializer = isinstance(codec, Bytes) or codec.codec_id in _VARIABLE_LENGTH
+        is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
+        is_serializer = isinstance(codec, Bytes) or is_of_text
         if not is_serializer and (codec is metadata.compressor or _is_of_bytes(codec)):
             of_bytes.append(codec)
         elif serializer or of_bytes:
