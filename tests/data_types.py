@@ -34,6 +34,16 @@ class Case:
         """Return the stored bytes of the elements of these indices."""
         return b"".join(self.pack(self.values[i], ORDER[endian]) for i in order)
 
+    def dtypes(self) -> list[np.dtype[Any]]:
+        """Return the dtype and, where there is one, the same in the other byte order."""
+        has_other = self.has_byte_order and not self.native_only
+        return [self.dtype, self.dtype.newbyteorder("S")] if has_other else [self.dtype]
+
+    @property
+    def has_byte_order(self) -> bool:
+        """Whether the stored bytes depend on `endian`."""
+        return self.stored("little") != self.stored("big")
+
 
 def _number(name: str, code: str, values: list[Any]) -> Case:
     return Case(name, np.dtype(name), values, lambda v, o: struct.pack(o + code, v))

@@ -1,27 +1,26 @@
 """BytesCodec, the zarr-python codec: literal bytes, both pipelines, sharding, refusals.
 
-Tests named after a row of the comparison with other implementations say so: "zarr 3.1.6 ...".
+Tests named after a row of the comparison with other implementations say so: "zarr 3.1.6 ...". What
+is stored in arrays of every data type: conformance/test_conformance.py.
 """
 
-import asyncio
 import copy
 import itertools
 import json
 import pickle
 import struct
+import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import ml_dtypes
-import numcodecs
 import numpy as np
 import pytest
 import zarr
 import zarr.codecs
 import zarr.codecs.numcodecs
 import zarr.storage
-from data_types import ENDIANS, RECORD, SIMPLE, flat_bytes, laid_out
+from data_types import ENDIANS, ORDER, RECORD, SIMPLE, laid_out
 from helpers import (
     BY_ENDIAN,
     BY_LAYOUT,
@@ -34,23 +33,47 @@ from helpers import (
     write_array,
 )
 from zarr.core.buffer import BufferPrototype, cpu
+from zarr.core.sync import sync
 
-from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, has_byte_order
 from numcodecs_bytes.zarr import BytesCodec
 
 ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
 BY_NAME = pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
+MISSING = "`endian` configuration needs to be specified"
+WIDEN = {
+    "name": "numcodecs.astype",
+    "configuration": {"encode_dtype": "<i2", "decode_dtype": "|i1"},
+}
 pytestmark = ignore_unstable_data_types
 
 
 def encode(codec, array, spec):
+    """Return the bytes of an array, encoded by a codec that knows the data type."""
+    return encode_chunk(codec.evolve_from_array_spec(spec), array, spec).to_bytes()
+
+
+def encode_chunk(codec, array, spec):
     buffer = spec.prototype.nd_buffer.from_ndarray_like(array)
-    return codec.evolve_from_array_spec(spec)._encode_sync(buffer, spec)
+    (encoded,) = sync(codec.encode([(buffer, spec)]))
+    return encoded
 
 
 def decode(codec, stored, spec):
-    buffer = spec.prototype.buffer.from_bytes(stored)
-    return codec.evolve_from_array_spec(spec)._decode_sync(buffer, spec).as_ndarray_like()
+    """Return the array that bytes, or an array of them, hold."""
+    return decode_chunk(codec.evolve_from_array_spec(spec), stored, spec).as_ndarray_like()
+
+
+def decode_chunk(codec, stored, spec):
+    make = spec.prototype.buffer
+    buffer = make.from_bytes(stored) if isinstance(stored, bytes) else make.from_array_like(stored)
+    (decoded,) = sync(codec.decode([(buffer, spec)]))
+    return decoded
+
+
+def create(store, dtype, endian="big", shape=2):
+    return zarr.create_array(
+        store, shape=shape, dtype=dtype, compressors=None, serializer=BytesCodec(endian=endian)
+    )
 
 
 class TestStoredBytes:
@@ -60,33 +83,22 @@ class TestStoredBytes:
     @BY_NAME
     def test_elements_are_in_c_order_and_the_byte_order_of_endian(self, case, endian, layout):
         """zarr 3.1.6 stores and reads big-endian structured types wrongly: ours must not."""
-        array, order = laid_out(case, layout)
-        before = array.copy()
-        spec = spec_of(array.shape, case.dtype)
-        native = spec.dtype.to_native_dtype()
+        dtypes = case.dtypes()
+        if case.dtype.names and not case.native_only:
+            dtypes.append(np.dtype(case.dtype.descr, align=True))  # with padding
+        codec = BytesCodec(endian=endian)
+        for dtype in dtypes:
+            array, order = laid_out(case, layout, dtype)
+            before = array.copy()
+            spec = spec_of(array.shape, case.dtype)
+            native = spec.dtype.to_native_dtype()
 
-        encoded = encode(BytesCodec(endian=endian), array, spec)
-
-        assert encoded.to_bytes() == case.stored(endian, order)
-        assert array.tolist() == before.tolist()
-        decoded = decode(BytesCodec(endian=endian), case.stored(endian, order), spec)
-        assert decoded.dtype == native
-        assert decoded.shape == array.shape
-        assert decoded.tolist() == before.astype(native).tolist()
-
-    @BY_ENDIAN
-    @pytest.mark.parametrize(
-        "case",
-        [c for c in ZARR_CASES if has_byte_order(c.dtype) and not c.native_only],
-        ids=lambda c: c.name,
-    )
-    def test_an_array_of_the_other_byte_order_is_stored_right(self, case, endian):
-        array = case.array(case.dtype.newbyteorder("S"))
-        spec = spec_of(array.shape, case.dtype)
-        assert encode(BytesCodec(endian=endian), array, spec).to_bytes() == case.stored(endian)
-        with_padding = np.dtype(case.dtype.descr, align=True) if case.dtype.names else case.dtype
-        array = case.array(with_padding)
-        assert encode(BytesCodec(endian=endian), array, spec).to_bytes() == case.stored(endian)
+            assert encode(codec, array, spec) == case.stored(endian, order)
+            assert array.tolist() == before.tolist()
+            decoded = decode(codec, case.stored(endian, order), spec)
+            assert decoded.dtype == native
+            assert decoded.shape == array.shape
+            assert decoded.tolist() == before.astype(native).tolist()
 
     @BY_ENDIAN
     def test_a_view_is_stored_without_the_rest_of_its_base(self, endian):
@@ -94,35 +106,10 @@ class TestStoredBytes:
         for dtype in (">f4", "<f4"):
             memory = struct.pack(f"{dtype[0]}3f", 1, 2, 3)
             array = np.frombuffer(memory, np.dtype(dtype).newbyteorder("S")).copy().view(dtype)
-            stored = encode(BytesCodec(endian=endian), array, spec_of((3,), "f4")).to_bytes()
-            assert stored == struct.pack({"little": "<3f", "big": ">3f"}[endian], 1, 2, 3)
+            stored = encode(BytesCodec(endian=endian), array, spec_of((3,), "f4"))
+            assert stored == struct.pack(ORDER[endian] + "3f", 1, 2, 3)
         with pytest.raises(TypeError, match="array does not fit the chunk"):
             encode(BytesCodec(endian=endian), np.zeros(3, "c8").real, spec_of((3,), "c8"))
-
-    @pytest.mark.matrix
-    @BY_ENDIAN
-    @BY_NAME
-    @pytest.mark.usefixtures("pipeline")
-    def test_a_stored_array_is_read_and_written(self, tmp_path, case, endian):
-        array = case.array().reshape(3, 4)
-        created = zarr.create_array(
-            tmp_path,
-            shape=(3, 4),
-            chunks=(2, 3),
-            dtype=case.dtype,
-            compressors=None,
-            serializer=BytesCodec(endian=endian),
-            config={"write_empty_chunks": True},
-        )
-        created[:] = array
-        assert (tmp_path / "c/0/0").read_bytes() == case.stored(endian, [0, 1, 2, 4, 5, 6])
-        opened = zarr.open_array(tmp_path, mode="r+")
-        assert type(opened.metadata.codecs[0]) is BytesCodec
-        assert opened[:].tolist() == array.tolist()
-        assert opened[1:, 2].tolist() == array[1:, 2].tolist()
-        opened[0, 1:] = array[2, 1:]
-        array[0, 1:] = array[2, 1:]
-        assert zarr.open_array(tmp_path)[:].tolist() == array.tolist()
 
     @BY_ENDIAN
     @pytest.mark.parametrize("data_type", ["datetime64", "timedelta64"])
@@ -130,18 +117,16 @@ class TestStoredBytes:
     @pytest.mark.usefixtures("pipeline")
     def test_datetimes_without_a_unit_are_swapped(self, tmp_path, data_type, endian):
         """NumPy 2.5 casts them to the other byte order without swapping them."""
-        values = [0, 1, -2, 100]
-        stored = struct.pack({"little": "<4q", "big": ">4q"}[endian], *values)
+        values, form = [0, 1, -2, 100], ORDER[endian] + "4q"
         unit = {"unit": "generic", "scale_factor": 1}
         data_type = {"name": f"numpy.{data_type}", "configuration": unit}
+        stored = struct.pack(form, *values)
         path = write_array(tmp_path, stored, data_type, [bytes_codec(endian)], fill_value="NaT")
         opened = zarr.open_array(path, mode="r+")
         assert opened[:].view("i8").tolist() == values
         assert opened[1:3].view("i8").tolist() == values[1:3]
         opened[:] = opened[:][::-1]
-        assert (path / "c/0").read_bytes() == (
-            struct.pack({"little": "<4q", "big": ">4q"}[endian], *values[::-1])
-        )
+        assert (path / "c/0").read_bytes() == struct.pack(form, *values[::-1])
 
 
 @pytest.mark.usefixtures("pipeline")
@@ -167,105 +152,72 @@ class TestCodecChains:
         (codec,) = opened.metadata.codecs
         assert type(codec.codecs[0]) is type(codec.index_codecs[0]) is BytesCodec
         shard = (tmp_path / "c/0/0").read_bytes()
-        offsets = struct.unpack({"little": "<", "big": ">"}[index] + "8Q", shard[-68:-4])[::2]
+        offsets = struct.unpack(ORDER[index] + "8Q", shard[-68:-4])[::2]
         expected = data[:2, :3].astype(np.dtype("i4").newbyteorder(inner)).tobytes()
         assert expected in [shard[o : o + 24] for o in offsets]
 
-    def test_transposed_and_checked(self, tmp_path, endians):
+    @BY_ENDIAN
+    def test_transposed_and_checked(self, tmp_path, endian):
         transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
-        data, _ = self.round_trip(
-            tmp_path, [transpose, bytes_codec(endians[0]), {"name": "crc32c"}]
-        )
-        expected = data[:4].T.astype(np.dtype("i4").newbyteorder(endians[0])).tobytes()
+        codecs = [transpose, bytes_codec(endian), {"name": "crc32c"}]
+        data, _ = self.round_trip(tmp_path, codecs)
+        expected = data[:4].T.astype(np.dtype("i4").newbyteorder(endian)).tobytes()
         assert (tmp_path / "c/0/0").read_bytes()[:-4] == expected
 
-    def test_a_filter_that_views_its_input_gets_the_declared_dtype(self, tmp_path, endians):
+    @BY_ENDIAN
+    def test_filters_and_compressors(self, tmp_path, endian):
         """zarr 3.1.6 hands numcodecs' Delta a lazily swapped view, which it reads wrongly."""
         delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}
-        self.round_trip(tmp_path, [delta, bytes_codec(endians[0])])
-
-    def test_a_filter_that_hands_on_floats_viewed_as_integers(self, tmp_path, endians):
-        bit_round = {"name": "numcodecs.bitround", "configuration": {"keepbits": 5}}
-        codecs = [bit_round, bytes_codec(endians[0])]
-        self.round_trip(tmp_path, codecs, data_type="float32", dtype="<f4")
-
-    def test_compressed(self, tmp_path, endians):
         zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-        self.round_trip(tmp_path, [bytes_codec(endians[0]), zstd])
+        self.round_trip(tmp_path / "delta", [delta, bytes_codec(endian), zstd])
+        # It hands on floats viewed as integers.
+        bit_round = {"name": "numcodecs.bitround", "configuration": {"keepbits": 5}}
+        self.round_trip(tmp_path / "bits", [bit_round, bytes_codec(endian)], "float32", "<f4")
 
-    def test_a_filter_that_widens_single_bytes(self, tmp_path, endians):
+    @BY_ENDIAN
+    def test_a_filter_that_widens_single_bytes(self, tmp_path, endian):
         """zarr 3.1.6 evolves codecs for int8 here, and forgets the endian of the int16 chunks."""
-        as_type = {
-            "name": "numcodecs.astype",
-            "configuration": {"encode_dtype": "<i2", "decode_dtype": "|i1"},
-        }
-        path = write_array(
-            tmp_path,
-            np.array([1, -2, 3, 4]).astype(np.dtype("i2").newbyteorder(endians[0])).tobytes(),
-            "int8",
-            [as_type, bytes_codec(endians[0])],
-        )
+        stored = struct.pack(ORDER[endian] + "4h", 1, -2, 3, 4)
+        path = write_array(tmp_path, stored, "int8", [WIDEN, bytes_codec(endian)])
         opened = zarr.open_array(path, mode="r+")
         assert opened[:].tolist() == [1, -2, 3, 4]
         opened[:] = [5, 6, 7, 8]
         opened.attrs["units"] = "m"  # writes the metadata
-        assert json.loads((path / "zarr.json").read_text())["codecs"][1] == bytes_codec(endians[0])
+        assert json.loads((path / "zarr.json").read_text())["codecs"][1] == bytes_codec(endian)
         assert zarr.open_array(path)[:].tolist() == [5, 6, 7, 8]
 
     def test_missing_endian_behind_a_filter_that_widens_single_bytes(self, tmp_path):
         """zarr 3.1.6 writes such arrays, and takes the machine's byte order."""
-        as_type = {
-            "name": "numcodecs.astype",
-            "configuration": {"encode_dtype": "<i2", "decode_dtype": "|i1"},
-        }
         stored = np.array([1, -2, 3, 4], "=i2").tobytes()
-        path = write_array(tmp_path, stored, "int8", [as_type, bytes_codec()])
+        path = write_array(tmp_path, stored, "int8", [WIDEN, bytes_codec()])
         if HAS_STRUCT:
-            with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
+            with pytest.raises(ValueError, match=MISSING):
                 zarr.open_array(path)[:]
         else:
             assert zarr.open_array(path)[:].tolist() == [1, -2, 3, 4]
             zarr.open_array(path, mode="r+")[:2] = [5, 6]
             assert zarr.open_array(path)[:].tolist() == [5, 6, 3, 4]
 
-
-@pytest.mark.usefixtures("pipeline")
-class TestInvalidBools:
-    """zarr passes bytes other than 0 and 1 on, into memory and back to disk: ours must not."""
-
-    STORED = bytes([0, 1, 2, 255])
-    RIGHT = bytes([0, 1, 1, 1])
-
-    def test_invalid_bools_read_as_true(self, tmp_path):
-        opened = zarr.open_array(write_array(tmp_path, self.STORED, "bool", [bytes_codec()]))
-        assert opened[:].tobytes() == self.RIGHT
-        assert opened[1:3].tobytes() == self.RIGHT[1:3]
-
-    def test_invalid_bools_are_mended_by_a_partial_write(self, tmp_path):
-        path = write_array(tmp_path, self.STORED, "bool", [bytes_codec()])
-        zarr.open_array(path, mode="r+")[0] = True
-        assert (path / "c/0").read_bytes() == bytes([1, 1, 1, 1])
-
-    def test_invalid_bools_are_written_as_true(self, tmp_path):
-        path = write_array(tmp_path, None, "bool", [bytes_codec()])
-        zarr.open_array(path, mode="r+")[:] = np.frombuffer(self.STORED, "?")
-        assert (path / "c/0").read_bytes() == self.RIGHT
-
-    @pytest.mark.parametrize("endian", [None, "little", "big"])
-    def test_invalid_bools_in_a_shard_that_is_read_whole(self, tmp_path, endian):
-        """The fused pipeline reads dense shards without calling the codec."""
-        shards = sharded([2], bytes_codec(endian), index_codecs=[bytes_codec("little")])
-        shard = self.STORED + struct.pack("<4Q", 0, 2, 2, 2)
-        opened = zarr.open_array(write_array(tmp_path, shard, "bool", [shards]))
-        assert opened[:].tobytes() == self.RIGHT
-        assert opened[2:].tobytes() == self.RIGHT[2:]
+    def test_a_filter_that_declares_another_data_type(self, tmp_path):
+        """zarr alone writes this chain and reads it again: `delta` undoes what it did."""
+        narrow = {"encode_dtype": "<f4", "decode_dtype": "<f8"}
+        codecs = [
+            {"name": "numcodecs.astype", "configuration": narrow},
+            {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}},
+            bytes_codec("big"),
+        ]
+        path = write_array(tmp_path, None, "float64", codecs)
+        data = np.array([1.5, -2.5, 1e10, 0])
+        zarr.open_array(path, mode="r+")[:] = data
+        assert (path / "c/0").stat().st_size == 16
+        assert zarr.open_array(path)[:].tolist() == data.tolist()
 
 
 class TestMetadata:
     @BY_ENDIAN
     def test_the_older_name_is_read_and_written_as_bytes(self, tmp_path, endian):
         """zarr registers "endian", the name before specification 1.0, but can't read it."""
-        stored = np.arange(4).astype(np.dtype("i2").newbyteorder(endian)).tobytes()
+        stored = struct.pack(ORDER[endian] + "4h", *range(4))
         path = write_array(tmp_path, stored, "int16", [bytes_codec(endian, name="endian")])
         before = (path / "zarr.json").read_text()
 
@@ -276,32 +228,25 @@ class TestMetadata:
         opened.attrs["units"] = "m"
         written = json.loads((path / "zarr.json").read_text())
         assert written["codecs"] == [bytes_codec(endian)]
-        assert zarr.open_array(path)[:].tolist() == [0, 1, 2, 3]
 
-    @pytest.mark.parametrize(
-        "data_type", ["int16", "float64", "complex64", {"name": "fixed_length_utf32"}]
-    )
+    @pytest.mark.parametrize(("data_type", "fill_value"), [("int16", 0), ("complex64", [0, 0])])
     @pytest.mark.parametrize("is_sharded", [False, True])
     def test_missing_endian_is_an_error_when_the_array_is_opened(
-        self, tmp_path, data_type, is_sharded
+        self, tmp_path, data_type, fill_value, is_sharded
     ):
         """But zarr 3.1.6 takes it as native, with this package and without."""
-        if isinstance(data_type, dict):
-            data_type = {**data_type, "configuration": {"length_bytes": 8}}
         codec = bytes_codec()
         if is_sharded:
             codec = sharded([4], codec, index_codecs=[bytes_codec("little")])
-        fill_value = "" if isinstance(data_type, dict) else 0
-        fill_value = [0, 0] if data_type == "complex64" else fill_value
         path = write_array(tmp_path, None, data_type, [codec], fill_value=fill_value)
-        if not HAS_STRUCT:
-            zarr.open_array(path)[:] = "a" if fill_value == "" else 1
-            with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-                alone = zarr.open_array(path)[:]
-            assert np.array_equal(zarr.open_array(path)[:], alone)
+        if HAS_STRUCT:
+            with pytest.raises(ValueError, match=MISSING):
+                zarr.open_array(path)
             return
-        with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
-            zarr.open_array(path)
+        zarr.open_array(path)[:] = 1
+        with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
+            alone = zarr.open_array(path)[:]
+        assert np.array_equal(zarr.open_array(path)[:], alone)
 
     def test_missing_endian_of_the_shard_index_is_an_error(self, tmp_path):
         shards = sharded([4], bytes_codec(), index_codecs=[bytes_codec()])
@@ -309,34 +254,33 @@ class TestMetadata:
         if not HAS_STRUCT:
             assert zarr.open_array(path)[:].tolist() == [0] * 4
             return
-        with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
+        with pytest.raises(ValueError, match=MISSING):
             zarr.open_array(path)[:]
 
+    def test_missing_endian_of_a_codec_that_was_never_opened(self):
+        spec, codec = spec_of((1,), "i4"), BytesCodec(endian=None)
+        with pytest.raises(ValueError, match=MISSING):
+            encode_chunk(codec, np.zeros(1, "i4"), spec)
+        with pytest.raises(ValueError, match=MISSING):
+            decode_chunk(codec, bytes(4), spec)
+
     def test_superfluous_endian_is_dropped(self, tmp_path):
-        path = write_array(tmp_path, b"\1\2\3\4", "uint8", [bytes_codec("big")])
+        """Of bools zarr 3.1.6 wrote it with this package, and zarrita.js reverses such bools."""
+        path = write_array(tmp_path / "a", b"\1\2\3\4", "uint8", [bytes_codec("big")])
         opened = zarr.open_array(path)
         assert opened.metadata.codecs[0] == zarr.codecs.BytesCodec(endian=None)
         assert opened[:].tolist() == [1, 2, 3, 4]
-
-    def test_a_bool_array_is_written_without_endian(self, tmp_path):
-        """zarr 3.1.6 wrote it with this package, and zarrita.js reverses such bools."""
-        zarr.create_array(tmp_path, shape=4, dtype="bool", serializer=bytes_codec("big"))
-        zarr.open_array(tmp_path, mode="r+").attrs["units"] = "1"
-        codecs = json.loads((tmp_path / "zarr.json").read_text())["codecs"]
+        zarr.create_array(tmp_path / "b", shape=4, dtype="bool", serializer=bytes_codec("big"))
+        zarr.open_array(tmp_path / "b", mode="r+").attrs["units"] = "1"
+        codecs = json.loads((tmp_path / "b/zarr.json").read_text())["codecs"]
         assert bytes_codec() in codecs
 
     @pytest.mark.parametrize(
         ("codec", "error", "message"),
         [
-            (bytes_codec("middle"), ValueError, "endian must be one of .* got 'middle'"),
-            (bytes_codec("BIG"), ValueError, "got 'BIG'"),
-            (bytes_codec(1), TypeError, "endian must be one of .* got 1"),
-            (bytes_codec(["big"]), TypeError, r"got \['big'\]"),
-            (
-                {"name": "bytes", "configuration": {"endian": None}},
-                ValueError,
-                "`endian` configuration needs to be specified",
-            ),
+            (bytes_codec("BIG"), ValueError, "endian must be one of .* got 'BIG'"),
+            (bytes_codec(["big"]), TypeError, r"endian must be one of .* got \['big'\]"),
+            ({"name": "bytes", "configuration": {"endian": None}}, ValueError, MISSING),
             (
                 {"name": "bytes", "configuration": {"endian": "big", "order": "C"}},
                 ValueError,
@@ -362,35 +306,6 @@ class TestMetadata:
             with pytest.raises(ValueError, match="not the metadata of a bytes codec: got "):
                 BytesCodec.from_dict(data)
 
-    @pytest.mark.parametrize("name", ["structured", "struct"])
-    @BY_ENDIAN
-    @pytest.mark.usefixtures("pipeline")
-    def test_structured_types(self, tmp_path, name, endian):
-        """zarr 3.1.6 reads big-endian `structured` wrongly; `struct` it does not know."""
-        if name == "struct" and not HAS_STRUCT:
-            pytest.skip("this zarr has no data type struct")
-        fields = (
-            [["a", "int16"], ["b", "float64"]]
-            if name == "structured"
-            else [{"name": "a", "data_type": "int16"}, {"name": "b", "data_type": "float64"}]
-        )
-        stored = struct.pack({"little": "<", "big": ">"}[endian] + "hdhd", 1, 1.5, -2, 1e9)
-        fill_value = "AAAAAAAAAAAAAA=="
-        path = write_array(
-            tmp_path,
-            stored,
-            {"name": name, "configuration": {"fields": fields}},
-            [bytes_codec(endian)],
-            shape=(2,),
-            fill_value=fill_value,
-        )
-        opened = zarr.open_array(path, mode="r+")
-        assert opened[:].tolist() == [(1, 1.5), (-2, 1e9)]
-        opened[:1] = np.array([(3, 4.5)], [("a", ">i2"), ("b", "<f8")])
-        assert (path / "c/0").read_bytes()[:10] == (
-            struct.pack({"little": "<", "big": ">"}[endian] + "hd", 3, 4.5)
-        )
-
     def test_structured_without_endian_is_little(self, tmp_path):
         """Written by zarr 3.1.6 itself; newer versions of zarr warn, and so does this class."""
         path = write_array(
@@ -411,16 +326,16 @@ class TestMetadata:
 
 
 class TestBadChunks:
-    @pytest.mark.parametrize("num_bytes", [0, 1, 15, 17, 12, 20, 32])
+    @pytest.mark.parametrize("num_bytes", [0, 15, 17, 12, 32])
     @pytest.mark.parametrize("dtype", ["int32", "struct"])
     @pytest.mark.usefixtures("pipeline")
     def test_a_chunk_of_another_length_is_an_error(self, tmp_path, num_bytes, dtype):
         """zarr raises NumPy's reshape and view errors; zarrita.js fills with zeros or cuts."""
-        data_type, fill_value = "int32", 0
+        data_type, fill_value, value = "int32", 0, 1
         if dtype == "struct":
             fields = [["a", "int16"], ["b", "int16"]]
             data_type = {"name": "structured", "configuration": {"fields": fields}}
-            fill_value = "AAAAAA=="
+            fill_value, value = "AAAAAA==", (1, 1)
         path = write_array(
             tmp_path, bytes(num_bytes), data_type, [bytes_codec("big")], (2, 2), None, fill_value
         )
@@ -431,7 +346,7 @@ class TestBadChunks:
         with pytest.raises(ValueError, match=message):
             opened[:]
         with pytest.raises(ValueError, match=message):
-            opened[0, 0] = opened[:0, :0].sum() if dtype == "int32" else (1, 1)
+            opened[0, 0] = value
         assert (path / "c/0/0").read_bytes() == bytes(num_bytes)
 
     @pytest.mark.parametrize("shape", [(2, 2), (2, 4), (5,), (7,), ()])
@@ -440,28 +355,20 @@ class TestBadChunks:
         with pytest.raises(ValueError, match=r"got shape .*, expected \(2, 3\)"):
             encode(BytesCodec(endian="big"), np.zeros(shape, "i4"), spec_of((2, 3), "i4"))
 
-    def test_masked_bools_are_stored(self):
-        """Their methods are others than those of an array."""
-        bools = np.ma.masked_array(np.arange(6) % 2 == 0)
-        array = zarr.create_array({}, shape=6, dtype="?", compressors=None)
-        array[:] = bools
-        assert array[:].tolist() == bools.tolist()
-
     @pytest.mark.parametrize("shape", [(6,), (3, 2), (1, 2, 3)])
     def test_a_reshaped_chunk_is_encoded(self, shape):
         """numcodecs filters hand on flat arrays, in C order; others do what they don't declare."""
         array = np.arange(6, dtype="i2").reshape(shape)
         encoded = encode(BytesCodec(endian="big"), array, spec_of((2, 3), "i2"))
-        assert encoded.to_bytes() == struct.pack(">6h", *range(6))
+        assert encoded == struct.pack(">6h", *range(6))
 
     @pytest.mark.parametrize(
         ("chunk", "other"),
         [
             ("i4", "i8"),
-            ("f4", "i1"),
-            ("S4", "i4"),
             ("c8", "f8"),
             ("c8", "i8"),
+            ("S4", "i4"),
             ("i8", "U2"),
             ("i4", SIMPLE),
             (SIMPLE, [("b", "f8"), ("a", "i2")]),
@@ -498,102 +405,53 @@ class TestBadChunks:
         memory = np.arange(3 * np.dtype(chunk).itemsize, dtype="u1") % 2
         for endian in ENDIANS:
             array = memory.view(other)
-            ours = encode(BytesCodec(endian=endian), array, spec).to_bytes()
-            zarrs = encode(zarr.codecs.BytesCodec(endian=endian), array, spec).to_bytes()
             swapped = array if array.dtype != ml_dtypes.bfloat16 else memory.view("i2")
             stored = swapped.astype(swapped.dtype.newbyteorder(endian)).tobytes()
-            assert ours == stored
+            assert encode(BytesCodec(endian=endian), array, spec) == stored
+            zarrs = encode(zarr.codecs.BytesCodec(endian=endian), array, spec)
             assert zarrs == stored or array.dtype.kind == "V"  # zarr swaps no bfloat16
 
     @pytest.mark.usefixtures("pipeline")
-    def test_a_filter_that_declares_another_data_type(self, tmp_path):
-        """zarr alone writes this chain and reads it again: `delta` undoes what it did."""
-        path = write_array(
-            tmp_path,
-            None,
-            "float64",
-            [
-                {
-                    "name": "numcodecs.astype",
-                    "configuration": {"encode_dtype": "<f4", "decode_dtype": "<f8"},
-                },
-                {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}},
-                bytes_codec("big"),
-            ],
-        )
-        data = np.array([1.5, -2.5, 1e10, 0])
-        zarr.open_array(path, mode="r+")[:] = data
-        assert (path / "c/0").stat().st_size == 16
-        assert zarr.open_array(path)[:].tolist() == data.tolist()
-
-    @pytest.mark.usefixtures("pipeline")
     def test_an_assignment_of_other_fields_leaves_the_chunk_alone(self, tmp_path):
-        created = zarr.create_array(
-            tmp_path,
-            shape=(2,),
-            dtype=SIMPLE,
-            compressors=None,
-            serializer=BytesCodec(endian="big"),
-            config={"write_empty_chunks": True},
-        )
+        with zarr.config.set({"array.write_empty_chunks": True}):
+            created = create(tmp_path, SIMPLE)
         created[:] = np.array([(1, 1.5), (2, 2.5)], SIMPLE)
         before = (tmp_path / "c/0").read_bytes()
         with pytest.raises(TypeError, match="array does not fit the chunk"):
             created[:] = np.zeros(2, [("b", "f8"), ("a", "i2")])
         assert (tmp_path / "c/0").read_bytes() == before
 
-    def test_variable_size_and_objects(self):
-        for data_type in (zarr.dtype.VariableLengthUTF8(), zarr.dtype.VariableLengthBytes()):
-            spec = replace(spec_of((1,), "i4"), dtype=data_type)
-            array = np.zeros(1, data_type.to_native_dtype())
-            buffer = spec.prototype.nd_buffer.from_ndarray_like(array)
-            for act in (
-                lambda spec=spec, buffer=buffer: BytesCodec()._encode_sync(buffer, spec),
-                lambda spec=spec: BytesCodec()._decode_sync(cpu.Buffer.from_bytes(b""), spec),
-            ):
-                with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
-                    act()
-
     @pytest.mark.parametrize(
-        ("dtype", "error", "message"),
-        [("bytes", TypeError, "vlen-bytes"), (str, ValueError, "must be `VLenUTF8Codec`")],
+        ("data_type", "error", "message"),
+        [
+            (zarr.dtype.VariableLengthBytes(), TypeError, "vlen-bytes"),
+            (zarr.dtype.VariableLengthUTF8(), ValueError, "must be `VLenUTF8Codec`"),
+        ],
     )
-    def test_variable_size_is_refused_before_an_array_is_created(
-        self, tmp_path, dtype, error, message
-    ):
-        data_type = zarr.dtype.VariableLengthBytes() if dtype == "bytes" else dtype
+    def test_variable_size_is_refused(self, tmp_path, data_type, error, message):
+        """Before an array is created, or in a chunk."""
         with pytest.raises(error, match=message):
-            zarr.create_array(
-                tmp_path, shape=(3,), dtype=data_type, serializer=BytesCodec(endian="big")
-            )
+            create(tmp_path, data_type)
         assert not (tmp_path / "zarr.json").exists()
-
-    def test_missing_endian_of_a_codec_that_was_never_opened(self):
-        spec = spec_of((1,), "i4")
-        codec = BytesCodec(endian=None)
-        buffer = cpu.NDBuffer.from_ndarray_like(np.zeros(1, "i4"))
-        for act in (
-            lambda: codec._encode_sync(buffer, spec),
-            lambda: codec._decode_sync(cpu.Buffer.from_bytes(bytes(4)), spec),
-        ):
-            with pytest.raises(ValueError, match="`endian` configuration needs to be specified"):
-                act()
+        spec = replace(spec_of((1,), "i4"), dtype=data_type)
+        with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
+            encode_chunk(BytesCodec(), np.zeros(1, data_type.to_native_dtype()), spec)
+        with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
+            decode_chunk(BytesCodec(), b"", spec)
 
 
 class TestBuffers:
     def test_decode_shares_memory_and_stays_writable(self):
         """zarr's tests notice neither a copy nor a read-only array here."""
-        memory = np.arange(6, dtype=np.dtype("f8").newbyteorder(NATIVE_ENDIAN)).view(np.uint8)
-        spec = spec_of((2, 3), "f8")
-        codec = BytesCodec(endian=NATIVE_ENDIAN)
-        decoded = codec._decode_sync(cpu.Buffer.from_array_like(memory), spec).as_ndarray_like()
+        memory = np.arange(6.0).view(np.uint8)
+        decoded = decode(BytesCodec(endian=sys.byteorder), memory, spec_of((2, 3), "f8"))
         assert np.shares_memory(decoded, memory)
         assert decoded.flags.writeable
 
     @pytest.mark.skipif(ZARR_VERSION < (3, 3), reason="stores keep what they are given")
     def test_encode_shares_memory(self):
         array = np.zeros((2, 3))
-        encoded = encode(BytesCodec(endian=NATIVE_ENDIAN), array, spec_of((2, 3), "f8"))
+        encoded = encode_chunk(BytesCodec(endian=sys.byteorder), array, spec_of((2, 3), "f8"))
         assert np.shares_memory(encoded.as_array_like(), array)
 
     @BY_ENDIAN
@@ -601,13 +459,7 @@ class TestBuffers:
     def test_a_memory_store_is_safe_from_later_changes(self, endian):
         """zarr 3.1.6's MemoryStore keeps the caller's array (zarr-python#4156)."""
         data = np.arange(4.0)
-        created = zarr.create_array(
-            zarr.storage.MemoryStore(),
-            shape=(4,),
-            dtype="f8",
-            compressors=None,
-            serializer=BytesCodec(endian=endian),
-        )
+        created = create({}, "f8", endian, shape=4)
         created[:] = data
         data[:] = -1
         assert created[:].tolist() == [0, 1, 2, 3]
@@ -623,14 +475,16 @@ class TestBuffers:
 
         spec = spec_of((2,), "i2", BufferPrototype(buffer=MyBuffer, nd_buffer=MyNDBuffer))
         codec = BytesCodec(endian="big")
-        encoded = codec._encode_sync(MyNDBuffer.from_ndarray_like(np.zeros(2, "i2")), spec)
-        assert type(encoded) is MyBuffer
-        assert type(codec._decode_sync(encoded, spec)) is MyNDBuffer
+        assert type(encode_chunk(codec, np.zeros(2, "i2"), spec)) is MyBuffer
+        assert type(decode_chunk(codec, bytes(4), spec)) is MyNDBuffer
 
-    def test_records_are_decoded_as_structures(self):
-        spec = spec_of((1,), RECORD)
-        decoded = decode(BytesCodec(endian="big"), struct.pack(">hd", 1, 1.5), spec)
+    def test_records_and_masked_bools(self):
+        decoded = decode(
+            BytesCodec(endian="big"), struct.pack(">hd", 1, 1.5), spec_of((1,), RECORD)
+        )
         assert decoded.tolist() == [(1, 1.5)]
+        bools = np.ma.masked_array(np.arange(6) % 2 == 0)
+        assert encode(BytesCodec(), bools, spec_of((6,), "?")) == b"\1\0\1\0\1\0"
 
 
 class TestInstances:
@@ -640,7 +494,6 @@ class TestInstances:
         assert codec == zarrs
         assert zarrs == codec
         assert hash(codec) == hash(zarrs)
-        assert len({codec, zarrs}) == 1
         assert codec.to_dict() == zarrs.to_dict()
         for other in {None, *ENDIANS} - {endian}:
             assert codec != zarr.codecs.BytesCodec(endian=other)
@@ -652,7 +505,6 @@ class TestInstances:
         codec = BytesCodec(endian=endian)
         for same in (
             pickle.loads(pickle.dumps(codec)),  # noqa: S301
-            copy.copy(codec),
             copy.deepcopy(codec),
             replace(codec),
             eval(repr(codec)),  # noqa: S307
@@ -674,56 +526,10 @@ class TestInstances:
         assert evolved == zarr.codecs.BytesCodec(endian=None)
         assert BytesCodec(endian="big").evolve_from_array_spec(spec_of((2,), "u8")).is_fixed_size
 
-    def test_default_is_the_machines_byte_order(self):
-        assert BytesCodec() == BytesCodec(endian=NATIVE_ENDIAN)
-
     @pytest.mark.filterwarnings("ignore:.*Endian:DeprecationWarning")
-    def test_zarrs_enum_is_taken(self):
+    def test_what_endian_may_be(self):
+        assert BytesCodec() == BytesCodec(endian=sys.byteorder)
         assert BytesCodec(endian=zarr.codecs.Endian.big) == BytesCodec(endian="big")
-
-    @pytest.mark.parametrize(
-        ("endian", "error"), [("middle", ValueError), (1, TypeError), (b"big", TypeError)]
-    )
-    def test_bad_endian(self, endian, error):
-        with pytest.raises(error, match="endian must be one of"):
-            BytesCodec(endian=endian)
-
-    def test_the_asynchronous_methods_answer_like_the_synchronous(self):
-        spec = spec_of((2,), "i2")
-        codec = BytesCodec(endian="big")
-
-        async def round_trip():
-            buffer = cpu.NDBuffer.from_ndarray_like(np.array([1, 2], "i2"))
-            (encoded,) = await codec.encode([(buffer, spec)])
-            (decoded,) = await codec.decode([(encoded, spec)])
-            return encoded.to_bytes(), decoded.as_ndarray_like().tolist()
-
-        assert asyncio.run(round_trip()) == (b"\0\1\0\2", [1, 2])
-
-    @pytest.mark.usefixtures("pipeline")
-    def test_threads_share_an_array(self, tmp_path):
-        data = np.arange(64 * 16, dtype="i4").reshape(64, 16)
-        shared = zarr.create_array(
-            tmp_path,
-            shape=data.shape,
-            chunks=(1, 16),
-            dtype="i4",
-            compressors=None,
-            serializer=BytesCodec(endian="big"),
-        )
-
-        def write(row):
-            shared[row] = data[row]
-            return shared[row].tolist()
-
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(write, range(64))) == data.tolist()
-        assert flat_bytes(zarr.open_array(tmp_path)[:]) == flat_bytes(data)
-
-    def test_numcodecs_and_zarr_codec_store_the_same_bytes(self):
-        for case, endian in itertools.product(ZARR_CASES, ENDIANS):
-            native = case.array(case.dtype.newbyteorder("="))
-            config = {"id": "bytes", **({"endian": endian} if has_byte_order(native.dtype) else {})}
-            spec = spec_of(native.shape, native.dtype)
-            ours = encode(BytesCodec(endian=endian), native, spec).to_bytes()
-            assert bytes(numcodecs.get_codec(config).encode(native)) == ours
+        for endian, error in (("middle", ValueError), (1, TypeError), (b"big", TypeError)):
+            with pytest.raises(error, match="endian must be one of"):
+                BytesCodec(endian=endian)

@@ -36,43 +36,32 @@ IS_3_1 = not HAS_STRUCT
 IMPORT = "" if HAS_STRUCT else "import numcodecs_bytes.zarr_data_types\n"
 
 
-def run(program, *arguments):
-    """Run a program in a fresh interpreter and return what it printed."""
-    return run_program("-W", "error", "-c", IMPORT + program, *arguments).stdout.strip()
-
-
 def data_type_of(data):
     return zarr.dtype.data_type_registry.match_json(data, zarr_format=3)
 
 
 @pytest.mark.usefixtures("pipeline")
 class TestStoredBytes:
-    @BY_ENDIAN
     @BY_ML_CASE
-    def test_metadata_that_names_the_type_is_opened(self, tmp_path, case, endian):
-        """zarr-python opens none of them."""
+    def test_metadata_that_names_the_type_is_opened(self, tmp_path, case):
+        """zarr-python opens none of them. Either byte order: conformance/."""
         fill_value = FILL_VALUES.get(case.name, 0)
         for data_type in (case.name, {"name": case.name, "configuration": {}}):
             path = write_array(
                 tmp_path / type(data_type).__name__,
                 None,
                 data_type,
-                [bytes_codec(endian)],
+                [bytes_codec("big")],
                 shape=(3, 4),
                 fill_value=fill_value,
             )
             assert zarr.open_array(path)[0, 0] == zarr.open_array(path).fill_value
-            (path / "c" / "0").mkdir(parents=True)
-            (path / "c" / "0" / "0").write_bytes(case.stored(endian))
             array = zarr.open_array(path, mode="r+")
             expected = case.array().reshape(3, 4)
-            for selection in (..., 1, (slice(None), slice(1, 4, 2)), (2, 3)):
-                selected = np.asarray(array[selection])
-                assert selected.dtype == case.dtype
-                assert flat_bytes(selected) == flat_bytes(expected[selection])
-            array[1:] = expected[:2]
-            stored = case.stored(endian, [*range(4), *range(8)])
-            assert (path / "c" / "0" / "0").read_bytes() == stored
+            array[:] = expected
+            assert (path / "c/0/0").read_bytes() == case.stored("big")
+            assert array.dtype == case.dtype
+            assert flat_bytes(array[:, 1:4:2]) == flat_bytes(expected[:, 1:4:2])
             array.update_attributes({"a": 1})
             document = json.loads((path / "zarr.json").read_text())
             assert document["data_type"] == case.name
@@ -81,7 +70,6 @@ class TestStoredBytes:
     @pytest.mark.parametrize("case", ML_CASES + CASES[:1], ids=lambda c: c.name)
     def test_unused_bits_are_ignored_and_never_passed_on(self, tmp_path, case):
         """ml_dtypes computes wrong values from a float4 or float6 with upper bits."""
-        fill_value = False if case.name == "bool" else FILL_VALUES.get(case.name, 0)
         num_bits = re.match("(?:u?int|float)([246])", case.name)
         largest = 2 ** int(num_bits[1]) - 1 if num_bits else 255
         every_byte = bytes(range(256))
@@ -89,9 +77,10 @@ class TestStoredBytes:
         if case.name == "bool":
             valid = bytes(b > 0 for b in every_byte)
         num_elements = 256 // case.dtype.itemsize
+        fill_value = False if case.name == "bool" else FILL_VALUES.get(case.name, 0)
         codecs = [bytes_codec("little")]
         path = write_array(
-            tmp_path, every_byte, case.name, codecs, shape=(num_elements,), fill_value=fill_value
+            tmp_path, every_byte, case.name, codecs, (num_elements,), None, fill_value
         )
         array = zarr.open_array(path, mode="r+")
         assert array[:].tobytes() == valid
@@ -102,29 +91,20 @@ class TestStoredBytes:
         array[:] = np.frombuffer(every_byte, case.dtype)
         assert (path / "c" / "0").read_bytes() == valid
 
-    @BY_ML_CASE
+    @pytest.mark.parametrize("case", ML_CASES + CASES[:1], ids=lambda c: c.name)
     def test_unused_bits_in_shards(self, tmp_path, case):
         """zarr's sharding reads dense shards of fixed-size types without asking the codec."""
-        path = tmp_path / "array"
-        array = zarr.create_array(
-            path,
-            shape=(256,),
-            chunks=(64,),
-            shards=(128,),
-            dtype=case.dtype,
-            compressors=None,
-            serializer=bytes_codec("big"),
-        )
+        settings = {"shape": (256,), "chunks": (64,), "shards": (128,), "dtype": case.dtype}
+        serializer = bytes_codec("big")
+        array = zarr.create_array(tmp_path, compressors=None, serializer=serializer, **settings)
         raw = np.arange(256 * case.dtype.itemsize).astype("u1").view(case.dtype)
         array[:] = raw
         if not case.name.startswith("complex"):  # which ml_dtypes swaps wrongly
             with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-                zarr.open_array(path, mode="r+")[:] = raw
-        read = zarr.open_array(path)[:]
-        assert (
-            read.tobytes()
-            == Bytes("big", case.dtype).decode(Bytes("big", case.dtype).encode(raw)).tobytes()
-        )
+                zarr.open_array(tmp_path, mode="r+")[:] = raw
+        codec = Bytes("big", case.dtype)
+        valid = codec.decode(codec.encode(raw)).tobytes()
+        assert zarr.open_array(tmp_path)[:].tobytes() == valid
 
     @BY_ENDIAN
     def test_values_are_the_same_with_zarrs_own_codec(self, tmp_path, endian):
@@ -138,11 +118,9 @@ class TestStoredBytes:
             array[:] = case.array()
         assert (path / "c" / "0").read_bytes() == case.stored(endian)
 
-    def test_structures_that_zarrs_own_codec_would_misread_are_refused(self, tmp_path):
-        case = next(c for c in CASES if c.name == "complex_float16")
-        path = write_array(
-            tmp_path, case.stored("big"), case.name, [bytes_codec("big")], (12,), fill_value=[0, 0]
-        )
+    def test_complex_that_zarrs_own_codec_would_misread_is_refused(self, tmp_path):
+        codecs = [bytes_codec("big")]
+        path = write_array(tmp_path, bytes(16), "complex_float16", codecs, fill_value=[0, 0])
         with (
             zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}),
             pytest.raises(TypeError, match="ml_dtypes byte-swaps complex_float16 incorrectly"),
@@ -174,13 +152,11 @@ class TestStoredBytes:
             if HAS_STRUCT:  # zarr 3.1.6 keeps an endian that says nothing
                 assert document["codecs"] == [bytes_codec()]
 
-    @pytest.mark.parametrize("name", ["r8", "r24", "r128", "r4096"])
-    def test_raw_bits_in_shards(self, name):
+    @pytest.mark.parametrize("num_bytes", [1, 3, 512])
+    def test_raw_bits_in_shards(self, num_bytes):
         store = {}
-        num_bytes = int(name[1:]) // 8
-        array = zarr.create_array(
-            store, shape=(8,), chunks=(2,), shards=(4,), dtype=name, compressors=None
-        )
+        settings = {"shape": (8,), "chunks": (2,), "shards": (4,), "compressors": None}
+        array = zarr.create_array(store, dtype=f"r{8 * num_bytes}", **settings)
         raw = np.arange(8 * num_bytes).astype("u1").view(f"V{num_bytes}")
         array[:] = raw
         assert zarr.open_array(store)[:].tobytes() == raw.tobytes()
@@ -195,15 +171,6 @@ class TestStoredBytes:
         (tmp_path / "0").write_bytes(case.stored("big"))
         assert zarr.open_array(tmp_path)[:].tobytes() == case.array().tobytes()
 
-    def test_minus_zero_is_taken_for_the_fill_value_0(self):
-        """A limit of zarr: of types that NumPy does not know it compares values, not bits."""
-        for write_empty_chunks, expected in ((False, False), (True, True)):
-            array = zarr.create_array(
-                {}, shape=2, dtype="bfloat16", config={"write_empty_chunks": write_empty_chunks}
-            )
-            array[:] = np.array([-0.0, -0.0], ml_dtypes.bfloat16)
-            assert np.signbit(array[:].astype("f4")).all() == expected
-
 
 class TestFillValues:
     @pytest.mark.parametrize(
@@ -212,20 +179,14 @@ class TestFillValues:
             ("bfloat16", 1.5, 0x3FC0, 1.5),
             ("bfloat16", 0.1, 0x3DCD, 0.10009765625),
             ("bfloat16", -0.0, 0x8000, -0.0),
-            ("bfloat16", 7, 0x40E0, 7.0),
             ("bfloat16", "NaN", 0x7FC0, "NaN"),
-            ("bfloat16", "0x7fc0", 0x7FC0, "NaN"),
             ("bfloat16", "0x7fc1", 0x7FC1, "0x7fc1"),
             ("bfloat16", "0xFFC0", 0xFFC0, "0xffc0"),
-            ("bfloat16", "0x3fc0", 0x3FC0, 1.5),
-            ("bfloat16", "Infinity", 0x7F80, "Infinity"),
             ("bfloat16", "-Infinity", 0xFF80, "-Infinity"),
             ("float8_e3m4", "NaN", 0x78, "NaN"),
             ("float8_e4m3", "NaN", 0x7C, "NaN"),
-            ("float8_e4m3", "Infinity", 0x78, "Infinity"),
             ("float8_e4m3b11fnuz", "NaN", 0x80, "NaN"),
             ("float8_e4m3fn", "NaN", 0x7F, "NaN"),
-            ("float8_e4m3fn", "0xff", 0xFF, "0xff"),
             ("float8_e4m3fnuz", "NaN", 0x80, "NaN"),
             ("float8_e5m2", "NaN", 0x7E, "NaN"),
             ("float8_e5m2", "-Infinity", 0xFC, "-Infinity"),
@@ -235,10 +196,8 @@ class TestFillValues:
             ("float8_e8m0fnu", "0x00", 0x00, 2.0**-127),
             ("float6_e2m3fn", 7.5, 0x1F, 7.5),
             ("float6_e3m2fn", "0x3f", 0x3F, -28.0),
-            ("float4_e2m1fn", -6, 0x0F, -6.0),
             ("float4_e2m1fn", "0xf7", 0x07, 6.0),
             ("int2", -2, 0x02, -2),
-            ("int4", 7, 0x07, 7),
             ("int4", -8.0, 0x08, -8),
             ("uint2", 3, 0x03, 3),
             ("uint4", 15, 0x0F, 15),
@@ -266,10 +225,8 @@ class TestFillValues:
         [
             ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number up to 3.3"),
             ("bfloat16", "nan", "got 'nan', expected .*or its bits as '0x' followed by 4 hex"),
-            ("bfloat16", "0x7fc", "4 hexadecimal digits"),
             ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
             ("bfloat16", True, "got True"),
-            ("bfloat16", [1], r"got \[1\]"),
             (
                 "float8_e8m0fnu",
                 0,
@@ -279,21 +236,15 @@ class TestFillValues:
             ("float8_e4m3fn", "Infinity", "got 'Infinity'"),
             ("float8_e4m3fn", 449, "got 449, expected a number up to 448"),
             ("float8_e4m3fn", 10**400, "got 1000"),
-            ("float4_e2m1fn", "NaN", "got 'NaN'"),
-            ("float4_e2m1fn", 6.5, "got 6.5"),
             ("int4", 8, "not a value of int4: got 8, expected an integer from -8 to 7"),
             ("uint4", -1, "got -1, expected an integer from 0 to 15"),
             ("int2", 0.5, "got 0.5, expected an integer from -2 to 1"),
-            ("int2", "NaN", "got 'NaN'"),
             ("int2", False, "got False"),
             ("complex_float16", [1], r"got \[1\], expected a list of its real and imaginary part"),
             ("complex_float16", "NaN", "expected a list"),
-            ("complex_float16", 1.5, "expected a list"),
             ("r16", [1], "expected 2 bytes, or a list of that many byte values"),
             ("r16", [1, 256], r"not a value of r16: got \[1, 256\]"),
-            ("r16", [1, True], r"got \[1, True\]"),
             ("r16", 0, "got 0, expected 2 bytes"),
-            ("r16", "AA", "got 'AA'"),
             ("r16", "AAAA", "got 'AAAA'"),
         ],
         ids=lambda value: str(value)[:20],
@@ -303,20 +254,26 @@ class TestFillValues:
         with pytest.raises(TypeError, match=message):
             zarr.open_array(path)
 
-    def test_complex_of_create_array(self):
-        array = zarr.create_array({}, shape=2, dtype="complex_float16", fill_value=1 - 1.5j)
-        assert array[:].tolist() == [1 - 1.5j, 1 - 1.5j]
-
     @BY_ML_CASE
     def test_default_fill_value_is_zero_bits(self, case):
         array = zarr.create_array({}, shape=2, dtype=case.dtype)
         assert not any(array[:].tobytes())
 
-    @pytest.mark.parametrize("fill_value", [2, 2.0, np.float32(2), np.int64(2), "same"], ids=repr)
-    def test_of_create_array(self, fill_value):
-        value = ml_dtypes.bfloat16(2) if fill_value == "same" else fill_value
-        array = zarr.create_array({}, shape=2, dtype=ml_dtypes.bfloat16, fill_value=value)
-        assert array[:].tolist() == [2, 2]
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *[("bfloat16", v) for v in (2, 2.0, np.float32(2), np.int64(2), ml_dtypes.bfloat16(2))],
+            ("complex_float16", 1 - 1.5j),
+            ("r16", b"ab"),
+        ],
+        ids=str,
+    )
+    def test_of_create_array(self, name, value):
+        """A number, or an element of an array, which zarr 3.4 hands out as a 0-d array."""
+        array = zarr.create_array({}, shape=2, dtype=name, fill_value=value)
+        assert array[0] == np.array(value, array.dtype)
+        element = np.asarray(array[0])
+        assert zarr.create_array({}, shape=2, dtype=name, fill_value=element)[1] == array[1]
 
 
 class TestInZarr:
@@ -329,55 +286,39 @@ class TestInZarr:
             assert array.dtype == case.dtype
             assert array[:].tobytes() == case.array().tobytes()
 
-    def test_every_dtype_matches_one_data_type(self):
-        """Two that match are an error in zarr, for arrays that have nothing to do with us."""
-        registry = zarr.dtype.data_type_registry
-        dtypes = [c.dtype for c in CASES if c.zarr_v3]
-        for dtype in dtypes:
-            data_type = registry.match_dtype(dtype)
-            assert data_type.to_native_dtype().newbyteorder("=") == np.dtype(
-                dtype.descr if dtype.names and not ml_types_in(dtype) else dtype
-            ).newbyteorder("=")
-        assert registry.match_dtype(np.dtype("V2")) == zarr.dtype.RawBytes(length=2)
-        assert type(registry.match_dtype(np.dtype("c8"))) is zarr.dtype.Complex64
-
     def test_one_entry_point_registers_all_of_them(self):
-        (entry_point,) = filter(_is_ours, entry_points(group="zarr.data_type"))
-        assert entry_point.load()._zarr_v3_name == "r*"
+        found = [e.value for e in entry_points(group="zarr.data_type")]
+        assert [v for v in found if v.startswith("numcodecs_bytes")] == [
+            "numcodecs_bytes._entry_points.data_types:RawBits"
+        ]
         registered = zarr.dtype.data_type_registry.contents
         assert {c.name for c in ML_CASES} | {"r*", "struct"} <= registered.keys()
 
-    @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 never loads the entry points")
-    def test_data_types_are_found_without_an_import_and_ml_dtypes_only_where_met(self, tmp_path):
-        for name in ("int32", "bfloat16"):
-            write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
-        program = (
-            "import sys, zarr\n"
-            "array = zarr.open_array(sys.argv[1])\n"
-            "print(array[0], 'ml_dtypes' in sys.modules)"
-        )
-        assert run(program, tmp_path / "int32") == "3 False"
-        assert run(program, tmp_path / "bfloat16") == "3 True"
-
-    def test_without_ml_dtypes_an_error_says_what_to_install(self, tmp_path):
-        for name in ("int32", "bfloat16"):
-            write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
-        program = (
-            "import sys, zarr, numcodecs\n"
-            "sys.modules['ml_dtypes'] = None\n"
-            "print(zarr.open_array(sys.argv[1])[0])\n"
-            "for open in (lambda: zarr.open_array(sys.argv[2]),\n"
-            "             lambda: numcodecs.get_codec({'id': 'bytes', 'dtype': 'int4'})):\n"
-            "    try:\n"
-            "        open()\n"
-            "    except ImportError as error:\n"
-            "        print(error)"
-        )
+    def test_data_types_are_found_and_ml_dtypes_is_imported_where_met(self, tmp_path):
+        """Without an import; and if ml_dtypes is missing, an error says what to install."""
+        paths = [tmp_path / "int32", tmp_path / "bfloat16"]
+        for path in paths:
+            write_array(path, None, path.name, [bytes_codec("big")], fill_value=3)
+        program = """
+import sys, zarr, numcodecs
+print(zarr.open_array(sys.argv[1])[0], "ml_dtypes" in sys.modules)
+sys.modules["ml_dtypes"] = None
+for open in (lambda: zarr.open_array(sys.argv[2]),
+             lambda: numcodecs.get_codec({"id": "bytes", "dtype": "int4"})):
+    try:
+        open()
+    except ImportError as error:
+        print(error)
+del sys.modules["ml_dtypes"]
+print(zarr.open_array(sys.argv[2])[0])
+"""
         what = "needs the package ml_dtypes, which is not installed: pip install"
-        assert run(program, tmp_path / "int32", tmp_path / "bfloat16").splitlines() == [
-            "3",
+        done = run_program("-W", "error", "-c", IMPORT + program, *paths)
+        assert done.stdout.splitlines() == [
+            "3 False",
             f"data type 'bfloat16' {what} ml_dtypes",
             f"data type 'int4' {what} ml_dtypes",
+            "3",
         ]
 
     def test_a_type_that_zarr_has_is_zarrs(self):
@@ -393,26 +334,22 @@ class TestInZarr:
             "assert contents['int4'] is ours.Int4\n"
             "print(ours.Struct.__module__)"
         )
-        # Before any import of ours, and so without what run() does for zarr 3.1.6.
+        # Before any import of ours, so that zarr 3.1.6 needs none.
         out = run_program("-c", program).stdout
         assert out.startswith("zarr.core" if HAS_STRUCT else "numcodecs_bytes.zarr_")
 
+    @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 never loads the entry points")
     def test_a_zarr_that_is_not_known_gets_no_data_types_and_one_warning(self):
         """zarr loads all entry points at its first data type: an exception would break them all."""
         program = (
-            "import warnings, zarr, zarr.core.dtype.common as common\n"
+            "import zarr, zarr.core.dtype.common as common\n"
             "del common.HasEndianness\n"
-            "with warnings.catch_warnings(record=True) as caught:\n"
-            "    warnings.simplefilter('always')\n"
-            "    from numcodecs_bytes._entry_points.data_types import RawBits\n"
-            "assert RawBits is zarr.dtype.Bool\n"
-            "print(*(w.message for w in caught))"
+            "print(zarr.dtype.parse_dtype('V2', zarr_format=3))"
         )
-        out = run_program("-c", program).stdout
-        assert out.startswith(
-            "numcodecs_bytes leaves arrays to zarr alone: it does not support this"
-        )
-        assert out.count("numcodecs_bytes leaves") == 1
+        done = run_program("-c", program)
+        assert done.stdout.startswith("RawBytes")
+        said = "numcodecs_bytes leaves arrays to zarr alone: it does not support this"
+        assert done.stderr.count(said) == 1
 
     @pytest.mark.parametrize("name", ["r16", *(c.name for c in ML_CASES), "complex_float32"])
     def test_data_types_compare_hash_and_pickle(self, name):
@@ -438,18 +375,12 @@ class TestInZarr:
             zarr.open_array(path)
 
     def test_complex_float32_and_64_are_other_names_of_complex(self, tmp_path):
-        for name, dtype in (("complex_float32", ">c8"), ("complex_float64", ">c16")):
-            data = np.array([1.5 - 2j, 3], dtype)
-            path = write_array(
-                tmp_path / name,
-                data.tobytes(),
-                name,
-                [bytes_codec("big")],
-                shape=(2,),
-                fill_value=[0, "NaN"],
-            )
+        """Their values: conformance/."""
+        for name in ("complex_float32", "complex_float64"):
+            codecs = [bytes_codec("big")]
+            path = write_array(tmp_path / name, None, name, codecs, fill_value=[0, "NaN"])
             array = zarr.open_array(path, mode="r+")
-            assert array[:].tolist() == data.tolist()
+            assert repr(array[0].item()) == "nanj"
             array.update_attributes({"a": 1})
             assert json.loads((path / "zarr.json").read_text())["data_type"] == name
 
@@ -474,27 +405,14 @@ class TestInZarr:
         with pytest.raises(TypeError, match="the array's data type is not that of the codec"):
             Bytes("big", case.dtype).encode(array)
 
-    def test_an_element_of_an_array_is_a_fill_value(self):
-        """zarr 3.4 hands it out as a 0-d array."""
-        for name in ("bfloat16", "int4", "complex_float16", "r16"):
-            array = zarr.create_array({}, shape=2, dtype=name)
-            element = np.asarray(array[0])
-            assert zarr.create_array({}, shape=2, dtype=name, fill_value=element)[1] == array[1]
-
 
 class TestNumcodecs:
-    @BY_ENDIAN
     @BY_ML_CASE
-    def test_bytes_takes_the_registered_names(self, case, endian):
-        codec = numcodecs.get_codec({"id": "bytes", "endian": endian, "dtype": case.name})
+    def test_bytes_takes_the_registered_names(self, case):
+        codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": case.name})
         assert codec.dtype == case.dtype
         assert codec.get_config()["dtype"] == case.name
         assert codec == eval(repr(codec), {"Bytes": Bytes})  # noqa: S307
-        assert bytes(codec.encode(case.array())) == case.stored(endian)
-        assert codec.decode(case.stored(endian)).tobytes() == case.array().tobytes()
-        out = np.zeros(12, case.dtype)
-        assert codec.decode(case.stored(endian), out=out) is out
-        assert out.tobytes() == case.array().tobytes()
 
     def test_names_in_structures(self):
         dtype = [["a", "bfloat16"], ["b", "r24"], ["c", [["d", "int4", [2]]]]]
@@ -519,49 +437,22 @@ class TestNumcodecs:
 
 class TestNumpyDescr:
     def test_numpy_descr_gives_the_canonical_struct(self):
-        descr = [["name", "<U10"], ["age", "<i4"], ["weight", "<f4"]]
-        data_type = parse_numpy_descr(descr)
-        assert data_type.to_json(zarr_format=3) == {
-            "name": "struct",
-            "configuration": {
-                "fields": [
-                    {
-                        "name": "name",
-                        "data_type": {
-                            "name": "fixed_length_utf32",
-                            "configuration": {"length_bytes": 40},
-                        },
-                    },
-                    {"name": "age", "data_type": "int32"},
-                    {"name": "weight", "data_type": "float32"},
-                ]
-            },
-        }
-        assert data_type.to_native_dtype() == np.dtype([tuple(d) for d in descr]).newbyteorder("=")
-        assert type(data_type) is zarr_data_types.Struct
-
-    def test_nested(self):
         descr = [["a", [["b", ">i2"], ["c", [["d", "|u1"]]]]], ["e", "bfloat16"], ["f", "|V3"]]
-        descr += [["flux64[W/m2]", "<f4"]]
-        fields = parse_numpy_descr(descr).to_json(zarr_format=3)["configuration"]["fields"]
-        inner = fields[0]["data_type"]["configuration"]["fields"]
-        assert fields[0]["data_type"]["name"] == "struct"
-        assert inner[0] == {"name": "b", "data_type": "int16"}
-        assert inner[1]["data_type"]["configuration"]["fields"] == [
-            {"name": "d", "data_type": "uint8"}
-        ]
-        assert fields[1:] == [
-            {"name": "e", "data_type": "bfloat16"},
-            {"name": "f", "data_type": "r24"},
-            {"name": "flux64[W/m2]", "data_type": "float32"},
-        ]
-
-    def test_an_array_of_it_is_read_and_written(self):
-        data_type = parse_numpy_descr([["name", "<U2"], ["where", [["x", ">f4"], ["y", ">f4"]]]])
-        store = {}
-        data = np.array([("ä", (1, 2)), ("xy", (3, 4))], data_type.to_native_dtype())
-        zarr.create_array(store, shape=2, dtype=data_type, serializer=bytes_codec("big"))[:] = data
-        assert zarr.open_array(store)[:].tolist() == data.tolist()
+        descr += [["flux64[W/m2]", "<f4"], ["name", "<U10"]]
+        text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 40}}
+        inner = struct_of([{"name": "d", "data_type": "uint8"}])
+        inner = [{"name": "b", "data_type": "int16"}, {"name": "c", "data_type": inner}]
+        data_type = parse_numpy_descr(descr)
+        assert data_type.to_json(zarr_format=3) == struct_of(
+            [
+                {"name": "a", "data_type": struct_of(inner)},
+                {"name": "e", "data_type": "bfloat16"},
+                {"name": "f", "data_type": "r24"},
+                {"name": "flux64[W/m2]", "data_type": "float32"},
+                {"name": "name", "data_type": text},
+            ]
+        )
+        assert type(data_type) is zarr_data_types.Struct
 
     @pytest.mark.parametrize(
         ("descr", "error", "message"),
@@ -665,12 +556,6 @@ class TestStruct:
         zarr.create_array(store, shape=2, dtype=data_type_of(struct_of(FIELDS)), compressors=None)
         assert zarr.open_array(store).metadata.codecs[0].to_dict() == bytes_codec("little")
 
-    def test_fields_that_the_fill_value_leaves_out_are_zero(self, tmp_path):
-        path = write_array(
-            tmp_path, None, struct_of(FIELDS), [bytes_codec("big")], fill_value={"a": 7}
-        )
-        assert zarr.open_array(path)[:1].tolist() == [(7, (0,), 0)]
-
     @pytest.mark.parametrize(
         "data_type",
         [
@@ -696,11 +581,3 @@ class TestStruct:
         path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
         with pytest.raises(TypeError, match="expected a fixed-size type"):
             zarr.open_array(path)
-
-
-def ml_types_in(dtype):
-    return any("ml_dtypes" in str(dtype[name].type) for name in dtype.names)
-
-
-def _is_ours(entry_point):
-    return entry_point.value.startswith("numcodecs_bytes.")
