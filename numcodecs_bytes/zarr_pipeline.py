@@ -49,13 +49,7 @@ from numcodecs_bytes._engine.batch import Batch, read_files
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.shards import Shard
-from numcodecs_bytes._engine.stores import (
-    Remote,
-    Whole,
-    is_in_shard,
-    name_of_class,
-    sources_of,
-)
+from numcodecs_bytes._engine.stores import Remote, Whole, is_in_shard, name_of_class, sources_of
 from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._options import max_gap_bytes, warn_of_unknown_keys, write_in_place
 from numcodecs_bytes._zarr_versions import (
