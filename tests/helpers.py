@@ -18,6 +18,7 @@ from data_types import CASES, ENDIANS, LAYOUTS
 from hypothesis import HealthCheck, settings
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.dtype import parse_dtype
 
 # Whether every combination and example is tried, or a sample of them: see conftest.py.
@@ -188,6 +189,21 @@ def spec_of(shape, dtype, prototype=None):
         config=ArrayConfig.from_dict({}),
         prototype=prototype or default_buffer_prototype(),
     )
+
+
+def encode_chunk(codec, array, spec):
+    """Return the buffer of the bytes to which a codec encodes an array."""
+    buffer = spec.prototype.nd_buffer.from_ndarray_like(array)
+    (encoded,) = sync(codec.encode([(buffer, spec)]))
+    return encoded
+
+
+def decode_chunk(codec, stored, spec):
+    """Return the buffer of the array that bytes, or an array of them, hold."""
+    make = spec.prototype.buffer
+    buffer = make.from_bytes(stored) if isinstance(stored, bytes) else make.from_array_like(stored)
+    (decoded,) = sync(codec.decode([(buffer, spec)]))
+    return decoded
 
 
 def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):

@@ -5,9 +5,11 @@ More data types and layouts are searched in test_properties.py.
 
 import array
 import copy
+import functools
 import json
 import mmap
 import pickle
+import reprlib
 import struct
 import sys
 from pathlib import Path
@@ -35,6 +37,7 @@ from numcodecs_bytes import Bytes
 
 FOREIGN_ENDIAN = "big" if sys.byteorder == "little" else "little"
 BY_NAME = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+DEEP = functools.reduce(lambda inner, _: [["a", inner]], range(3000), "<i2")
 OLD_BYTES = Path(__file__).parent / "fixtures" / "bytes_0.1.0.json"
 
 # Ways to hand the memory of an array on, each with a buffer of its own kind.
@@ -310,20 +313,29 @@ class TestConfiguration:
                 "no configuration key 'edian'; expected only 'id', 'endian', 'dtype'",
             ),
             ({"dtype": "f9"}, TypeError, "dtype must be a data type .* got 'f9'"),
+            ({"dtype": [["a", "r9"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": 8}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a"]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": [["a", None]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": [["", "<i4"]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": [["a", "<i4", "x"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a", "<i4"], ["a", "<i4"]]}, TypeError, "dtype must be a data type"),
+            (
+                {"dtype": {"names": ["a"], "formats": ["<i2"], "offsets": {"a": 0}}},
+                TypeError,
+                "must",
+            ),
+            ({"dtype": {"names": ["a"], "formats": ["<i2"], "itemsize": 2**70}}, TypeError, "must"),
+            ({"dtype": DEEP}, TypeError, "dtype must be a data type"),
             ({"dtype": []}, ValueError, "at least one byte long"),
+            ({"dtype": {"names": ["a"], "formats": ["(0,)i4"]}}, ValueError, "one byte long"),
             ({"dtype": "S"}, ValueError, "at least one byte long"),
             ({"dtype": "(2,)i4"}, ValueError, "replace a subarray type by its base type"),
             ({"dtype": "longdouble"}, TypeError, "cannot store data type"),
             ({"dtype": [["a", "<i4"], ["b", "|O"]]}, TypeError, "cannot store data type"),
             ({"dtype": np.dtypes.StringDType()}, TypeError, "cannot store data type"),
         ],
-        ids=repr,
+        ids=reprlib.repr,
     )
     def test_bad_configuration_is_refused(self, config, error, message):
         with pytest.raises(error, match=message):

@@ -5,7 +5,6 @@ tests/test_properties.py`` tries that many of each, other ones every time.
 """
 
 import contextlib
-import functools
 import json
 import math
 import shutil
@@ -18,7 +17,7 @@ import pytest
 import zarr
 import zarr.storage
 from data_types import CASES, ENDIANS, LAYOUTS
-from fuzz_bytes import check_document, check_one, seed_inputs
+from fuzz_bytes import check_one, seed_inputs
 from fuzz_mutator import NESTED_V2
 from fuzz_oracle import stored_bytes
 from helpers import (
@@ -28,7 +27,6 @@ from helpers import (
     ZARR_CASES,
     bounded,
     ignore_unstable_data_types,
-    metadata,
     run_program,
 )
 from hypothesis import given
@@ -407,10 +405,6 @@ class TestFuzzTarget:
 class TestFormerFailures:
     """What the above has found."""
 
-    def test_a_structure_of_nothing_but_padding_is_refused(self):
-        with pytest.raises(ValueError, match="at least one byte long"):
-            Bytes("big", dtype={"names": ["a"], "formats": ["(0,)i4"], "itemsize": 3})
-
     @pytest.mark.parametrize(
         "dtype", ["<M8[s/0]", [["a", "m8[s/0]"]], {"names": ["a"], "formats": ["datetime64[s/0]"]}]
     )
@@ -425,19 +419,6 @@ except TypeError as error:
 """
         run_program("-c", program)
 
-    @pytest.mark.parametrize(
-        "dtype",
-        [
-            {"names": ["a"], "formats": ["<i2"], "offsets": {"a": 0}},
-            {"names": ["a"], "formats": ["<i2"], "itemsize": 2**70},
-            functools.reduce(lambda inner, _: [["a", inner]], range(3000), "<i2"),
-        ],
-        ids=["offsets", "itemsize", "depth"],
-    )
-    def test_an_invalid_dtype_is_refused(self, dtype):
-        with pytest.raises(TypeError, match="dtype must be a data type"):
-            Bytes.from_config({"id": "bytes", "endian": "big", "dtype": dtype})
-
     def test_a_0d_structure_is_decoded_into_memory_that_overlaps_its_bytes(self):
         """NumPy does not see that 0-d structures overlap."""
         dtype = np.dtype([("a", "<i2"), ("b", "<f8")])
@@ -446,23 +427,3 @@ except TypeError as error:
         expected = np.frombuffer(memory[:10].tobytes(), dtype)[0].tolist()
         Bytes("little", dtype=dtype).decode(memory[:10], out=out)
         assert out.tolist() == expected
-
-    @pytest.mark.parametrize(
-        ("data_type", "fill_value"),
-        [
-            ("r80000000000000", [0]),
-            ("bfloat16", 10**400),
-            ("complex_bfloat16", 10**400),
-            (
-                {
-                    "name": "struct",
-                    "configuration": {"fields": [{"name": [], "data_type": "int8"}]},
-                },
-                {},
-            ),
-        ],
-        ids=["r*", "bfloat16", "complex_bfloat16", "struct"],
-    )
-    def test_bad_metadata_is_refused_in_our_words(self, data_type, fill_value):
-        document = metadata(data_type, [{"name": "bytes"}], fill_value=fill_value)
-        assert check_document(document) == "refused"

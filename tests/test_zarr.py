@@ -27,13 +27,14 @@ from helpers import (
     HAS_STRUCT,
     ZARR_CASES,
     bytes_codec,
+    decode_chunk,
+    encode_chunk,
     ignore_unstable_data_types,
     sharded,
     spec_of,
     write_array,
 )
 from zarr.core.buffer import BufferPrototype, cpu
-from zarr.core.sync import sync
 
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -52,22 +53,8 @@ def encode(codec, array, spec):
     return encode_chunk(codec.evolve_from_array_spec(spec), array, spec).to_bytes()
 
 
-def encode_chunk(codec, array, spec):
-    buffer = spec.prototype.nd_buffer.from_ndarray_like(array)
-    (encoded,) = sync(codec.encode([(buffer, spec)]))
-    return encoded
-
-
 def decode(codec, stored, spec):
-    """Return the array that bytes, or an array of them, hold."""
     return decode_chunk(codec.evolve_from_array_spec(spec), stored, spec).as_ndarray_like()
-
-
-def decode_chunk(codec, stored, spec):
-    make = spec.prototype.buffer
-    buffer = make.from_bytes(stored) if isinstance(stored, bytes) else make.from_array_like(stored)
-    (decoded,) = sync(codec.decode([(buffer, spec)]))
-    return decoded
 
 
 def create(store, dtype, endian="big", shape=2):
@@ -198,20 +185,6 @@ class TestCodecChains:
             zarr.open_array(path, mode="r+")[:2] = [5, 6]
             assert zarr.open_array(path)[:].tolist() == [5, 6, 3, 4]
 
-    def test_a_filter_that_declares_another_data_type(self, tmp_path):
-        """zarr alone writes this chain and reads it again: `delta` undoes what it did."""
-        narrow = {"encode_dtype": "<f4", "decode_dtype": "<f8"}
-        codecs = [
-            {"name": "numcodecs.astype", "configuration": narrow},
-            {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}},
-            bytes_codec("big"),
-        ]
-        path = write_array(tmp_path, None, "float64", codecs)
-        data = np.array([1.5, -2.5, 1e10, 0])
-        zarr.open_array(path, mode="r+")[:] = data
-        assert (path / "c/0").stat().st_size == 16
-        assert zarr.open_array(path)[:].tolist() == data.tolist()
-
 
 class TestMetadata:
     @BY_ENDIAN
@@ -279,7 +252,6 @@ class TestMetadata:
         ("codec", "error", "message"),
         [
             (bytes_codec("BIG"), ValueError, "endian must be one of .* got 'BIG'"),
-            (bytes_codec(["big"]), TypeError, r"endian must be one of .* got \['big'\]"),
             ({"name": "bytes", "configuration": {"endian": None}}, ValueError, MISSING),
             (
                 {"name": "bytes", "configuration": {"endian": "big", "order": "C"}},
@@ -349,18 +321,16 @@ class TestBadChunks:
             opened[0, 0] = value
         assert (path / "c/0/0").read_bytes() == bytes(num_bytes)
 
-    @pytest.mark.parametrize("shape", [(2, 2), (2, 4), (5,), (7,), ()])
-    def test_an_array_of_another_size_is_not_encoded(self, shape):
+    def test_an_array_of_another_size_is_not_encoded(self):
         """zarr and NumPy would store these bytes without a word."""
-        with pytest.raises(ValueError, match=r"got shape .*, expected \(2, 3\)"):
-            encode(BytesCodec(endian="big"), np.zeros(shape, "i4"), spec_of((2, 3), "i4"))
-
-    @pytest.mark.parametrize("shape", [(6,), (3, 2), (1, 2, 3)])
-    def test_a_reshaped_chunk_is_encoded(self, shape):
-        """numcodecs filters hand on flat arrays, in C order; others do what they don't declare."""
-        array = np.arange(6, dtype="i2").reshape(shape)
-        encoded = encode(BytesCodec(endian="big"), array, spec_of((2, 3), "i2"))
-        assert encoded == struct.pack(">6h", *range(6))
+        codec, spec = BytesCodec(endian="big"), spec_of((2, 3), "i2")
+        for shape in ((2, 2), (2, 4), (5,), (7,), ()):
+            with pytest.raises(ValueError, match=r"got shape .*, expected \(2, 3\)"):
+                encode(codec, np.zeros(shape, "i2"), spec)
+        # numcodecs filters hand on flat arrays, in C order; others do what they don't declare.
+        for shape in ((6,), (3, 2), (1, 2, 3)):
+            array = np.arange(6, dtype="i2").reshape(shape)
+            assert encode(codec, array, spec) == struct.pack(">6h", *range(6))
 
     @pytest.mark.parametrize(
         ("chunk", "other"),
@@ -397,29 +367,13 @@ class TestBadChunks:
         ],
         ids=str,
     )
-    def test_other_numbers_that_are_swapped_alike_are_stored_as_zarr_stores_them(
-        self, chunk, other
-    ):
-        """Filters that are declared wrongly, but can be undone, hand them on."""
-        spec = spec_of((3,), chunk)
+    def test_other_numbers_that_are_swapped_alike_are_stored(self, chunk, other):
+        """Filters that are declared wrongly, but can be undone, hand them on; zarr stores them."""
         memory = np.arange(3 * np.dtype(chunk).itemsize, dtype="u1") % 2
+        numbers = memory.view("i2" if other == ml_dtypes.bfloat16 else other)
         for endian in ENDIANS:
-            array = memory.view(other)
-            swapped = array if array.dtype != ml_dtypes.bfloat16 else memory.view("i2")
-            stored = swapped.astype(swapped.dtype.newbyteorder(endian)).tobytes()
-            assert encode(BytesCodec(endian=endian), array, spec) == stored
-            zarrs = encode(zarr.codecs.BytesCodec(endian=endian), array, spec)
-            assert zarrs == stored or array.dtype.kind == "V"  # zarr swaps no bfloat16
-
-    @pytest.mark.usefixtures("pipeline")
-    def test_an_assignment_of_other_fields_leaves_the_chunk_alone(self, tmp_path):
-        with zarr.config.set({"array.write_empty_chunks": True}):
-            created = create(tmp_path, SIMPLE)
-        created[:] = np.array([(1, 1.5), (2, 2.5)], SIMPLE)
-        before = (tmp_path / "c/0").read_bytes()
-        with pytest.raises(TypeError, match="array does not fit the chunk"):
-            created[:] = np.zeros(2, [("b", "f8"), ("a", "i2")])
-        assert (tmp_path / "c/0").read_bytes() == before
+            stored = encode(BytesCodec(endian=endian), memory.view(other), spec_of((3,), chunk))
+            assert stored == numbers.astype(numbers.dtype.newbyteorder(endian)).tobytes()
 
     @pytest.mark.parametrize(
         ("data_type", "error", "message"),
@@ -489,20 +443,14 @@ class TestBuffers:
 
 class TestInstances:
     @pytest.mark.parametrize("endian", [None, *ENDIANS])
-    def test_equal_to_zarrs_own_codec(self, endian):
+    def test_equality_pickle_copy_and_repr(self, endian):
         codec, zarrs = BytesCodec(endian=endian), zarr.codecs.BytesCodec(endian=endian)
-        assert codec == zarrs
+        assert (codec, hash(codec), codec.to_dict()) == (zarrs, hash(zarrs), zarrs.to_dict())
         assert zarrs == codec
-        assert hash(codec) == hash(zarrs)
-        assert codec.to_dict() == zarrs.to_dict()
         for other in {None, *ENDIANS} - {endian}:
             assert codec != zarr.codecs.BytesCodec(endian=other)
             assert codec != BytesCodec(endian=other)
         assert codec != zarr.codecs.Crc32cCodec()
-
-    @pytest.mark.parametrize("endian", [None, *ENDIANS])
-    def test_pickle_copy_and_repr(self, endian):
-        codec = BytesCodec(endian=endian)
         for same in (
             pickle.loads(pickle.dumps(codec)),  # noqa: S301
             copy.deepcopy(codec),
@@ -510,9 +458,7 @@ class TestInstances:
             eval(repr(codec)),  # noqa: S307
             *([BytesCodec.from_dict(codec.to_dict())] if endian or HAS_STRUCT else []),
         ):
-            assert type(same) is BytesCodec
-            assert same == codec
-            assert hash(same) == hash(codec)
+            assert (type(same), same, hash(same)) == (BytesCodec, codec, hash(codec))
         assert repr(codec) == f"BytesCodec(endian={endian!r})"
 
     def test_an_evolved_codec_keeps_what_it_knows(self):

@@ -6,7 +6,6 @@ import pickle
 import re
 import struct
 import sys
-from importlib.metadata import entry_points
 
 import ml_dtypes
 import numcodecs
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.codecs
-from data_types import CASES, ENDIANS, flat_bytes
+from data_types import CASES, ENDIANS, ORDER, flat_bytes
 from helpers import (
     HAS_STRUCT,
     bytes_codec,
@@ -43,29 +42,32 @@ def data_type_of(data):
 @pytest.mark.usefixtures("pipeline")
 class TestStoredBytes:
     @BY_ML_CASE
-    def test_metadata_that_names_the_type_is_opened(self, tmp_path, case):
-        """zarr-python opens none of them. Either byte order: conformance/."""
-        fill_value = FILL_VALUES.get(case.name, 0)
-        for data_type in (case.name, {"name": case.name, "configuration": {}}):
-            path = write_array(
-                tmp_path / type(data_type).__name__,
-                None,
-                data_type,
-                [bytes_codec("big")],
-                shape=(3, 4),
-                fill_value=fill_value,
-            )
-            assert zarr.open_array(path)[0, 0] == zarr.open_array(path).fill_value
-            array = zarr.open_array(path, mode="r+")
-            expected = case.array().reshape(3, 4)
-            array[:] = expected
-            assert (path / "c/0/0").read_bytes() == case.stored("big")
-            assert array.dtype == case.dtype
-            assert flat_bytes(array[:, 1:4:2]) == flat_bytes(expected[:, 1:4:2])
-            array.update_attributes({"a": 1})
-            document = json.loads((path / "zarr.json").read_text())
-            assert document["data_type"] == case.name
-            assert document["fill_value"] == fill_value
+    def test_a_type_is_known_by_each_of_its_names(self, tmp_path, case):
+        """zarr-python knows none of them."""
+        settings = {"compressors": None, "serializer": bytes_codec("big"), "overwrite": True}
+        for dtype in (case.dtype, case.dtype.type, case.name):
+            array = zarr.create_array(tmp_path, shape=12, dtype=dtype, **settings)
+            assert not any(array[:].tobytes())  # the default fill value
+            array[:] = case.array()
+            assert (tmp_path / "c/0").read_bytes() == case.stored("big")
+        document = json.loads((tmp_path / "zarr.json").read_text())
+        assert document["data_type"] == case.name
+        document["data_type"] = {"name": case.name, "configuration": {}}
+        document["fill_value"] = FILL_VALUES.get(case.name, 0)
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        array = zarr.open_array(tmp_path, mode="r+")
+        assert array.dtype == case.dtype
+        assert flat_bytes(array[1:9:2]) == flat_bytes(case.array()[1:9:2])
+        array.update_attributes({})
+        written = json.loads((tmp_path / "zarr.json").read_text())
+        assert written == document | {"data_type": case.name}
+        data_type = array.metadata.data_type
+        assert pickle.loads(pickle.dumps(data_type)) == data_type  # noqa: S301
+        assert data_type.item_size == case.dtype.itemsize
+        codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": case.name})
+        assert codec.dtype == case.dtype
+        assert codec.get_config()["dtype"] == case.name
+        assert codec == eval(repr(codec), {"Bytes": Bytes})  # noqa: S307
 
     @pytest.mark.parametrize("case", ML_CASES + CASES[:1], ids=lambda c: c.name)
     def test_unused_bits_are_ignored_and_never_passed_on(self, tmp_path, case):
@@ -130,27 +132,19 @@ class TestStoredBytes:
     @pytest.mark.parametrize("fill_value", [[1, 255], "Af8="])
     def test_raw_bits(self, tmp_path, fill_value):
         """TensorStore writes the fill value as base64; the specification says a list."""
-        for endian in (None, "big"):
-            path = write_array(
-                tmp_path / str(endian),
-                b"abcdef\1\xff",
-                "r16",
-                [bytes_codec(endian)],
-                shape=(6,),
-                chunks=(4,),
-                fill_value=fill_value,
-            )
-            array = zarr.open_array(path, mode="r+")
-            assert array.dtype == "V2"
-            assert array[:].tobytes() == b"abcdef\1\xff\1\xff\1\xff"
-            assert array[1:3].tobytes() == b"cdef"
-            array[4:] = np.frombuffer(b"wxyz", "V2")
-            assert (path / "c" / "1").read_bytes() == b"wxyz\1\xff\1\xff"
-            array.update_attributes({"a": 1})
-            document = json.loads((path / "zarr.json").read_text())
-            assert (document["data_type"], document["fill_value"]) == ("r16", [1, 255])
-            if HAS_STRUCT:  # zarr 3.1.6 keeps an endian that says nothing
-                assert document["codecs"] == [bytes_codec()]
+        codecs = [bytes_codec("big")]
+        path = write_array(tmp_path, b"abcdef\1\xff", "r16", codecs, (6,), (4,), fill_value)
+        array = zarr.open_array(path, mode="r+")
+        assert array.dtype == "V2"
+        assert array[:].tobytes() == b"abcdef\1\xff\1\xff\1\xff"
+        assert array[1:3].tobytes() == b"cdef"
+        array[4:] = np.frombuffer(b"wxyz", "V2")
+        assert (path / "c" / "1").read_bytes() == b"wxyz\1\xff\1\xff"
+        array.update_attributes({"a": 1})
+        document = json.loads((path / "zarr.json").read_text())
+        assert (document["data_type"], document["fill_value"]) == ("r16", [1, 255])
+        if HAS_STRUCT:  # zarr 3.1.6 keeps an endian that says nothing
+            assert document["codecs"] == [bytes_codec()]
 
     @pytest.mark.parametrize("num_bytes", [1, 3, 512])
     def test_raw_bits_in_shards(self, num_bytes):
@@ -160,7 +154,6 @@ class TestStoredBytes:
         raw = np.arange(8 * num_bytes).astype("u1").view(f"V{num_bytes}")
         array[:] = raw
         assert zarr.open_array(store)[:].tobytes() == raw.tobytes()
-        assert zarr.open_array(store)[3].tobytes() == raw[3].tobytes()
 
     def test_numbers_without_byte_order_of_zarr_v2(self, tmp_path):
         """TensorStore writes the registered names into .zarray, too."""
@@ -225,6 +218,8 @@ class TestFillValues:
         [
             ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number up to 3.3"),
             ("bfloat16", "nan", "got 'nan', expected .*or its bits as '0x' followed by 4 hex"),
+            ("bfloat16", 10**400, "got 1000"),
+            ("complex_bfloat16", 10**400, "expected a list"),
             ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
             ("bfloat16", True, "got True"),
             (
@@ -254,11 +249,6 @@ class TestFillValues:
         with pytest.raises(TypeError, match=message):
             zarr.open_array(path)
 
-    @BY_ML_CASE
-    def test_default_fill_value_is_zero_bits(self, case):
-        array = zarr.create_array({}, shape=2, dtype=case.dtype)
-        assert not any(array[:].tobytes())
-
     @pytest.mark.parametrize(
         ("name", "value"),
         [
@@ -277,23 +267,6 @@ class TestFillValues:
 
 
 class TestInZarr:
-    @BY_ML_CASE
-    def test_create_array_takes_dtypes_and_names(self, case):
-        for dtype in (case.dtype, case.dtype.type, case.name):
-            store = {}
-            zarr.create_array(store, shape=12, dtype=dtype)[:] = case.array()
-            array = zarr.open_array(store)
-            assert array.dtype == case.dtype
-            assert array[:].tobytes() == case.array().tobytes()
-
-    def test_one_entry_point_registers_all_of_them(self):
-        found = [e.value for e in entry_points(group="zarr.data_type")]
-        assert [v for v in found if v.startswith("numcodecs_bytes")] == [
-            "numcodecs_bytes._entry_points.data_types:RawBits"
-        ]
-        registered = zarr.dtype.data_type_registry.contents
-        assert {c.name for c in ML_CASES} | {"r*", "struct"} <= registered.keys()
-
     def test_data_types_are_found_and_ml_dtypes_is_imported_where_met(self, tmp_path):
         """Without an import; and if ml_dtypes is missing, an error says what to install."""
         paths = [tmp_path / "int32", tmp_path / "bfloat16"]
@@ -351,27 +324,20 @@ print(zarr.open_array(sys.argv[2])[0])
         said = "numcodecs_bytes leaves arrays to zarr alone: it does not support this"
         assert done.stderr.count(said) == 1
 
-    @pytest.mark.parametrize("name", ["r16", *(c.name for c in ML_CASES), "complex_float32"])
-    def test_data_types_compare_hash_and_pickle(self, name):
-        data_type = data_type_of(name)
-        assert pickle.loads(pickle.dumps(data_type)) == data_type  # noqa: S301
-        assert data_type == data_type_of(name) != data_type_of("r24")
-        assert hash(data_type) == hash(data_type_of(name))
-        assert data_type.to_json(zarr_format=3) == name
-        assert data_type.item_size == data_type.to_native_dtype().itemsize
-
-    @pytest.mark.parametrize("name", ["r0", "r7", "r12"])
-    def test_raw_bits_are_whole_bytes(self, tmp_path, name):
-        path = write_array(tmp_path, None, name, [bytes_codec()], fill_value=[])
-        with pytest.raises(ValueError, match=f"a multiple of 8 bits, at least 8, got '{name}'"):
-            zarr.open_array(path)
-
     @pytest.mark.parametrize(
-        "name", ["r", "R16", "r16 ", "r-8", "bfloat", "int3", "float8", "real"]
+        ("name", "message"),
+        [
+            *[(name, f"a multiple of 8 bits, at least 8, got '{name}'") for name in ("r0", "r12")],
+            ("r80000000000000", "below 2\\*\\*34 bits"),
+            *[
+                (name, "No Zarr data type found that matches")
+                for name in ("r", "R16", "r16 ", "r-8", "bfloat", "int3", "real")
+            ],
+        ],
     )
-    def test_unknown_names_are_left_to_zarr(self, tmp_path, name):
-        path = write_array(tmp_path, None, name, [bytes_codec()])
-        with pytest.raises(ValueError, match="No Zarr data type found that matches"):
+    def test_wrong_names(self, tmp_path, name, message):
+        path = write_array(tmp_path, None, name, [bytes_codec()], fill_value=[])
+        with pytest.raises(ValueError, match=message):
             zarr.open_array(path)
 
     def test_complex_float32_and_64_are_other_names_of_complex(self, tmp_path):
@@ -406,33 +372,15 @@ print(zarr.open_array(sys.argv[2])[0])
             Bytes("big", case.dtype).encode(array)
 
 
-class TestNumcodecs:
-    @BY_ML_CASE
-    def test_bytes_takes_the_registered_names(self, case):
-        codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": case.name})
-        assert codec.dtype == case.dtype
-        assert codec.get_config()["dtype"] == case.name
-        assert codec == eval(repr(codec), {"Bytes": Bytes})  # noqa: S307
-
-    def test_names_in_structures(self):
-        dtype = [["a", "bfloat16"], ["b", "r24"], ["c", [["d", "int4", [2]]]]]
-        codec = Bytes("big", dtype)
-        assert codec.get_config()["dtype"] == [
-            ["a", "bfloat16"],
-            ["b", "|V3"],
-            ["c", [["d", "int4", [2]]]],
-        ]
-        decoded = codec.decode(bytes.fromhex("3fc0 010203 f70f"))
-        assert decoded["a"].tolist() == [1.5]
-        assert decoded["c"]["d"].view("u1").tolist() == [[7, 15]]
-        assert bytes(codec.encode(decoded)).hex() == "3fc0010203070f"
-        assert Bytes("big", "r16").dtype == "V2"
-        assert Bytes("big", "complex_float32").dtype == "c8"
-
-    @pytest.mark.parametrize("dtype", ["r7", "r0", "bfloat", "int3", [["a", "r9"]]])
-    def test_bad_names_are_refused(self, dtype):
-        with pytest.raises(TypeError, match="dtype must be a data type"):
-            Bytes("big", dtype)
+def test_names_in_structures_of_numcodecs():
+    dtype = [["a", "bfloat16"], ["b", "r24"], ["c", [["d", "int4", [2]]]]]
+    codec = Bytes("big", dtype)
+    assert codec.get_config()["dtype"] == [dtype[0], ["b", "|V3"], dtype[2]]
+    decoded = codec.decode(bytes.fromhex("3fc0 010203 f70f"))
+    assert decoded["a"].tolist() == [1.5]
+    assert decoded["c"]["d"].view("u1").tolist() == [[7, 15]]
+    assert bytes(codec.encode(decoded)).hex() == "3fc0010203070f"
+    assert Bytes("big", "complex_float32").dtype == "c8"
 
 
 class TestNumpyDescr:
@@ -460,10 +408,7 @@ class TestNumpyDescr:
             ([["a", "<f4", [2]]], ValueError, "field 'a' is an array of shape \\(2,\\)"),
             ([["a", [["b", "<f4", 3]]]], ValueError, "field 'b' is an array of shape \\(3,\\)"),
             ("<f4", TypeError, "expected a list such as \\[\\['age', '<i4'\\], ...\\], got '<f4'"),
-            ([], (TypeError, ValueError), "dtype must be"),
             ([["a"]], TypeError, "expected \\[name, type\\]"),
-            ([["a", "|O"]], TypeError, "cannot store data type"),
-            ([["a", "<f4"], ["a", "<f4"]], TypeError, "dtype must be"),
         ],
         ids=str,
     )
@@ -473,15 +418,15 @@ class TestNumpyDescr:
 
 
 UNIT = {"unit": "generic", "scale_factor": 1}
+
+
+def struct_of(fields):
+    return {"name": "struct", "configuration": {"fields": fields}}
+
+
 FIELDS = [
     {"name": "a", "data_type": "int16"},
-    {
-        "name": "b",
-        "data_type": {
-            "name": "struct",
-            "configuration": {"fields": [{"name": "c", "data_type": "float64"}]},
-        },
-    },
+    {"name": "b", "data_type": struct_of([{"name": "c", "data_type": "float64"}])},
     {"name": "d", "data_type": "int4"},
 ]
 MORE_FIELDS = [
@@ -489,10 +434,6 @@ MORE_FIELDS = [
     {"name": "e", "data_type": "r24"},
     {"name": "f", "data_type": {"name": "numpy.timedelta64", "configuration": UNIT}},
 ]
-
-
-def struct_of(fields):
-    return {"name": "struct", "configuration": {"fields": fields}}
 
 
 @pytest.mark.usefixtures("pipeline")
@@ -506,17 +447,9 @@ class TestStruct:
         ids=["fields", "b64"],
     )
     def test_is_read_and_written(self, tmp_path, endian, fill_value):
-        order = {"little": "<", "big": ">"}[endian]
+        order, codecs = ORDER[endian], [bytes_codec(endian)]
         stored = struct.pack(order + "hdBhdB", 1, 1.5, 2, -2, 1e9, 0xFF)
-        path = write_array(
-            tmp_path,
-            stored,
-            struct_of(FIELDS),
-            [bytes_codec(endian)],
-            shape=(4,),
-            chunks=(2,),
-            fill_value=fill_value,
-        )
+        path = write_array(tmp_path, stored, struct_of(FIELDS), codecs, (4,), (2,), fill_value)
         array = zarr.open_array(path, mode="r+")
         assert repr(array[:].tolist()) == (
             "[(1, (1.5,), 2), (-2, (1000000000.0,), -1), (7, (nan,), -1), (7, (nan,), -1)]"
@@ -536,15 +469,9 @@ class TestStruct:
         data = np.zeros(8, data_type.to_native_dtype())
         data["a"], data["b"]["c"], data["d"] = np.arange(8), np.arange(8) / 2, np.arange(8)
         store = {}
-        array = zarr.create_array(
-            store,
-            shape=(8,),
-            chunks=(2,),
-            shards=(4,),
-            dtype=data_type,
-            compressors=None,
-            serializer=bytes_codec("big"),
-        )
+        settings = {"shape": (8,), "chunks": (2,), "shards": (4,), "compressors": None}
+        serializer = bytes_codec("big")
+        array = zarr.create_array(store, dtype=data_type, serializer=serializer, **settings)
         array[:] = data
         for opened in (zarr.open_array(store), pickle.loads(pickle.dumps(array))):  # noqa: S301
             assert opened[:].tobytes() == data.tobytes()
@@ -562,9 +489,8 @@ class TestStruct:
             struct_of([]),
             struct_of([{"name": "a", "data_type": "int16"}] * 2),
             struct_of([{"name": "a", "data_type": "int3"}]),
-            struct_of([{"name": "a", "data_type": "string"}]),
             struct_of([{"name": "a"}]),
-            struct_of("ab"),
+            struct_of([{"name": [], "data_type": "int8"}]),
             {"name": "struct", "configuration": {}},
         ],
         ids=str,

@@ -1,9 +1,6 @@
-"""Every golden array that Zarr v2 can hold: sound by check, and the same values after migrate.
+"""Every golden array that Zarr v2 can hold: sound by check, and the same values after migrate."""
 
-In this process, and in one in which zarr does not find numcodecs_bytes.
-"""
-
-import hashlib
+import itertools
 import json
 
 import numcodecs
@@ -13,7 +10,7 @@ import zarr
 import zarr.storage
 from arrays import DATA_TYPES, native_elements, reference_chunks
 from data_types import ENDIANS, flat_bytes
-from helpers import EVERYTHING, HAS_STRUCT, WITHOUT_ENTRY_POINTS, metadata_v2, run_python
+from helpers import EVERYTHING, HAS_STRUCT, metadata_v2
 
 import numcodecs_bytes
 from numcodecs_bytes.check import check
@@ -35,23 +32,6 @@ LAYOUTS = {
 # A second name for the elements of another one, or for Zarr v3 alone.
 _ALIASES = {"raw_bytes", "r40, fill value in base64", "complex_float32", "complex_float64"}
 _ALIASES |= {"structured"}
-READ_ALONE = f"""
-{WITHOUT_ENTRY_POINTS}
-import hashlib, json, sys, warnings
-warnings.simplefilter("ignore")
-import numpy as np
-import zarr
-found = {{}}
-for path in json.load(sys.stdin):
-    try:
-        array = zarr.open_array(f"{{sys.argv[1]}}/{{path}}", zarr_format=3, mode="r")
-        native = np.asarray(array[...]).astype(array.dtype.newbyteorder("="))
-        found[path] = hashlib.sha256(native.tobytes()).hexdigest()
-    except Exception as error:
-        found[path] = type(error).__name__
-assert "numcodecs_bytes" not in sys.modules
-print(json.dumps(found))
-"""
 
 
 def v2_dtype_of(data_type, endian):
@@ -72,34 +52,29 @@ def _as_tuples(descr):
     return [(name, _as_tuples(inner), *shape) for name, inner, *shape in descr]
 
 
-def _is_of_ml_dtypes(dtype):
-    fields = [dtype[name].base for name in dtype.names or ()]
-    return dtype.isbuiltin == 2 or any(map(_is_of_ml_dtypes, fields))
-
-
 def written(folder):
     """Write the arrays as Zarr v2; return paths and elements of those that zarr can read.
 
     All of them, or a seventh: each data type in one layout or two.
     """
     elements, number = {}, 0
-    for name, data_type in DATA_TYPES.items():
-        for endian in ENDIANS:
-            dtype = v2_dtype_of(data_type, endian)
-            for layout, settings in LAYOUTS.items() if dtype else ():
-                number += 1
-                if not EVERYTHING and number % 7:
-                    continue
-                path = f"{name}, {endian}, {layout}"
-                document = metadata_v2(dtype, [3, 4], fill_value=None) | settings
-                folder.joinpath(path).mkdir()
-                folder.joinpath(path, ".zarray").write_text(json.dumps(document))
-                golden = "edge" if layout == "zlib" else layout
-                for key, chunk in reference_chunks(data_type, endian, golden).items():
-                    raw = numcodecs.Zlib(1).encode(chunk) if layout == "zlib" else chunk
-                    file = key.removeprefix("c/").replace("/", ".").replace("c", "0")
-                    folder.joinpath(path, file).write_bytes(raw)
-                elements[path] = native_elements(data_type, golden)
+    for (name, data_type), endian, layout in itertools.product(
+        DATA_TYPES.items(), ENDIANS, LAYOUTS
+    ):
+        dtype = v2_dtype_of(data_type, endian)
+        number += dtype is not None
+        if dtype is None or (number % 7 and not EVERYTHING):
+            continue
+        path = f"{name}, {endian}, {layout}"
+        document = metadata_v2(dtype, [3, 4], fill_value=None) | LAYOUTS[layout]
+        folder.joinpath(path).mkdir()
+        folder.joinpath(path, ".zarray").write_text(json.dumps(document))
+        golden = "edge" if layout == "zlib" else layout
+        for key, chunk in reference_chunks(data_type, endian, golden).items():
+            raw = numcodecs.Zlib(1).encode(chunk) if layout == "zlib" else chunk
+            file = key.removeprefix("c/").replace("/", ".").replace("c", "0")
+            folder.joinpath(path, file).write_bytes(raw)
+        elements[path] = native_elements(data_type, golden)
     folder.joinpath(".zgroup").write_text('{"zarr_format": 2}')
     return elements
 
@@ -121,8 +96,3 @@ def test_values_are_the_same_before_and_after(tmp_path):
     statuses = {report.path: (report.status, report.reasons) for report in migrate(store)}
     assert statuses == dict.fromkeys(["", *elements], ("migrated", []))
     check_all(3)
-    names = json.dumps(list(elements))
-    done = run_python("-c", READ_ALONE, tmp_path, options={"input": names})
-    for path, found in json.loads(done.stdout).items():
-        is_same = found == hashlib.sha256(flat_bytes(elements[path])).hexdigest()
-        assert is_same != _is_of_ml_dtypes(elements[path].dtype), path
