@@ -85,7 +85,7 @@ def unknown_keys() -> list[str]:
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [one for one in options if str(one).replace("-", "_") not in NAMES]
             found += [f"numcodecs_bytes.{one}" for one in names]
-        elif name.startswith("numcodec"):  # one underscore, or a letter, is missing
+        elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # an underscore is missing, too
             found.append(str(section))
     return found
 

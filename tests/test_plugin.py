@@ -22,6 +22,7 @@ from helpers import (
     WITHOUT_ENTRY_POINTS,
     run_program,
     run_python,
+    write_v2,
 )
 
 import numcodecs_bytes
@@ -302,19 +303,26 @@ class TestReport:
             done = run_python("-m", "numcodecs_bytes", status=2, options=options | {"text": True})
         assert done.stderr == "can't print the report: No space left on device\n"
 
-    def test_another_class_that_is_registered(self, capsys, monkeypatch):
-        """Its arrays failed with a bare TypeError; which class that is, and what to do, is said."""
+    def test_a_program_that_sets_another_codec(self, capsys):
+        with zarr.config.set({"codecs.bytes": ZARRS}):
+            assert main([]) == 1
+        assert f"off: zarr uses {ZARRS}, set by zarr.config.set\n" in capsys.readouterr().out
+
+    def test_another_class_that_is_registered(self, tmp_path, capsys, monkeypatch):
+        """Which class that is, and what to do, is said; by check, too."""
 
         class Other(numcodecs.Zlib):
             codec_id = "bytes"
 
         monkeypatch.setitem(numcodecs.registry.codec_registry, "bytes", None)
         numcodecs.register_codec(Other)
+        write_v2(tmp_path, None, "<i2", filters=[{"id": "bytes"}])
         assert main([]) == 1
+        assert main(["check", str(tmp_path)]) == 0
         printed = capsys.readouterr().out
         why = 'Other for "bytes", because a program or a package registered it in place of '
-        assert why in printed
-        assert "call numcodecs.register_codec(numcodecs_bytes.Bytes) after that" in printed
+        mend = "call numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
+        assert printed.count(why) == printed.count(mend) == 2
         numcodecs.register_codec(numcodecs_bytes.Bytes)
         assert main([]) == 0
 

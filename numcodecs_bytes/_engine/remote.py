@@ -132,7 +132,7 @@ class Object:
     ) -> list[UInt8Array]:
         """Return the pieces of each part, end to end; put those of several ranges into `memory`.
 
-        Ranges over gaps have at most so many bytes. Raises as `ask`, after all requests have ended.
+        A range over gaps has at most `most` bytes. Raises as `ask`, after all requests have ended.
         """
         num_bytes = [plan.num_bytes for plan, *_ in parts]
         longest = most if self.may_split() else sys.maxsize
@@ -223,7 +223,7 @@ class _Job(NamedTuple):
     stored: Layout | Shard
     plans: Sequence[Plan]
     share: Share
-    most: int  # how long a range is, in bytes
+    most: int  # how long a range over gaps is at most, in bytes
     is_whole: bool  # whether zarr's own request is as good
 
 
@@ -322,11 +322,12 @@ class _Reader:
         num_bytes, most = sum([plan.num_bytes for plan in plans]), share.most(stored.num_bytes)
         is_split = target.may_split() and _num_parts(stored.num_bytes, most) > 1
         is_all = len(plans) == num_all and stored.num_bytes - num_bytes <= worth
-        if isinstance(stored, Layout):  # longer gaps are fetched, but not copied
+        is_whole = is_all and not is_split
+        if isinstance(stored, Layout) and not is_whole:  # longer gaps are fetched, but not copied
             gap = min(share.gap, constants.COPIED_GAP_BYTES)
             plans = [plan_of(each, stored, drop_axes, gap) for each in selections]
         most = share.most(num_bytes)
-        return _Job(target, chunks, starts, stored, plans, share, most, is_all and not is_split)
+        return _Job(target, chunks, starts, stored, plans, share, most, is_whole)
 
     async def read(self, job: _Job) -> None:
         """Read an object, or let zarr read it; note the errors of either."""
