@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 FOLDER, SECONDS, RATE = Path(sys.argv[1]), float(sys.argv[2]) / 1e3, float(sys.argv[3]) * 1e6
-PACKET_BYTES = 1 << 16
+PACKET_BYTES = max(1 << 16, int(RATE / 1000))  # smaller ones would keep a core busy
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -35,7 +35,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             writer.write(f"HTTP/1.1 {status}\r\n{headers}".encode())
             with path.open("rb") as file:
                 file.seek(first)
-                body = file.read(num_bytes if method == "GET" else 0)
+                body = memoryview(file.read(num_bytes if method == "GET" else 0))
             begin = loop.time()
             for start in range(0, len(body), PACKET_BYTES):
                 writer.write(body[start : start + PACKET_BYTES])
