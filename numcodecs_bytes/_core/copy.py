@@ -8,9 +8,6 @@ stored bytes: uint8, shape ``(num_bytes,)``. Callers have checked that sizes mat
 dtypes differ only in byte order, padding, titles and the integers that `copied_as` substitutes.
 """
 
-import itertools
-import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -72,57 +69,11 @@ def copy_elements(out: Array, source: Array) -> None:
     The one place where bytes of host memory are swapped: NumPy's copy does both in a single pass.
     It assigns fields of structures by position, and so packs them, too.
     """
-    if out.nbytes <= SMALL_BYTES:
-        np.copyto(out, source, casting="unsafe")
-        return
     if out.flags.c_contiguous and source.flags.c_contiguous:
         unit, source_unit = swap_unit(out.dtype), swap_unit(source.dtype)
         if unit is not None and source_unit is not None and unit.itemsize == source_unit.itemsize:
             out, source = out.reshape(-1).view(unit), source.reshape(-1).view(source_unit)
-    for tile in _plan_tiles(out, source):
-        np.copyto(out[tile], source[tile], casting="unsafe")
-
-
-SMALL_BYTES = 1 << 14  # copying less takes no longer than planning
-
-# If source and out have different axis orders, NumPy iterates in the order of out and may load each
-# cache line of the source many times. Tiles, long along the axis that is contiguous in the source
-# and wide along the one that is contiguous in out, load it once. The L1 cache holds MAX_LINES
-# lines, but fewer if the distance between them is a multiple of a large power of two: they then
-# compete for the same cache sets. Over 72 combinations of shape and axis order with 1-, 2-, 4- and
-# 8-byte elements, tiles took 0.65 times as long as NumPy on average, and 0.2 at best.
-MAX_LINES = 512
-LINES_AT_4096 = 16  # lines that L1 holds if they are a multiple of 4096 bytes apart
-TILE_BYTES = 1 << 15  # minimum, because each tile costs 1 us
-
-
-def _plan_tiles(out: Array, source: Array) -> Iterable[Any]:
-    """Return what selects each tile; one of everything if NumPy's own order is as fast."""
-    shape = out.shape
-    axes = [axis for axis, length in enumerate(shape) if length > 1]
-    if len(axes) < 2:
-        return [...]
-    by_out = sorted(axes, key=lambda axis: abs(out.strides[axis]))
-    along_out = by_out[0]
-    along_source = min(axes, key=lambda axis: abs(source.strides[axis]))
-    # Lines of the source that NumPy reads before it returns to the first one.
-    num_lines = math.prod(shape[axis] for axis in by_out[: by_out.index(along_source)])
-    distance = math.gcd(source.strides[along_out], 4096)
-    num_held = min(LINES_AT_4096 * 4096 // distance, MAX_LINES)
-    is_short = shape[along_source] * out.itemsize < 64 or shape[along_out] < 2 * LINES_AT_4096
-    if num_lines <= num_held or is_short:
-        return [...]
-    lengths = dict.fromkeys(range(out.ndim), 1)
-    lengths |= {along_source: MAX_LINES, along_out: num_held}
-    for axis in by_out:
-        if axis not in (along_source, along_out):
-            lengths[axis] = max(TILE_BYTES // (math.prod(lengths.values()) * out.itemsize), 1)
-    return itertools.product(
-        *[
-            [slice(start, start + lengths[axis]) for start in range(0, length, lengths[axis])]
-            for axis, length in enumerate(shape)
-        ]
-    )
+    np.copyto(out, source, casting="unsafe")
 
 
 def as_numpy(array: Any) -> Any:
