@@ -1,7 +1,6 @@
 """Counts what is fetched and written, for `trace`."""
 
-import os
-import sys
+import copy
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
@@ -20,12 +19,11 @@ _COLUMNS = {
     "bytes_selected": "selected",
     "bytes_in_place": "written in place",
 }
-_REASONS = {"why_whole": "read whole", "why_not_in_place": "not written in place"}
-_NUMBERS = (*_COLUMNS, "chunks_missing", "chunks_in_place")
 
 
 def _nothing() -> Counts:
-    return dict.fromkeys(_NUMBERS, 0) | {name: {} for name in _REASONS}
+    numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
+    return numbers | {"why_whole": {}, "why_not_in_place": {}}
 
 
 def _add(counts: Counts, more: Counts) -> None:
@@ -56,34 +54,24 @@ class Trace:
             active = tuple(one for one in active if one is not self)
 
     def report(self) -> dict[str, Any]:
-        """Return the counts of each array, their totals, and the chunks that were not seen.
+        """Return the counts as a dict: of each array in "arrays", and their sum in "total".
 
-        Returns
-        -------
-        dict
-            ``arrays``: maps each array's name to its counts. ``total``: the sum of these.
-            ``not_seen``: maps the reason why zarr read chunks itself to their number. Counts are
+        ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
+        that do not exist, ``chunks_whole`` those fetched whole although less was selected, and
+        ``why_whole`` how many for which reason. ``requests`` counts requests and reads of files.
+        ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
+        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write a
+        part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
+        ``why_not_in_place`` the chunks that were not, although that was asked for, by reason.
 
-            - ``chunks``: chunks, or shards, of which something was read; ``chunks_missing``: those
-              of them that do not exist, and were read as the fill value
-            - ``chunks_whole``: those that were fetched whole, or nearly, although less was
-              selected; ``why_whole``: the reasons, and how many chunks each
-            - ``requests``: requests to the store, or reads of a file
-            - ``bytes_fetched``, ``bytes_selected``: bytes that were fetched, and those of the
-              selected elements
-            - ``bytes_zarr_alone``: bytes that zarr alone fetches for the same: chunks as a whole;
-              of a shard, its index and the inner chunks of which something is selected; to write a
-              part of a chunk that we write in place, all of it, before it writes all of it
-            - ``chunks_in_place``, ``bytes_in_place``: chunks of which parts were written in place,
-              and the bytes of these parts; ``why_not_in_place``: why others were not, though that
-              was asked for, and how many
+        "not_seen" has the number of chunks that zarr read itself, by reason.
         """
         with _lock:
-            total, arrays = _nothing(), {name: _nothing() for name in self._arrays}
-            for name, counts in self._arrays.items():
-                _add(total, counts)
-                _add(arrays[name], counts)
-            return {"arrays": arrays, "total": total, "not_seen": dict(self._not_seen)}
+            arrays, not_seen = copy.deepcopy((self._arrays, self._not_seen))
+        total = _nothing()
+        for counts in arrays.values():
+            _add(total, counts)
+        return {"arrays": arrays, "total": total, "not_seen": not_seen}
 
     def __repr__(self) -> str:
         return "\n".join(_lines(self.report()))
@@ -93,39 +81,13 @@ active: tuple[Trace, ...] = ()
 _lock = threading.Lock()
 
 
-def _reset() -> None:
-    """Start without traces in a forked process, where nobody would release the lock."""
-    global active, _lock
-    active, _lock = (), threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset)
-
-
 def trace() -> Trace:
-    """Count what is fetched of Zarr arrays, and written in place.
+    """Count what is fetched of Zarr arrays, and written in place, in a ``with`` statement.
 
-    Of compressed chunks, and of shards that zarr reads, only the number is known. With another
-    codec pipeline than those of this package, nothing is counted. All threads of the process are
-    counted, but no other process.
-
-    Returns
-    -------
-    Trace
-        A context manager, which counts inside its ``with``. Printed, it is a table;
-        `Trace.report` returns the same as a dict.
-
-    Examples
-    --------
-    >>> import numcodecs_bytes, zarr
-    >>> array = zarr.create_array({}, shape=(4, 8), dtype="i4", compressors=None)
-    >>> array[:] = 1
-    >>> with numcodecs_bytes.trace() as traced:
-    ...     row = zarr.open_array(array.store)[0]
-    >>> total = traced.report()["total"]
-    >>> total["bytes_selected"], total["bytes_fetched"], total["chunks_whole"]
-    (32, 128, 1)
+    Returns a `Trace`: printed, it is a table; `Trace.report` returns the same as a dict. Of
+    compressed chunks, and of shards that zarr reads, only the number is known. With another codec
+    pipeline than those of this package, nothing is counted. All threads of the process are counted,
+    but no other process.
     """
     return Trace()
 
@@ -202,21 +164,21 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
                 cells.append(show(counts[key]).rjust(len(head)))
             yield "  ".join([name.ljust(width), *cells])
     elif not report["not_seen"]:
-        zarr = sys.modules.get("zarr")
-        path = zarr.config.get("codec_pipeline.path") if zarr else ""
+        import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+
         yield (
             "numcodecs_bytes read and wrote nothing "
-            f"(codec_pipeline.path is {path!r}): run `numcodecs-bytes` to see if it is in use, or "
-            "what prevents it; other processes are not counted"
+            f"(codec_pipeline.path is {zarr.config.get('codec_pipeline.path')!r}): run "
+            "`numcodecs-bytes` to see what is in use; other processes are not counted"
         )
     if total["chunks_missing"]:
         yield f"{total['chunks_missing']} missing, read as the fill value"
     for what, reasons in (
-        *((what, total[key]) for key, what in _REASONS.items()),
+        ("read whole", total["why_whole"]),
+        ("not written in place", total["why_not_in_place"]),
         ("read by zarr, whole", report["not_seen"]),
     ):
-        for why, num in reasons.items():
-            yield f"{num} {what}: {why}"
+        yield from (f"{num} {what}: {why}" for why, num in reasons.items())
 
 
 def _size(num_bytes: int) -> str:

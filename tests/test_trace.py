@@ -1,6 +1,5 @@
 """`numcodecs_bytes.trace`: what it counts is what a store is asked for."""
 
-import os
 import threading
 import warnings
 
@@ -14,7 +13,6 @@ from helpers import (
     CountingStore,
     create,
     ranges_from,
-    run_program,
 )
 
 import numcodecs_bytes
@@ -226,35 +224,6 @@ def test_every_thread_is_counted_and_only_meanwhile(array):
     assert array[2, 0] == 1024
     assert inner.report()["total"]["chunks"] == 4
     assert outer.report()["total"]["chunks"] == 6
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_counts_nothing(tmp_path):
-    """And does not wait for a lock that another thread held meanwhile."""
-    create(tmp_path, (4,))[:] = 1
-    program = """
-import multiprocessing, sys, threading, warnings, numcodecs_bytes, zarr
-warnings.simplefilter("ignore")  # of forks with threads
-array = zarr.open_array(sys.argv[1])
-def report_until_the_end():
-    while True:
-        found.report()
-def child():
-    array[0]
-    sys.exit(found.report()["total"]["chunks"])
-with numcodecs_bytes.trace() as found:
-    for _ in range(4):
-        threading.Thread(target=report_until_the_end, daemon=True).start()
-    for _ in range(10):
-        process = multiprocessing.get_context("fork").Process(target=child)
-        process.start()
-        process.join(20)
-        process.kill()
-        assert process.exitcode == 0, process.exitcode
-    array[0]
-assert found.report()["total"]["chunks"] == 1
-"""
-    run_program("-c", program, tmp_path)
 
 
 def test_elements_that_numpy_returns_as_scalars(tmp_path):
