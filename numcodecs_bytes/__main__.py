@@ -15,30 +15,10 @@ from numcodecs_bytes import __version__
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
-_ABOUT_REPORT = """\
-Say which parts of this package are on in this environment, which are off and
-why, and which file or variable sets that.
-"""
-_ABOUT_CHECK = """\
-Report for each array in a Zarr hierarchy whether parts of its chunks can be
-read, and its problems: metadata, chunks that have a wrong length or can't be
-read, invalid bools. Files that are not chunks are noted. Nothing is written.
-"""
-_ABOUT_MIGRATE = """\
-Write zarr.json next to the metadata of every Zarr v2 array and group, without
-touching a chunk. Nodes that can't be migrated are listed and left unchanged,
-and so are the groups above them, unless you exclude what can't be migrated.
-"""
-_MORE = """\
-exit status:
-  0  {}
-  1  {}
-  2  {}, or wrong arguments
-  130  interrupted
-
-example:
-  %(prog)s {}
-"""
+_EXIT_STATUS = (
+    "Exit status: 0 if nothing is amiss; 1 if something is, or nothing is found; 2 if a store "
+    "can't be read or written, or an argument is wrong; 130 after Ctrl-C."
+)
 
 
 def _report(options: argparse.Namespace) -> tuple[int, str]:
@@ -169,18 +149,11 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    layout: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(
-        prog="numcodecs-bytes",
-        description=_ABOUT_REPORT,
-        epilog=_MORE.format(
-            'zarr and numcodecs use the codec "bytes" of numcodecs_bytes',
-            "they do not, or a setting is wrong",
-            "zarr can't be imported",
-            "check data.zarr",
-        ),
-        **layout,
+    about = (
+        "Say which parts of this package are on in this environment, which are off and why, and "
+        "which file or variable sets that."
     )
+    parser = argparse.ArgumentParser(prog="numcodecs-bytes", description=about, epilog=_EXIT_STATUS)
     flag: Any = {"action": "store_true"}
     as_json: Any = flag | {"help": "print the report as JSON"}
     parser.add_argument("--json", **as_json)
@@ -188,40 +161,48 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
 
-    def add(name: str, run: Any, summary: str, about: str, *more: str) -> Any:
-        texts: Any = {"help": summary, "description": about, "epilog": _MORE.format(*more)}
-        command = commands.add_parser(name, **texts, **layout)
+    def add(name: str, run: Any, summary: str, about: str) -> Any:
+        command = commands.add_parser(name, help=summary, description=about, epilog=_EXIT_STATUS)
         command.set_defaults(run=run)
-        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
-        option(command, "--storage-options", "JSON", text, type=_json_object)
+        command.add_argument(
+            "--storage-options",
+            metavar="JSON",
+            type=_json_object,
+            help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
+        )
         command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
         return command
 
-    def option(to: Any, name: str, metavar: str, text: str, **more: Any) -> None:
-        to.add_argument(name, metavar=metavar, help=text, **more)
-
-    about = "find problems in the arrays of stores"
-    example = "s3://bucket/data.zarr --storage-options '{\"anon\": true}'"
-    statuses = ("no problems", "there are problems, or no arrays", "a store can't be read")
-    check = add("check", _check, about, _ABOUT_CHECK, *statuses, example)
-    kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
-    option(check, "stores", "store", f"{kinds}, or URL of one of these", nargs="+")
-    check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
-    option(check, "--max-chunks", "N", "check at most N chunks of each array", type=_number)
-    limit = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
-    option(check, "--max-chunk-bytes", "N", limit, type=_number)
-    versions = check.add_mutually_exclusive_group()
-    option(versions, "--branch", "NAME", "branch of an Icechunk repository (default: main)")
-    option(versions, "--tag", "NAME", "tag of an Icechunk repository")
-    option(versions, "--snapshot", "ID", "snapshot of an Icechunk repository")
-    about = "add Zarr v3 metadata to a Zarr v2 hierarchy"
-    statuses = (
-        "nothing is refused or kept",
-        "a node is refused or kept, or there is no Zarr v2 metadata",
-        "the store can't be read or written",
+    check = add(
+        "check",
+        _check,
+        "find problems in the arrays of stores",
+        "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and "
+        "its problems: metadata, chunks that have a wrong length or can't be read, invalid bools. "
+        "Files that are not chunks are noted. Nothing is written.",
     )
-    example = "data.zarr --dry-run"
-    migrate = add("migrate", _migrate, about, _ABOUT_MIGRATE, *statuses, example)
+    kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
+    check.add_argument(
+        "stores", metavar="store", nargs="+", help=f"{kinds}, or URL of one of these"
+    )
+    check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
+    number: Any = {"metavar": "N", "type": _number}
+    check.add_argument("--max-chunks", help="check at most N chunks of each array", **number)
+    limit = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
+    check.add_argument("--max-chunk-bytes", help=limit, **number)
+    versions = check.add_mutually_exclusive_group()
+    of = "of an Icechunk repository"
+    versions.add_argument("--branch", metavar="NAME", help=f"branch {of} (default: main)")
+    versions.add_argument("--tag", metavar="NAME", help=f"tag {of}")
+    versions.add_argument("--snapshot", metavar="ID", help=f"snapshot {of}")
+    migrate = add(
+        "migrate",
+        _migrate,
+        "add Zarr v3 metadata to a Zarr v2 hierarchy",
+        "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
+        "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
+        "above them, unless you exclude what can't be migrated.",
+    )
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
     migrate.add_argument("--dry-run", help="write nothing", **flag)
     text = "replace a zarr.json with different contents, unless it has more than Zarr v2"
@@ -229,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "remove the zarr.json files instead, if they are what this command writes"
     migrate.add_argument("--undo", help=text, **flag)
     text = "leave an array or group, and all below it, in Zarr v2; can be repeated"
-    option(migrate, "--exclude", "PATH", text, action="append", default=[])
+    migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
     return parser
 
 

@@ -331,16 +331,14 @@ class TestPrograms:
     """python -m numcodecs_bytes and numcodecs-bytes"""
 
     @pytest.mark.parametrize("command", [(), ("check",), ("migrate",)], ids=str)
-    def test_help_has_exit_statuses_and_an_example(self, command, capsys):
+    def test_help_has_exit_statuses(self, command, capsys):
         (program,) = entry_points(group="console_scripts", name="numcodecs-bytes")
         assert program.value == "numcodecs_bytes.__main__:run"
         with pytest.raises(SystemExit, match="0"):
             main([*command, "--help"])
         printed = capsys.readouterr().out
-        assert "exit status:\n  0  " in printed
-        name = " ".join(("numcodecs-bytes", *command))
-        assert printed.startswith(f"usage: {name} ")
-        assert f"example:\n  {name} " in printed
+        assert "Exit status: 0 " in printed
+        assert printed.startswith(" ".join(("usage: numcodecs-bytes", *command)))
         assert "print the report as JSON" in printed
 
     @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals like these")
