@@ -37,10 +37,9 @@ def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ..
 def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
-    Stored chunks that are larger are split along the axes that are stored slowest, so that a part
-    is one range of bytes. Smaller ones are grouped. Chunks that can't be read in part are never
-    split (``numcodecs-bytes check`` says why they can't). In shards, this is about the inner
-    chunks.
+    Larger stored chunks (or inner chunks of shards) are split along the axes that are stored
+    slowest, so that a part is one range of bytes, unless they can't be read in part. Smaller ones
+    are grouped.
 
     They are for reading. Tasks that write with them share stored chunks, and lose each other's data
     unless they write in place (the option `numcodecs_bytes.write_in_place`) or one after the other.
@@ -48,8 +47,7 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     Parameters
     ----------
     source : zarr.Array or zarr.Group
-        An array, or a group of arrays with named dimensions, such
-        as xarray writes.
+        An array, or a group of arrays with named dimensions, such as xarray writes.
     size : int or str
         Largest size of a chunk of Dask's in bytes as stored, such as ``"64 MiB"``. Only an element,
         or a chunk that can't be split, may be larger.
@@ -60,8 +58,7 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
         Of an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
         along each axis, or, where one length can't align with stored chunks, the length of each. Of
         a group, for ``xarray.open_zarr(path, chunks=...)``: the same by the name of the dimension.
-        The array with the most bytes decides first; parts of others, if they are stored in another
-        way, may be read more than once.
+        There, the array with the most bytes decides first.
 
     Raises
     ------
@@ -69,15 +66,6 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
         If `source` is neither an array nor a group.
     ValueError
         If `size` is no size, or no array of a group has named dimensions.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> store = zarr.storage.MemoryStore()
-    >>> shape = (365, 721, 1440)
-    >>> _ = zarr.create_array(store, shape=shape, chunks=shape, dtype="f4", compressors=None)
-    >>> dask_chunks(zarr.open_array(store), "64 MiB")
-    (16, 721, 1440)
     """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 

@@ -30,12 +30,10 @@ def make_default(section: str, name: str, ours: str) -> None:
 
 
 def _open_scopes() -> list[Any]:
-    """Return each `with zarr.config.set(...)` that is open.
+    """Return each `with zarr.config.set(...)` that is open: its end restores zarr's own default.
 
-    Such a scope restores the value that it replaced, zarr's own default: a program whose first
-    array is opened inside it would go back to that for the rest of the process. donfig keeps no
-    list of open scopes, so only the garbage collector can find them: once, in 45 ms if there are
-    700,000 objects.
+    donfig keeps no list of them, so only the garbage collector can find them: once, in 45 ms if
+    there are 700,000 objects.
     """
     config_set = type(zarr.config.set({}))
     return [scope for scope in gc.get_referrers(config_set) if type(scope) is config_set]

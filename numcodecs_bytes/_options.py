@@ -29,25 +29,19 @@ def max_gap_bytes() -> int | None:
 def stores_with_ranges() -> list[type]:
     """Return the classes that the user says have reliable byte ranges, as far as installed."""
     value = _value_of("stores_with_ranges")
-    named = value if isinstance(value, list | tuple) else [] if value is None else [value]
-    return [kind for one in named if (kind := _class_of(one)) is not None]
-
-
-def _class_of(named: Any) -> type | None:
-    """Return a class, or the one of a dotted path; None if its module is not installed."""
-    try:
-        found = pkgutil.resolve_name(named) if isinstance(named, str) else named
-    except ImportError:
-        if "." in named:
-            return None
-        found = None
-    except (AttributeError, ValueError):
-        found = None
-    if not isinstance(found, type):
-        raise _error(
-            "stores_with_ranges", "a list of classes such as 'package.module.Store'", named
-        )
-    return found
+    classes = []
+    for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+        try:
+            found = pkgutil.resolve_name(named) if isinstance(named, str) else named
+        except (ImportError, AttributeError, ValueError) as error:
+            if isinstance(error, ImportError) and "." in named:
+                continue  # its package is not installed here
+            found = None
+        if not isinstance(found, type):
+            expected = "a list of classes such as 'package.module.Store'"
+            raise _error("stores_with_ranges", expected, named)
+        classes.append(found)
+    return classes
 
 
 def write_in_place() -> bool | str:
@@ -93,17 +87,16 @@ def unknown_keys() -> list[str]:
 def warn_of_unknown_keys() -> None:
     """Log which keys have no effect, once each."""
     if unknown := unknown_keys():
-        _warn_of(tuple(unknown))
+        _warn_of(", ".join(unknown))
 
 
 @functools.cache
-def _warn_of(unknown: tuple[str, ...]) -> None:
-    known = ", ".join(f"numcodecs_bytes.{name}" for name in NAMES)
+def _warn_of(keys: str) -> None:
     # Logged, since no line of the program is at fault if a file or a variable sets it.
     logging.getLogger("numcodecs_bytes").warning(
-        "%s in zarr's config has no effect: the options of numcodecs_bytes are %s (in environment "
-        "variables, ZARR_NUMCODECS_BYTES__%s, with two underscores before the name)",
-        ", ".join(unknown),
-        known,
+        "%s in zarr's config has no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
+        "(in environment variables, ZARR_NUMCODECS_BYTES__%s, with two underscores)",
+        keys,
+        ", numcodecs_bytes.".join(NAMES),
         NAMES[-1].upper(),
     )

@@ -62,17 +62,6 @@ def check(
     ------
     ArrayReport
         The report of each array, as soon as it is checked.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> store = zarr.storage.MemoryStore()
-    >>> array = zarr.create_array(store, shape=4, chunks=2, dtype="i4", compressors=None)
-    >>> array[:2] = 1
-    >>> for report in check(store):
-    ...     print(report)
-    /                                int32            partial reads: yes
-      note    1 of 2 chunks are present; the others read as the fill value
     """
     if isinstance(store, str | Path):
         location = open_store(store, storage_options=storage_options, version=version)

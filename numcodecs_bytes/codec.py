@@ -115,11 +115,6 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         ValueError
             If `endian` is missing, the input bytes do not hold a whole number of elements, or the
             result could not be decoded without `dtype`.
-
-        Examples
-        --------
-        >>> bytes(Bytes("big").encode(np.array([1, 256], "u2"))).hex(" ")
-        '00 01 01 00'
         """
         elements = self._elements(buf)
         stored = stored_dtype(elements.dtype, self.endian)
@@ -154,11 +149,6 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         ValueError
             If there are too few or too many bytes, `out` is read-only, `endian` is missing, or
             byte-swapping would require the missing `dtype`.
-
-        Examples
-        --------
-        >>> Bytes("big").decode(bytes.fromhex("00 01 01 00"), out=np.empty((1, 2), "u2"))
-        array([[  1, 256]], dtype=uint16)
         """
         raw = _stored_bytes(buf)
         if out is None:

@@ -83,9 +83,8 @@ def migrate(  # noqa: PLR0913 # the options of the command
 
     Neither chunks nor Zarr v2 metadata is changed. An array is migrated only if two chunks read the
     same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first
-    one of the array itself. The Zarr v3 metadata of a group hides all nodes below it that are still
-    Zarr v2, so a group is migrated after all nodes below it, or not at all; only nodes that are
-    excluded may be hidden.
+    one of the array itself. A group of Zarr v3 hides nodes of Zarr v2, so a group is migrated after
+    all nodes below it that are not excluded, or not at all.
 
     Parameters
     ----------
@@ -96,8 +95,8 @@ def migrate(  # noqa: PLR0913 # the options of the command
     overwrite : bool
         Whether to replace existing Zarr v3 metadata that is different, but does not say more.
     undo : bool
-        Whether to remove Zarr v3 metadata that equals what would be written. A group of Zarr v3
-        shows only nodes of Zarr v3, so it and all nodes below it are kept if one is.
+        Whether to remove Zarr v3 metadata that equals what would be written. A group of Zarr v3 and
+        all nodes below it are kept if one is.
     exclude : collection of str
         Paths of arrays and groups that stay as they are, with all nodes below them.
     bar : optional
@@ -108,14 +107,12 @@ def migrate(  # noqa: PLR0913 # the options of the command
     Returns
     -------
     list of NodeReport
-        The outcome for each array and group, in the order in which they are changed: children
-        before their parents, or after them to undo.
+        The outcome for each array and group, in the order in which they are changed.
 
     Raises
     ------
     ValueError, TypeError
-        If the store is a zip archive, or can't list its contents; if `exclude` is no collection of
-        paths of nodes below the root; or if options exclude each other.
+        If the store is a zip archive, or can't list its contents; or if an option is wrong.
     OSError
         If the store can't be read or written.
     """

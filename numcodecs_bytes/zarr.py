@@ -51,10 +51,7 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._options import write_in_place
 from numcodecs_bytes._threads import compute_pool, run_in_thread
-from numcodecs_bytes._zarr_versions import (
-    HAS_STRUCT,
-    STORES_KEEP_BUFFERS,
-)
+from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
@@ -87,14 +84,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     ----------
     endian : {'little', 'big'} or None
         Byte order of the stored elements, by default the machine's. None means not specified, which
-        is allowed for data types without a byte order.
-
-    Raises
-    ------
-    TypeError
-        If `endian` is neither a string nor None.
-    ValueError
-        If `endian` is any other string.
+        is allowed for data types without a byte order. Anything else raises an error.
 
     Examples
     --------
@@ -160,12 +150,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
         """Return the codec for chunks of a data type, without `endian` if that has no effect.
 
-        Raises
-        ------
-        ValueError
-            If `endian` is missing and the data type has a byte order.
-        TypeError
-            If the data type can't be stored; if it holds Python objects, for example.
+        Raises ValueError if `endian` is missing and the data type has a byte order, and TypeError
+        if it can't be stored: Python objects, for example.
         """
         dtype = array_spec.dtype.to_native_dtype()
         if dtype.kind == "T":
@@ -211,9 +197,15 @@ class BytesCodec(zarr.codecs.BytesCodec):
         """Raise or warn if chunks are to be written in place, which other pipelines do not."""
         if self._state.in_our_pipeline or not (mode := write_in_place()):
             return
+        why = (
+            "numcodecs_bytes.write_in_place is set, but this array was opened with a codec "
+            "pipeline that writes whole chunks: set codec_pipeline.path to "
+            "numcodecs_bytes.zarr_pipeline.BytesPipeline and open the array again (run "
+            "`numcodecs-bytes` to see what sets it now)"
+        )
         if mode == "require":
-            raise RuntimeError(_NOT_IN_PLACE)
-        _warn_not_in_place()
+            raise RuntimeError(why)
+        _warn_once(why)
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         self._check_pipeline()
@@ -283,16 +275,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return f"{type(self).__name__}(endian={endian!r})"
 
 
-_NOT_IN_PLACE = (
-    "numcodecs_bytes.write_in_place is set, but this array was opened with a codec pipeline that "
-    "writes whole chunks: set codec_pipeline.path to numcodecs_bytes.zarr_pipeline.BytesPipeline "
-    "and open the array again (run `numcodecs-bytes` to see what sets it now)"
-)
-
-
 @functools.cache
-def _warn_not_in_place() -> None:
-    warnings.warn(_NOT_IN_PLACE, stacklevel=2)
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:

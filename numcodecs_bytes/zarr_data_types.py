@@ -3,15 +3,6 @@
 Importing this module registers them with zarr. zarr 3.4.1 and newer import it by themselves when
 they first need a data type; with older versions, ``import numcodecs_bytes.zarr_data_types``.
 
-| ``data_type`` in the metadata | in memory | fill value |
-|---|---|---|
-| ``r8``, ``r16``, ``r24``, ... | raw bytes (``V``), never byte-swapped | list of bytes |
-| ``bfloat16``, ``float8_*``, ``float6_*``, ``float4_e2m1fn`` | ml_dtypes | as for float32 |
-| ``int2``, ``int4``, ``uint2``, ``uint4`` | ml_dtypes | as for int8 |
-| ``complex_bfloat16``, ``complex_float16`` | ml_dtypes (0.6 and newer) | as for complex64 |
-| ``complex_float32``, ``complex_float64`` | complex64, complex128 | as for complex64 |
-| ``struct`` (on zarr 3.1.6) | structured dtype | JSON object of the fields |
-
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
@@ -21,9 +12,6 @@ class here is that one. Without ml_dtypes, opening an array of one of its types 
 Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
 also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are
 zero, as in zarr.
-
-To add a data type of ml_dtypes, add a row to `ML_DTYPES` in ``_core/dtypes.py``;
-``docs/contributing.md`` lists the tests and pages to update.
 """
 
 import base64
@@ -67,28 +55,9 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
     calls any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
 
-    Parameters
-    ----------
-    descr : list
-        Of ``[name, type]``; nested lists for nested structures. Byte orders in it are dropped,
-        because in Zarr v3 the byte order is a setting of the bytes codec.
-
-    Returns
-    -------
-    zarr.dtype.ZDType
-        The data type `struct`, in native byte order.
-
-    Raises
-    ------
-    TypeError
-        If `descr` is not such a list.
-    ValueError
-        If a field is an array, which `struct` does not support.
-
-    Examples
-    --------
-    >>> parse_numpy_descr([["age", "<i4"]]).to_json(zarr_format=3)["configuration"]
-    {'fields': [{'name': 'age', 'data_type': 'int32'}]}
+    It has pairs ``[name, type]``, nested for nested structures. Byte orders in it are dropped,
+    because in Zarr v3 the byte order is a setting of the bytes codec. Raises TypeError if `descr`
+    is no such list, and ValueError if a field is an array, which `struct` does not support.
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")

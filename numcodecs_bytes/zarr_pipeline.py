@@ -217,9 +217,6 @@ def _is_ours(codec: Any) -> bool:
     return isinstance(codec, BytesCodec | Bytes)
 
 
-_CPU = cpu.Buffer, cpu.NDBuffer
-
-
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
@@ -345,11 +342,8 @@ class ReadsParts:
     ) -> None:
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
-        Raises
-        ------
-        RuntimeError
-            If `numcodecs_bytes.write_in_place` is "require", and a part of a chunk can't be written
-            in place. Others may be.
+        Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and a part of a chunk
+        can't be written in place. Others may be.
         """
         batch = list(batch_info)
         try:
@@ -413,7 +407,7 @@ class ReadsParts:
         prototype = chunk_spec.prototype  # others may do more than hold bytes
         if isinstance(self._layout_of, Whole):
             return self._layout_of
-        if (prototype.buffer, prototype.nd_buffer) != _CPU:
+        if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             return Whole("chunks on a GPU, or in memory of another kind")
         kept, shape = self._kept, chunk_spec.shape
         if shape not in kept:
@@ -422,17 +416,14 @@ class ReadsParts:
 
 
 class BytesPipeline(ReadsParts, BatchedCodecPipeline):
-    """zarr's default pipeline, but of uncompressed chunks it reads what a selection needs.
-
-    zarr's default once this package is installed.
-    """
+    """zarr's default pipeline, but of uncompressed chunks it reads what a selection needs."""
 
     _setting = "threading.max_workers"
 
 
 zarr.registry.register_pipeline(BytesPipeline)
-# What takes the place of zarr's own default, whichever that is.
-_REPLACES = {f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": BytesPipeline}
+# What takes the place of zarr's own default, whichever that is: paths of classes.
+_REPLACES = {f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{__name__}.BytesPipeline"}
 
 if FusedCodecPipeline is None:
     __all__ = ["BytesPipeline"]
@@ -444,31 +435,29 @@ else:
         _setting = "codec_pipeline.max_workers"
 
     zarr.registry.register_pipeline(FusedBytesPipeline)
-    _REPLACES[f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"] = FusedBytesPipeline
+    fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
+    _REPLACES[fused] = f"{__name__}.FusedBytesPipeline"
 
 
 def warn_if_not_chosen() -> None:
     """Warn if writes in place are required, but arrays will get a pipeline that makes none."""
     path = zarr.config.get("codec_pipeline.path")
     with contextlib.suppress(Warning, ValueError):  # a wrong value is raised where it is used
-        if write_in_place() == "require" and path not in _OURS:
+        if write_in_place() == "require" and path not in _REPLACES.values():
             warnings.warn(
                 f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
-                f"parts of Zarr v2 chunks will not be written in place; set it to {_OURS[0]}",
+                "parts of Zarr v2 chunks will not be written in place; set it to "
+                f"{BytesPipeline.__module__}.BytesPipeline",
                 stacklevel=2,
             )
-
-
-_OURS = [f"{kind.__module__}.{kind.__name__}" for kind in _REPLACES.values()]
 
 
 def _use_by_default() -> None:
     """Make the pipeline that extends zarr's default the default."""
     default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
-    if default not in _OURS and default not in _REPLACES:
+    if default not in (*_REPLACES, *_REPLACES.values()):
         raise AttributeError(f"zarr's default pipeline is {default}")
-    paths: dict[str, str] = dict(zip(_REPLACES, _OURS, strict=True))
-    make_default("codec_pipeline", "path", paths.get(default, default))
+    make_default("codec_pipeline", "path", _REPLACES.get(default, default))
 
 
 _use_by_default()

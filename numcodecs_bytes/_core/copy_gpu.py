@@ -1,6 +1,7 @@
 """The kernels for CuPy arrays: array -> stored bytes and back, on the GPU.
 
-In all of them `stored` is the stored dtype, as `stored_dtype` returns it.
+In all of them `stored` is the stored dtype, as `stored_dtype` returns it. Memory is shared if no
+byte has to change. They raise TypeError if CuPy does not support the dtype.
 """
 
 from typing import Any
@@ -11,11 +12,7 @@ from numcodecs_bytes._core.dtypes import AnyDType, name_of_ml_dtype
 
 
 def encode_on_device(array: Any, stored: AnyDType) -> Any:
-    """Return the stored bytes of a GPU array of any layout, uint8, flat, on the same device.
-
-    Shares memory with `array` if no byte has to change. Raises TypeError if CuPy does not support
-    the dtype.
-    """
+    """Return the stored bytes of a GPU array of any layout, uint8, flat, on the same device."""
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
         flat = flat.copy()
@@ -26,11 +23,7 @@ def encode_on_device(array: Any, stored: AnyDType) -> Any:
 
 
 def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
-    """Return the elements that stored bytes on a GPU hold, flat, on the same device.
-
-    Shares memory with `raw` if no byte has to change. Raises TypeError if CuPy does not support the
-    dtype.
-    """
+    """Return the elements that stored bytes on a GPU hold, flat, on the same device."""
     if dtype.kind == "b":
         return raw != 0
     return _swap_on_device(raw, stored, dtype).view(dtype)

@@ -23,30 +23,14 @@ NATIVE_ENDIAN: Endian = sys.byteorder
 
 
 class MLDType(NamedTuple):
-    """A data type of the package ml_dtypes.
+    """A data type of the package ml_dtypes."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in the Zarr extensions registry.
-    class_name : str
-        The name of its class in `zarr_data_types`.
-    kind : {'float', 'complex', 'integer'}
-        What its fill values are in metadata.
-    num_bits : int
-        Bits of an element that are used: the low ones of a byte, if there are fewer than 8.
-    name_in_ml_dtypes : str
-        Its name in ml_dtypes, by default the same.
-    part : str
-        The registered or NumPy name of its real and imaginary part, if it is complex.
-    """
-
-    name: str
-    class_name: str
-    kind: Literal["float", "complex", "integer"]
-    num_bits: int
-    name_in_ml_dtypes: str = ""
-    part: str = ""
+    name: str  # in the Zarr extensions registry
+    class_name: str  # in `zarr_data_types`
+    kind: Literal["float", "complex", "integer"]  # of its fill values in metadata
+    num_bits: int  # bits of an element that are used: the low ones of a byte, if fewer than 8
+    name_in_ml_dtypes: str = ""  # by default the same
+    part: str = ""  # the registered or NumPy name of the real and imaginary part
 
 
 ML_DTYPES = (

@@ -9,9 +9,6 @@ from zarr.storage import ZipStore
 
 from numcodecs_bytes._engine.files import Left
 
-# What precedes a member: in its last 4 bytes the lengths of the name and of the field that follow.
-_ZIP_HEADER = struct.Struct("<26xHH")
-
 
 def open_archive(store: ZipStore) -> int:
     """Return a descriptor of an open zip archive."""
@@ -37,5 +34,6 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
         if not is_stored or member.compress_size != member.file_size:
             raise Left("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if what precedes the member is damaged
-    header = os.pread(descriptor, _ZIP_HEADER.size, member.header_offset)
-    return member.header_offset + len(header) + sum(_ZIP_HEADER.unpack(header)), member.file_size
+    # A member is preceded by 26 bytes, the lengths of its name and of a field, and these two.
+    header = os.pread(descriptor, 30, member.header_offset)
+    return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

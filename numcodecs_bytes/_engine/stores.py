@@ -8,7 +8,6 @@ To add a store, write a function that takes it and returns a function from paths
 its class to `_SOURCES`; a file system of fsspec to `_FILE_SYSTEMS`.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -27,8 +26,6 @@ from numcodecs_bytes._engine.archives import locate_member, open_archive
 from numcodecs_bytes._engine.files import File, Left, open_file
 from numcodecs_bytes._engine.strikes import Unexpected, state_of
 from numcodecs_bytes._options import stores_with_ranges
-
-logger = logging.getLogger("numcodecs_bytes")
 
 # Takes the length of an object and its version, as far as an answer tells them, and raises if they
 # are not as expected: where possible before the bytes arrive.
@@ -104,17 +101,11 @@ def _is_of_fsspec(instance: object) -> bool:
 
 
 def _unknown(instance: object) -> Whole:
-    """Return the source for a class that is not known, and log it once per class."""
+    """Return the source for a class that is not known."""
     why = f"{name_of_class(instance)} is not known to have reliable byte ranges"
     if not _is_of_fsspec(instance):
         why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
-    if type(instance) not in _told_of:
-        _told_of.add(type(instance))
-        logger.info("chunks are read whole: %s", why)
     return Whole(why)
-
-
-_told_of = set[type]()
 
 
 def _of_local_store(store: LocalStore) -> SourceOf:

@@ -45,8 +45,6 @@ def writable_path(byte_setter: Any) -> str | Whole:
     store: Any = byte_setter.store
     if type(store) is not LocalStore:
         return Whole(f"{name_of_class(store)} is not zarr's LocalStore")
-    if "set" in vars(store):  # which may encrypt, for example
-        return Whole("the method `set` of this LocalStore is replaced")
     if store.read_only:
         return Whole("the store is read-only")
     return f"{store.root}/{byte_setter.path}"

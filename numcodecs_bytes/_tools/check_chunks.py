@@ -25,14 +25,6 @@ from numcodecs_bytes._tools.hierarchy import (
     stored_chunks,
 )
 
-# How much of a shard is decoded at a time, in bytes.
-_PART_BYTES = 1 << 26
-# With these, zarr passes bools on as they are stored; our codec reads all but 0 as true.
-_ZARR_ALONE = {
-    "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
-    "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
-}
-
 
 def check_chunks(
     array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
@@ -98,7 +90,12 @@ def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_enco
         return None
     if not has_bools:
         return array
-    with zarr.config.set(_ZARR_ALONE):
+    # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
+    zarrs = {
+        "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
+        "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
+    }
+    with zarr.config.set(zarrs):
         return zarr.Array(zarr.AsyncArray(array.metadata.to_dict(), array.store_path))
 
 
@@ -132,7 +129,7 @@ def _problem_in(array: Any, index: Index) -> str:
 
 
 def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
-    """Yield the regions of a chunk to decode at a time: some rows of inner chunks of a shard."""
+    """Yield the regions of a chunk to decode at a time: rows of inner chunks of a shard, 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
     chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)
@@ -141,7 +138,7 @@ def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
         return
     rows, *others = chunk
     row_bytes = math.prod(shape[1:]) * array.chunks[0] * array.dtype.itemsize
-    num = array.chunks[0] * max(_PART_BYTES // max(row_bytes, 1), 1)
+    num = array.chunks[0] * max((1 << 26) // max(row_bytes, 1), 1)
     for start in range(rows.start, rows.stop, num):
         yield (slice(start, min(start + num, rows.stop)), *others)
 

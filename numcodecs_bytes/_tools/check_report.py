@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-MAX_LISTED = 10
-
 
 def printable(line: str) -> str:
     """Return a line with unprintable characters escaped, because names may contain anything."""
@@ -50,13 +48,7 @@ class ArrayReport:
         return self.format()
 
     def format(self, location: str = "") -> str:
-        """Return a line that describes the array, and a line for each of its problems and notes.
-
-        Parameters
-        ----------
-        location : str
-            The store of the array, to precede its path.
-        """
+        """Return a line for the array, whose store is at a location, and one for each finding."""
         name = f"{location}/{self.path}"
         lines = [f"{name:32} {self.data_type:16} partial reads: {self.partial_reads}"]
         lines += [f"  PROBLEM {problem}" for problem in self.problems]
@@ -68,7 +60,7 @@ class ArrayReport:
     def add_problem(self, problem: str) -> None:
         """Count a problem, and list it if it is one of the first ten."""
         self.num_problems += 1
-        if len(self.problems) < MAX_LISTED:
+        if len(self.problems) < 10:
             self.problems.append(problem)
 
 

@@ -28,8 +28,6 @@ from numcodecs_bytes._engine.stores import find_source
 T = TypeVar("T")
 Index = tuple[int, ...]
 
-# How many chunks are listed, and opened, at a time.
-_BATCH_LENGTH = 64
 # How many chunks of an array are requested from a store that can't list them.
 MAX_UNLISTED = 100_000
 # What Zarr and NCZarr store next to chunks.
@@ -179,7 +177,7 @@ def stored_chunks(array: Any, listing: Listing) -> Iterator[tuple[Index, str, in
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         numbers = range(min(math.prod(grid), MAX_UNLISTED))
         indices = (tuple(map(int, np.unravel_index(i, grid))) for i in numbers)
-    while batch := list(itertools.islice(indices, _BATCH_LENGTH)):
+    while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         sizes = sync(_sizes_of(array.store, keys))
         for index, key, size in zip(batch, keys, sizes, strict=True):

@@ -7,17 +7,6 @@ import zarr.abc.store
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
-# Icechunk's names of the options of fsspec's file systems (s3fs, adlfs).
-_NAMES = {
-    "anon": "anonymous",
-    "key": "access_key_id",
-    "secret": "secret_access_key",
-    "token": "session_token",
-    "region_name": "region",
-    "account_name": "account",
-    "account_key": "access_key",
-}
-
 
 async def is_repository(store: zarr.abc.store.Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
@@ -43,7 +32,17 @@ def open_repository(
     if protocol.startswith("g"):  # gcsfs calls everything a token
         given = options.pop("token", None)
         options |= {"anon": True} if given == "anon" else {"application_credentials": given}
-    options = {_NAMES.get(name, name): value for name, value in options.items()}
+    # Icechunk's names of the options of fsspec's file systems (s3fs, adlfs).
+    names = {
+        "anon": "anonymous",
+        "key": "access_key_id",
+        "secret": "secret_access_key",
+        "token": "session_token",
+        "region_name": "region",
+        "account_name": "account",
+        "account_key": "access_key",
+    }
+    options = {names.get(name, name): value for name, value in options.items()}
     if endpoint := options.get("endpoint_url"):  # often a server without buckets as host names
         options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
     kind, place = "local_filesystem_storage", {"path": rest}
