@@ -128,7 +128,7 @@ class _Job:
             raise self._errors[0]
 
     def _help(self, num_workers: int) -> None:
-        """Have so many threads read, together with this one."""
+        """Have other threads help, so that `num_workers` read in all."""
         most = min(num_workers, len(self._left) + 1, MAX_FILE_THREADS)
         try:
             while self._num_helpers < most - 1:

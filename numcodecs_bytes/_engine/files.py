@@ -1,4 +1,4 @@
-"""Pieces of local files: opened without side effects, read completely, asked for if cold.
+"""Runs of local files: opened without side effects, read completely, asked for if cold.
 
 No file is mapped into memory, because to truncate a mapped file crashes the process.
 """
@@ -46,7 +46,7 @@ class OpenFile(NamedTuple):
 
     descriptor: int
     start: int = 0
-    is_asked_for: bool = False  # whether the system was asked for its pieces already
+    is_asked_for: bool = False  # whether the system was asked for its runs already
 
 
 def open_file(path: str) -> int:
@@ -94,7 +94,7 @@ def has_waited(before: Any, *, is_alone: bool = True) -> bool:
 
 
 def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
-    """Whether this thread has to wait for a few pieces of a file, and may ask for all of them."""
+    """Whether this thread has to wait for a few runs of a file, and may ask for all of them."""
     if not hasattr(os, "posix_fadvise"):
         return False
     before = usage()
@@ -106,13 +106,13 @@ def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
 
 
 def ask_for(descriptor: int, starts: Sequence[int], length: int) -> None:
-    """Have the system read pieces of a file, all at once."""
+    """Have the system read runs of a file, all at once."""
     for start in starts:
         os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
 
-def read_pieces(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
-    """Return pieces of a file, end to end, all of the same length in bytes.
+def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
+    """Return runs of a file, end to end, all of the same length in bytes.
 
     Short ones are bytes; for others `memory` returns memory, a ``memoryview`` of as many bytes as
     it is asked for. Raises EOFError if the file is too short.
@@ -130,7 +130,7 @@ def read_pieces(descriptor: int, starts: Sequence[int], length: int, memory: Any
 
 
 def fill(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill memory with the bytes of a file that begin at `start`; see `read_pieces`."""
+    """Fill memory with the bytes of a file that begin at `start`; see `read_runs`."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -152,5 +152,5 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
 
 
 def memory_of(num_bytes: int) -> memoryview:
-    """Return new memory of so many bytes."""
+    """Return new memory of `num_bytes`."""
     return np.empty(num_bytes, np.uint8).data

@@ -14,8 +14,8 @@ from numcodecs_bytes._engine.plan import Plan, Where
 
 
 def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Where) -> None:
-    """Copy the pieces of a plan, which `raw` holds end to end, to their place in the output."""
-    if not plan.num_pieces:
+    """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
+    if not plan.num_runs:
         return
     window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
     if plan.has_index:
@@ -88,7 +88,7 @@ def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
 
 
 def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
-    """Return the output as bytes if the pieces of a plan are what belongs there, end to end."""
+    """Return the output as bytes if the runs of a plan are what belongs there, end to end."""
     if not (plan.is_solid and layout.is_plain and out.dtype == layout.dtype and are_slices(place)):
         return None
     region = out[(*place, ...)].transpose(plan.stored_axes)

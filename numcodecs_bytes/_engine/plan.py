@@ -1,10 +1,10 @@
-"""A selection of a chunk -> which pieces of it to read, and where they belong.
+"""A selection of a chunk -> which runs of it to read, and where they belong.
 
 Works on integers only: no array data, no I/O. From the innermost stored axis outwards, all between
-the lowest and the highest index, the hull, is one piece if it is at most as long as all indices
-would be with a gap each; along the other axes there is a piece for each index. So all pieces of a
+the lowest and the highest index, the hull, is one run if it is at most as long as all indices
+would be with a gap each; along the other axes there is a run for each index. So all runs of a
 plan have one length. What a hull holds beyond the selection is left out by a strided window over
-the pieces, and by NumPy.
+the runs, and by NumPy.
 """
 
 import itertools
@@ -25,17 +25,17 @@ Where = tuple[Any, ...]  # for each axis of a selection a slice, or for one of t
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Which pieces of a chunk to read, and where the selected elements lie in them."""
+    """Which runs of a chunk to read, and where the selected elements lie in them."""
 
-    num_pieces: int
-    length: int  # of each piece, in bytes
-    # The window over the pieces, end to end, with the axes of the selection; strides in bytes.
+    num_runs: int
+    length: int  # of each run, in bytes
+    # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     has_index: bool  # whether `index` has to be applied to the window
-    is_solid: bool  # whether the pieces, end to end, are the selected elements in stored order
+    is_solid: bool  # whether the runs, end to end, are the selected elements in stored order
     axes: tuple[Axis, ...]  # in the order in which they are stored
-    num_outer: int  # along how many axes, the first ones, there is a piece for each index
+    num_outer: int  # along how many axes, the first ones, there is a run for each index
     start: int  # where the hull along the others begins, in bytes of the chunk
     gap: int  # up to which gap it was planned, in bytes
     _offsets: Indices | None = None
@@ -43,8 +43,8 @@ class Plan:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the pieces have."""
-        return self.num_pieces * self.length
+        """How many bytes the runs have."""
+        return self.num_runs * self.length
 
     @property
     def stored_axes(self) -> tuple[int, ...]:
@@ -63,10 +63,10 @@ class Plan:
         return self._index
 
     def starts(self, start: int = 0) -> Indices:
-        """Return where each piece begins, in bytes, if the chunk begins at `start`."""
+        """Return where each run begins, in bytes, if the chunk begins at `start`."""
         offsets: Any = self._offsets
         if offsets is None:
-            offsets = np.zeros(min(self.num_pieces, 1), np.intp)
+            offsets = np.zeros(min(self.num_runs, 1), np.intp)
             for k, (indices, stride, _) in enumerate(reversed(self.axes[: self.num_outer])):
                 along = np.asarray(indices) * stride
                 offsets = np.add.outer(along, offsets).reshape(-1) if k else along
@@ -79,7 +79,7 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan for a selection of a chunk; None if the selection is of an unknown kind.
 
-    With a gap of 0, all bytes of all pieces are selected, and repeated indices repeat pieces.
+    With a gap of 0, all bytes of all runs are selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
     key = key_of(selection), drop_axes, gap
@@ -90,7 +90,7 @@ def plan_of(
         return None if axes is None else _plan(axes, layout.item_size, gap)
     if plan is None and (axes := axes_of(selection, layout, drop_axes)) is not None:
         plan = _plan(axes, layout.item_size, gap)
-        if plan.num_pieces <= constants.MAX_KEPT:
+        if plan.num_runs <= constants.MAX_KEPT:
             if len(layout.plans) >= constants.MAX_PLANS:
                 layout.plans.clear()
             layout.plans[key] = plan
@@ -141,7 +141,7 @@ def _plan(axes: tuple[Axis, ...], item_size: int, gap: int, num_outer: int | Non
 
 
 def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
-    """Return along how many of the axes, the first ones, there is a piece for each index."""
+    """Return along how many of the axes, the first ones, there is a run for each index."""
     num, length = len(axes), item_size
     while num:
         (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
@@ -172,7 +172,7 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     read once. Elements of a part at the same place are in the order of the selection.
     """
     is_scattered = plan.has_index or list(plan.stored_axes) != sorted(plan.stored_axes)
-    is_group = plan.num_pieces == 1 and is_scattered
+    is_group = plan.num_runs == 1 and is_scattered
     most = constants.GROUP_BYTES if is_group else constants.BLOCK_BYTES
     if plan.num_bytes <= max(most, item_size):
         return [((slice(None),) * len(plan.shape), plan)]
@@ -201,7 +201,7 @@ def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan
         for cut in cuts:
             indices: Any = along.indices[cut]
             part, start = None, moved_by
-            if type(indices) is range:  # all parts of so many indices are alike
+            if type(indices) is range:  # all parts of as many indices are alike
                 start += indices[0] * along.stride
                 indices = range(0, len(indices) * indices.step, indices.step)
                 part = made.get(len(indices))

@@ -19,16 +19,16 @@ def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where) -
 
     Straight into the output where stored elements are elements, and the memory is contiguous; else
     block by block through memory that stays in the CPU cache. Raises EOFError if the file is
-    shorter than the pieces of the plan.
+    shorter than the runs of the plan.
     """
-    if not plan.num_pieces or _has_read_straight(file, layout, plan, out, place):
-        return plan.num_pieces, plan.num_bytes
+    if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
+        return plan.num_runs, plan.num_bytes
     num_requests, num_bytes = 0, 0
     for where, part in split(plan, layout.item_size):
         to = place if part is plan else place_within(place, where)
         if part is plan or not _has_read_straight(file, layout, part, out, to):
-            write_selected(_read_pieces(file, part, _block), part, layout, out, to)
-        num_requests, num_bytes = num_requests + part.num_pieces, num_bytes + part.num_bytes
+            write_selected(_read_runs(file, part, _block), part, layout, out, to)
+        num_requests, num_bytes = num_requests + part.num_runs, num_bytes + part.num_bytes
     return num_requests, num_bytes
 
 
@@ -40,22 +40,22 @@ def _has_read_straight(
     if region is None:
         return False
     memory = region.data
-    raw = _read_pieces(file, plan, lambda _: memory)
+    raw = _read_runs(file, plan, lambda _: memory)
     if raw is not memory:
         memory[:] = raw
     return True
 
 
-def _read_pieces(file: OpenFile, plan: Plan, memory: Callable[[int], memoryview]) -> Any:
-    """Return the pieces of a plan, end to end; see `files.read_pieces`."""
+def _read_runs(file: OpenFile, plan: Plan, memory: Callable[[int], memoryview]) -> Any:
+    """Return the runs of a plan, end to end; see `files.read_runs`."""
     if not plan.num_outer:
         starts = [plan.start + file.start]
     else:
         starts = plan.starts(file.start).tolist()
-        is_many = plan.num_pieces >= constants.LOOK_FROM and not file.is_asked_for
+        is_many = plan.num_runs >= constants.LOOK_FROM and not file.is_asked_for
         if is_many and files.is_cold(file.descriptor, starts):
             files.ask_for(file.descriptor, starts, plan.length)
-    return files.read_pieces(file.descriptor, starts, plan.length, memory)
+    return files.read_runs(file.descriptor, starts, plan.length, memory)
 
 
 def _block(num_bytes: int) -> memoryview:

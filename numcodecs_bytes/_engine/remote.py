@@ -1,6 +1,6 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or a part of a file into which references point. All pieces of it are
+An object is a chunk, a shard, or a part of a file into which references point. All runs of it are
 coalesced, requested at once, and must be of one version. If something is not answered as requested,
 zarr reads it, and all that was not asked for yet, when all requests in flight have ended.
 """
@@ -50,18 +50,18 @@ class Share(NamedTuple):
     """What an object may have of zarr's `async.concurrency`."""
 
     num_requests: int
-    gap: int  # over which gaps pieces are requested together, in bytes
+    gap: int  # over which gaps runs are requested together, in bytes
     is_exact: bool  # whether a person has set the gap: then ranges are as long as it makes them
 
     @classmethod
     def of(cls, num_in_flight: int) -> "Share":
-        """Return the share of each of so many objects that are read at once."""
+        """Return the share of each object if `num_in_flight` of them are read at once."""
         limit = zarr.config.get("async.concurrency") or constants.UNLIMITED
         num, gap = max(1, limit // num_in_flight), max_gap_bytes()
         return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
 
     def most(self, num_bytes: int) -> int:
-        """Return how long a range is at most, if all of them have so many bytes."""
+        """Return how long a range is at most, if all of them have `num_bytes` together."""
         if self.is_exact:
             return sys.maxsize
         return max(constants.PART_BYTES, -(-num_bytes // self.num_requests))
@@ -130,18 +130,18 @@ class Object:
     async def fetch(
         self, parts: list[_Part], share: Share, most: int, memory: Any
     ) -> list[UInt8Array]:
-        """Return the pieces of each part, end to end; put those of several ranges into `memory`.
+        """Return the runs of each part, end to end; put those of several ranges into `memory`.
 
         A range over gaps has at most `most` bytes. Raises as `ask`, after all requests have ended.
         """
         num_bytes = [plan.num_bytes for plan, *_ in parts]
         longest = most if self.may_split() else sys.maxsize
         (plan, start, _), *others = parts
-        if plan.num_pieces == 1 and not others and _num_parts(plan.length, longest) == 1:
+        if plan.num_runs == 1 and not others and _num_parts(plan.length, longest) == 1:
             start += plan.start
             return [await self.ask(start, start + plan.length)]
         starts: Indices = np.concatenate([plan.starts(start) for plan, start, _ in parts])
-        lengths = np.repeat([p.length for p, *_ in parts], [p.num_pieces for p, *_ in parts])
+        lengths = np.repeat([p.length for p, *_ in parts], [p.num_runs for p, *_ in parts])
         ranges = list(_ranges(starts, lengths, share.gap, most, longest))
         self._is_split = _num_parts(int(lengths.max(initial=0)), longest) > 1
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
@@ -156,7 +156,7 @@ class Object:
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
             else:
-                _copy_pieces(raw, starts[at] - start, memory, to[at], lengths[at])
+                _copy_runs(raw, starts[at] - start, memory, to[at], lengths[at])
 
         await concurrent_map(ranges, get, share.num_requests)
         if errors and self._has_answered and isinstance(errors[0], Missing):
@@ -176,9 +176,9 @@ def _num_parts(num_bytes: int, most: int) -> int:
 def _ranges(
     starts: Indices, lengths: Indices, gap: int, most: int, longest: int
 ) -> Iterator[tuple[Indices, int, int]]:
-    """Yield ranges: the pieces in it, its first byte, and its end.
+    """Yield ranges: the runs in it, its first byte, and its end.
 
-    Pieces over gaps of up to `gap` bytes are together, if these have up to `most`. A piece of more
+    Runs over gaps of up to `gap` bytes are together, if these have up to `most`. A run of more
     than `longest` bytes is several ranges.
     """
     order = np.argsort(starts, kind="stable")
@@ -198,10 +198,10 @@ def _ranges(
         first = after
 
 
-def _copy_pieces(
+def _copy_runs(
     raw: UInt8Array, starts: Indices, memory: UInt8Array, to: Indices, lengths: Indices
 ) -> None:
-    """Copy the pieces that begin at `starts` in a range; the only piece may begin before it."""
+    """Copy the runs that begin at `starts` in a range; the only run may begin before it."""
     if len(starts) == 1:
         begin = to[0] - starts[0]
         memory[begin : begin + len(raw)] = raw
@@ -283,21 +283,21 @@ class _Reader:
                 yield self._job([(0, k, remote)], stored, worth)
         total = sum([len(found) * layout.num_bytes for (_, layout), found in together.items()])
         for (_, layout), found in together.items():
-            for run in self._runs(sorted(found, key=lambda one: one[:2]), layout.num_bytes, total):
-                yield self._job(run, layout, worth)
+            for group in self._groups(found, layout.num_bytes, total):
+                yield self._job(group, layout, worth)
 
-    def _runs(self, found: list[_Found], num_bytes: int, total: int) -> Iterator[list[_Found]]:
+    def _groups(self, found: list[_Found], num_bytes: int, total: int) -> Iterator[list[_Found]]:
         """Yield chunks that lie side by side, as many together as to keep all requests busy."""
         gap = self.alone.gap if self.alone.is_exact else constants.BESIDE_BYTES
         most = min(constants.PART_BYTES, total // self.alone.num_requests) // num_bytes
-        run = found[:1]
-        for one in found[1:]:
-            between = one[0] - run[-1][0] - num_bytes
-            if not 0 <= between <= gap or len(run) >= most:
-                yield run
-                run = []
-            run.append(one)
-        yield run
+        group = list[_Found]()
+        for one in sorted(found, key=lambda one: one[:2]):
+            between = one[0] - group[-1][0] - num_bytes if group else 0
+            if group and (not 0 <= between <= gap or len(group) >= most):
+                yield group
+                group = []
+            group.append(one)
+        yield group
 
     def _job(self, found: list[_Found], stored: Layout | Shard, worth: int) -> _Job:
         """Plan how to read chunks in an object; `worth` is how many bytes are to be spared."""
@@ -401,8 +401,8 @@ class _Reader:
             layout = stored
             parts = list(zip(job.plans, job.starts, map(self.batch.place, job.chunks), strict=True))
         memory = memory_of(out, parts[0][2], parts[0][0], layout) if len(parts) == 1 else None
-        pieces = await job.target.fetch(parts, job.share, job.most, memory) if parts else []
-        for raw, (plan, _, place) in zip(pieces, parts, strict=True):
+        runs = await job.target.fetch(parts, job.share, job.most, memory) if parts else []
+        for raw, (plan, _, place) in zip(runs, parts, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, layout, out, place)
         self._note(job, alone)

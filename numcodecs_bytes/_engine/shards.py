@@ -52,7 +52,7 @@ class Shard:
         return math.prod(self.spec.shape) * self.layout.item_size
 
     def index_range(self, num_bytes: int) -> tuple[int, int]:
-        """Return first byte and end of the index of a shard of so many bytes."""
+        """Return the first byte and the end of the index of a shard of `num_bytes`."""
         location = self.codec.index_location  # an Enum on zarr 3.1.6
         is_first = getattr(location, "value", location) == "start"
         start = 0 if is_first else num_bytes - self.index_bytes
@@ -205,10 +205,10 @@ def read_shard(  # noqa: PLR0913, PLR0917
 
 
 def _ask_for(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
-    """Have the system read all pieces of inner chunks, unless they seem to be in memory."""
+    """Have the system read all runs of inner chunks, unless they seem to be in memory."""
     some = parts[:: max(len(parts) // constants.NUM_LOOKED_AT, 1)]
     firsts = [int(s) for plan, start, _ in some for s in plan.starts(start)[:1]]
-    num_pieces = sum([plan.num_pieces for plan, *_ in parts])
-    if num_pieces >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
+    num_runs = sum([plan.num_runs for plan, *_ in parts])
+    if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
         for plan, start, _ in parts:
             files.ask_for(descriptor, plan.starts(start).tolist(), plan.length)

@@ -110,8 +110,8 @@ class Writes:
         is_array = isinstance(self._values, np.ndarray)  # one thread reads others
         if is_array and _num_bytes(self._values) > constants.PARALLEL_BYTES * len(ks):
             num = min(os.cpu_count() or 1, len(ks))
-        runs = [functools.partial(self._run, files, ks[first::num]) for first in range(num)]
-        running = [run_while_wanted(write_pool(), run) for run in runs]
+        shares = [functools.partial(self._run, files, ks[first::num]) for first in range(num)]
+        running = [run_while_wanted(write_pool(), share) for share in shares]
         for error in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(error, BaseException):
                 raise error

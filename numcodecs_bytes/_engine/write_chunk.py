@@ -36,19 +36,19 @@ class ChunkFile:
     def __post_init__(self) -> None:
         self._byte_setter, self._spec, selection, *_ = self.item
         self._parts = self._plan(selection)
-        self._num_pieces = sum([part.pieces.num_pieces for part in self._parts])
+        self._num_runs = sum([part.runs.num_runs for part in self._parts])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._parts)
         self._locked_since = 0.0
 
     def _plan(self, selection: Any) -> list[Part]:
         """Return what is written to each of the chunks in the file."""
         self._layout = self.stored
-        pieces = plan_of(selection, self._layout, self.drop_axes, gap=0)
-        if pieces is None:
+        runs = plan_of(selection, self._layout, self.drop_axes, gap=0)
+        if runs is None:
             raise NotInPlace(f"its selection, {selection!r}, is not known")
-        shape = write_file.shape_of(pieces.axes)
+        shape = write_file.shape_of(runs.axes)
         elements = write_file.elements_of(self.values, self._layout, shape)
-        return [Part(pieces, write_file.hulls_of(pieces, self._layout), elements, self._layout)]
+        return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
     def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:  # noqa: ARG002
         """Return what has a place in the file, and what has none, if nothing is wrong with it."""
@@ -70,7 +70,7 @@ class ChunkFile:
 
     def write(self, is_wanted: IsWanted) -> None:
         """Write everything; nothing is written if LockedError or NotInPlace is raised."""
-        step: Any = self._change if self._num_pieces else None  # each returns the next one
+        step: Any = self._change if self._num_runs else None  # each returns the next one
         for _ in range(constants.MAX_TRIES):
             if step is None:
                 return
@@ -83,11 +83,11 @@ class ChunkFile:
             except LockedError:
                 now = time.monotonic()
                 self._locked_since = self._locked_since or now
-                is_long = now - self._locked_since > self._num_pieces * constants.PIECE_SECONDS
+                is_long = now - self._locked_since > self._num_runs * constants.RUN_SECONDS
                 if not (self._in_hulls and is_long):
                     self._in_hulls = self._prefers_hulls
                     raise
-                # Nobody waits longer for writers of pieces than it takes to write pieces beside
+                # Nobody waits longer for writers of runs than it takes to write runs beside
                 # them, with a shared lock. Who does not get that waits for a writer of hulls.
                 self._in_hulls, step = False, self._change
         raise NotInPlace("it keeps being replaced")
@@ -136,7 +136,7 @@ class ChunkFile:
         return all(
             buffer_of(part.elements[(*where, ...)]).all_equal(fill_value)
             for part in parts
-            for where, _ in split(part.pieces, self._layout.item_size)
+            for where, _ in split(part.runs, self._layout.item_size)
         )
 
     def _stored_fill_value(self) -> UInt8Array:
@@ -144,7 +144,7 @@ class ChunkFile:
         return as_bytes(encode_array(fill_value, self._layout.stored))
 
     def _note(self, num_bytes_before: int) -> None:
-        """Tell `numcodecs_bytes.trace` what was written to a file of so many bytes."""
+        """Tell `numcodecs_bytes.trace` what was written to a file, given its length before."""
         if _trace.active:
             num = sum([part.elements.size for part in self._parts])
             counts = {

@@ -1,8 +1,8 @@
 """Write a selection of a chunk into an open file, and no other byte.
 
-Pieces are written one by one. If they are many and close to each other, hulls are rewritten: read,
+Runs are written one by one. If they are many and close to each other, hulls are rewritten: read,
 changed in memory and written, which needs the exclusive lock. The plan of the hulls is that of the
-pieces with a larger gap.
+runs with a larger gap.
 """
 
 import os
@@ -24,23 +24,23 @@ from numcodecs_bytes._threads import IsWanted
 class Part(NamedTuple):
     """What is written to a chunk."""
 
-    pieces: Plan  # where the selected elements lie, without gaps
+    runs: Plan  # where the selected elements lie, without gaps
     hulls: Plan  # the same with gaps
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     layout: Layout
 
 
-def hulls_of(pieces: Plan, layout: Layout) -> Plan:
-    """Return the plan of hulls around pieces, which is the same if they are few."""
-    are_few = pieces.num_pieces <= constants.REWRITE_FROM
-    return pieces if are_few else plan_axes(pieces.axes, layout)
+def hulls_of(runs: Plan, layout: Layout) -> Plan:
+    """Return the plan of hulls around runs, which is the same if they are few."""
+    are_few = runs.num_runs <= constants.REWRITE_FROM
+    return runs if are_few else plan_axes(runs.axes, layout)
 
 
 def is_faster_in_hulls(parts: Sequence[Part]) -> bool:
-    """Whether it is faster to rewrite the hulls of all parts than to write their pieces."""
-    num_pieces = sum([part.pieces.num_pieces for part in parts])
-    num_hulls = sum([part.hulls.num_pieces for part in parts])
-    return num_pieces > constants.REWRITE_FROM * num_hulls
+    """Whether it is faster to rewrite the hulls of all parts than to write their runs."""
+    num_runs = sum([part.runs.num_runs for part in parts])
+    num_hulls = sum([part.hulls.num_runs for part in parts])
+    return num_runs > constants.REWRITE_FROM * num_hulls
 
 
 def shape_of(axes: Sequence[Axis]) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ def write_part(
     descriptor: int, part: Part, start: int, is_wanted: IsWanted, *, in_hulls: bool
 ) -> None:
     """Write to a chunk that begins at `start` in a file."""
-    plan, layout = part.hulls if in_hulls else part.pieces, part.layout
+    plan, layout = part.hulls if in_hulls else part.runs, part.layout
     for where, block in split(plan, layout.item_size):
         raise_unless(is_wanted)
         elements = part.elements if block is plan else part.elements[(*where, ...)]
@@ -75,23 +75,23 @@ def write_part(
         else:
             raw = np.empty(block.num_bytes, np.uint8)
             for k, position in enumerate(starts if block.gap else ()):
-                piece = raw[k * block.length : (k + 1) * block.length]
-                files.fill(descriptor, position, piece.data)
+                run = raw[k * block.length : (k + 1) * block.length]
+                files.fill(descriptor, position, run.data)
             window: Array = np.ndarray(block.shape, layout.stored, raw, 0, block.strides)
             index = mesh(block.index, block.shape) if block.has_index else ...
             window[index] = encode_array(elements, layout.stored)
         if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
             files.ask_for(descriptor, starts, block.length)  # the system reads the pages around
-        write_pieces(descriptor, raw, starts, block.length)
+        write_runs(descriptor, raw, starts, block.length)
 
 
-def write_pieces(descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
-    """Write pieces of one length, which lie in `raw` end to end."""
+def write_runs(descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
+    """Write runs of one length, which lie in `raw` end to end."""
     view, pwrite = raw.data, os.pwrite
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
-        piece, position = view[first : first + length], start
-        while (num := pwrite(descriptor, piece, position)) < len(piece):
-            piece, position = piece[num:], position + num
+        run, position = view[first : first + length], start
+        while (num := pwrite(descriptor, run, position)) < len(run):
+            run, position = run[num:], position + num
 
 
 def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsWanted) -> None:
@@ -102,7 +102,7 @@ def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsW
     for start in range(span.start, span.stop, len(block)):
         raise_unless(is_wanted)
         raw = block[: span.stop - start]
-        write_pieces(descriptor, raw, [start], len(raw))
+        write_runs(descriptor, raw, [start], len(raw))
 
 
 def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> None:
@@ -113,7 +113,7 @@ def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> Non
         raw = block[: span.stop - start]
         files.fill(source, start, raw.data)
         if raw.any():
-            write_pieces(target, raw, [start], len(raw))
+            write_runs(target, raw, [start], len(raw))
 
 
 def raise_unless(is_wanted: IsWanted) -> None:

@@ -57,8 +57,8 @@ class ShardFile(ChunkFile):
 
     def _points_at(self, positions: Any, elements: Array) -> Part:
         """Return what is written to points, which lie at positions in the file in bytes."""
-        pieces = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
-        return Part(pieces, write_file.hulls_of(pieces, self._layout), elements, self._layout)
+        runs = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
+        return Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
 
     def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:
         try:
@@ -114,7 +114,7 @@ class ShardFile(ChunkFile):
         if old is not None:
             write_file.copy_span(old, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
-        write_file.write_pieces(new, raw, [0 if first else data_end], len(raw))
+        write_file.write_runs(new, raw, [0 if first else data_end], len(raw))
         return self._split_by(index)[0]
 
     def _new_places(self, index: Any, *, are_free: bool) -> Any:

@@ -198,12 +198,12 @@ def ranges(file: Path, n: int, selection: contenders.Selection) -> list[tuple[in
     is_selected = np.zeros((n, n), bool)
     is_selected[selection] = True
     at = np.flatnonzero(is_selected.ravel()[numbers])
-    pieces = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
-    return [(8 * int(p[0]), (-numbers[p].astype("f8")).tobytes()) for p in pieces]
+    runs = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
+    return [(8 * int(p[0]), (-numbers[p].astype("f8")).tobytes()) for p in runs]
 
 
-def pwrite(file: Path, pieces: list[tuple[int, bytes]]) -> None:
+def pwrite(file: Path, runs: list[tuple[int, bytes]]) -> None:
     descriptor = os.open(file, os.O_WRONLY)
-    for offset, data in pieces:
+    for offset, data in runs:
         os.pwrite(descriptor, data, offset)
     os.close(descriptor)

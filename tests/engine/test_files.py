@@ -74,7 +74,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error(chunk):
     with pytest.raises(EOFError, match="truncated"):
         files.fill(descriptor, 8, memoryview(bytearray(16)))
     with pytest.raises(EOFError, match="truncated"):
-        files.read_pieces(descriptor, [0, 14], 4, lambda _: None)
+        files.read_runs(descriptor, [0, 14], 4, lambda _: None)
     os.close(descriptor)
 
 

@@ -14,8 +14,8 @@ I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
 
 def apply(plan, raw, layout, start=0):
     """Return what a plan selects from the bytes of an object."""
-    pieces = b"".join([raw[s : s + plan.length] for s in plan.starts(start).tolist()])
-    window = np.ndarray(plan.shape, layout.stored, pieces or bytes(4), 0, plan.strides)
+    runs = b"".join([raw[s : s + plan.length] for s in plan.starts(start).tolist()])
+    window = np.ndarray(plan.shape, layout.stored, runs or bytes(4), 0, plan.strides)
     if not plan.has_index:
         return window
     along = [np.arange(n)[i] for i, n in zip(plan.index, plan.shape, strict=True)]
@@ -71,9 +71,9 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
                 out[where] = apply(part, raw, layout, 5)
             np.testing.assert_array_equal(out, expected)
         if plan.is_solid:
-            pieces = [raw[s : s + plan.length] for s in plan.starts(5).tolist()]
+            runs = [raw[s : s + plan.length] for s in plan.starts(5).tolist()]
             stored = np.asarray(expected, BIG_I4).transpose(plan.stored_axes)
-            assert b"".join(pieces) == stored.tobytes()
+            assert b"".join(runs) == stored.tobytes()
         if plan.gap == 0:
             read = {b for s in plan.starts().tolist() for b in range(s, s + plan.length)}
             selected = apply(plan, np.arange(len(raw) // 4, dtype=BIG_I4).tobytes(), layout)
@@ -81,7 +81,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
 
 
 @pytest.mark.parametrize(
-    ("selection", "num_pieces", "length"),
+    ("selection", "num_runs", "length"),
     [
         ((slice(0, 100), slice(0, 10_000)), 1, 1_000_000),
         ((5, slice(0, 10_000)), 1, 10_000),
@@ -93,9 +93,9 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
     ],
     ids=["whole", "row", "column", "box", "steps", "small gaps", "nothing"],
 )
-def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_pieces, length):
+def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_runs, length):
     plan = plan_of(selection, Layout((100, 10_000), U1, U1))
-    assert (plan.num_pieces, plan.length) == (num_pieces, length)
+    assert (plan.num_runs, plan.length) == (num_runs, length)
 
 
 def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constants):
@@ -111,7 +111,7 @@ def test_sparse_points_are_neither_sorted_nor_spread():
     """Half a million of them are no tuple of Python's integers either."""
     points = np.arange(0, 1 << 33, 1 << 14)[::-1]
     plan = plan_of((points,), Layout((1 << 33,), U1, U1))
-    assert plan.num_pieces == len(points)
+    assert plan.num_runs == len(points)
     np.testing.assert_array_equal(plan.starts(), points)
 
 
