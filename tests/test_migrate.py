@@ -1,6 +1,7 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from helpers import (
     WITHOUT_ENTRY_POINTS,
     bytes_codec,
     random_array,
+    run_program,
     run_python,
     write_array,
     write_v2,
@@ -100,38 +102,26 @@ def assert_migrated(path):
     return report.notes
 
 
-def read_without_us(path):
-    """Return what zarr alone reads at index 1, or its error."""
-    program = f"""{WITHOUT_ENTRY_POINTS}
-import sys, zarr
-try:
-    print(zarr.open_array(sys.argv[1], zarr_format=3)[1].tolist())
-except ValueError as error:
-    print(error)
-assert "numcodecs_bytes" not in sys.modules
-"""
-    return run_python("-W", "ignore", "-c", program, path).stdout.strip()
-
-
 class TestArrays:
+    """Arrays of every kind; CODECS are the places of the codec "bytes", and its byte orders."""
+
+    CODECS = (None, *itertools.product(["filters", "compressors"], ["little", "big"]))
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize("codec", CODECS, ids=str)
     @pytest.mark.parametrize("order", ["C", "F"])
     @pytest.mark.parametrize("dtype", [*DTYPES, *STRUCTURES], ids=str)
-    def test_every_data_type(self, tmp_path, dtype, order):
+    def test_every_data_type(self, tmp_path, dtype, order, codec):
         """zarr's own tool takes every structure for little endian: 1 would be 16777216."""
-        create(tmp_path, random_array(dtype, SHAPE), order=order)
+        data, settings = random_array(dtype, SHAPE), {}
+        if codec:
+            where, endian = codec
+            found = numcodecs_bytes.Bytes(endian, data.dtype)
+            settings = {where: [found] if where == "filters" else found}
+        create(tmp_path, data, order=order, **settings)
         assert assert_migrated(tmp_path) == []
 
     @pytest.mark.matrix
-    @pytest.mark.parametrize("endian", ["little", "big"])
-    @pytest.mark.parametrize("where", ["filters", "compressors"])
-    @pytest.mark.parametrize("dtype", ["<f8", ">i4", "?", ">U3", *STRUCTURES[1:]], ids=str)
-    @pytest.mark.parametrize("order", ["C", "F"])
-    def test_the_codec_bytes(self, tmp_path, dtype, where, endian, order):
-        data = random_array(dtype, SHAPE)
-        codec = numcodecs_bytes.Bytes(endian, data.dtype)
-        create(tmp_path, data, order=order, **{where: [codec] if where == "filters" else codec})
-        assert assert_migrated(tmp_path) == []
-
     @pytest.mark.parametrize("order", ["C", "F"])
     @pytest.mark.parametrize("dtype", ["<f8", ">i4"])
     @pytest.mark.parametrize(
@@ -233,30 +223,38 @@ class TestArrays:
         assert "alone can't open structures of Zarr v3" in report.reasons[0]
         assert written_in(tmp_path) == {}
 
-    def test_without_this_package_the_values_are_the_same(self, tmp_path):
+    def test_by_zarr_alone(self, tmp_path):
+        """The same values, but for two names: see "If you uninstall it" in the documentation."""
         data = random_array(">i4", (4, 3))
-        create(tmp_path, data, chunks=(4, 3), filters=[numcodecs_bytes.Bytes("little", data.dtype)])
-        migrated(tmp_path)
-        assert read_without_us(tmp_path) == str(data[1].tolist())
-
-    @pytest.mark.parametrize(
-        ("name", "other", "error"),
-        [
+        filters = [numcodecs_bytes.Bytes("little", data.dtype)]
+        create(tmp_path / "migrated", data, chunks=(4, 3), filters=filters)
+        migrated(tmp_path / "migrated")
+        raw, settings = np.array([1, 2], "c8").tobytes(), {"shape": [2], "fill_value": [0, 0]}
+        expected = [str(data[1].tolist())]
+        for name, other, error in (
             ("complex_float32", "complex64", "No Zarr data type found that matches"),
             ("endian", "bytes", "Expected 'bytes'. Got endian instead"),
-        ],
-    )
-    def test_names_to_be_replaced_before_an_uninstallation(self, tmp_path, name, other, error):
-        """What "If you uninstall it" in docs/check-and-migrate.md says of them."""
-        codec = bytes_codec("little", name if name == "endian" else "bytes")
-        data_type = "complex64" if name == "endian" else name
-        raw = np.array([1, 2], "c8").tobytes()
-        write_array(tmp_path, raw, data_type, [codec], [2], fill_value=[0, 0])
-        assert zarr.open_array(tmp_path, mode="r")[1] == 2
-        assert error in read_without_us(tmp_path)
-        text = (tmp_path / "zarr.json").read_text()
-        (tmp_path / "zarr.json").write_text(text.replace(f'"{name}"', f'"{other}"', 1))
-        assert read_without_us(tmp_path) == "(2+0j)"
+        ):
+            codec = bytes_codec("little", name if name == "endian" else "bytes")
+            data_type = "complex64" if name == "endian" else name
+            path = write_array(tmp_path / name, raw, data_type, [codec], **settings)
+            assert zarr.open_array(path, mode="r")[1] == 2
+            write_array(tmp_path / f"{name}, replaced", raw, data_type, [codec], **settings)
+            document = tmp_path / f"{name}, replaced" / "zarr.json"
+            document.write_text(document.read_text().replace(f'"{name}"', f'"{other}"', 1))
+            expected += [error, "(2+0j)"]
+        program = f"""{WITHOUT_ENTRY_POINTS}
+import sys, zarr
+for path in sys.argv[1:]:
+    try:
+        print(zarr.open_array(path, zarr_format=3)[1].tolist())
+    except ValueError as error:
+        print(str(error).replace("\\n", " "))
+assert "numcodecs_bytes" not in sys.modules
+"""
+        paths = sorted(tmp_path.iterdir(), key=lambda path: (path.name != "migrated", path.name))
+        lines = run_program("-W", "ignore", "-c", program, *paths).stdout.splitlines()
+        assert all(text in line for text, line in zip(expected, lines, strict=True)), lines
 
 
 BYTES, SHUFFLE = {"id": "bytes", "endian": "big"}, {"id": "shuffle", "elementsize": 4}
