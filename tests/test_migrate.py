@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numcodecs
 import numpy as np
@@ -180,17 +181,13 @@ class TestArrays:
             assert zarr.open_array(tmp_path, zarr_format=3)[:].tolist() == expected
 
     @pytest.mark.parametrize(
-        "dtype",
-        [
-            *("<c8", "<U3", ">i4", "<f4", "S3", "V3", "?", ">M8[s]"),
-            *([[["a", "|b1"], ["s", "|S2"], ["u", "<U2"]]] if HAS_STRUCT else []),
-        ],
-        ids=str,
+        "dtype", ["<c8", "<U3", ">i4", "<f4", "|S3", "|V3", "|b1", ">M8[s]", ()]
     )
     def test_no_fill_value(self, tmp_path, dtype):
-        dtype = np.dtype(dtype).str if isinstance(dtype, str) else dtype
-        write_v2(tmp_path / "a", None, dtype, fill_value=None)
-        assert_migrated(tmp_path / "a")
+        if dtype == () and not HAS_STRUCT:
+            pytest.skip("this zarr has no structures of Zarr v3")
+        fields = [["a", "|b1"], ["s", "|S2"], ["u", "<U2"]]
+        assert_migrated(write_v2(tmp_path, None, dtype or fields, fill_value=None))
 
     @pytest.mark.parametrize("dtype", [str, zarr.dtype.VariableLengthBytes()], ids=str)
     def test_text_and_bytes_of_any_length(self, tmp_path, dtype):
@@ -536,29 +533,15 @@ class TestWrongArguments:
             migrate(Forbidden())
 
 
-class Bar:
-    """What is called of a progress bar, and how far it got in each phase."""
-
-    def __init__(self):
-        self.phases = []
-
-    def set_description(self, what):
-        self.phases.append([what, 0, None])
-
-    def reset(self, total):
-        self.phases[-1][2] = total
-
-    def update(self):
-        self.phases[-1][1] += 1
-
-
 class TestProgress:
     @pytest.mark.parametrize("options", [{"dry_run": True}, {}])
     def test_nodes_and_documents_are_counted(self, folder, options):
-        phases = [["reading metadata", 9, None], ["comparing", 9, 9], ["writing", 9, 9]]
-        bar = Bar()
+        phases = ["reading metadata", "comparing", "writing"][: 2 if options else 3]
+        bar = Mock()
         migrate(folder, bar=bar, **options)
-        assert bar.phases == phases[: 2 if "dry_run" in options else 3]
+        assert [each.args for each in bar.set_description.mock_calls] == [(p,) for p in phases]
+        assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)][: len(phases)]
+        assert bar.update.call_count == 9 * len(phases)
 
     @pytest.mark.parametrize("is_terminal", [False, True])
     def test_it_is_shown_on_a_terminal_alone(self, folder, capsys, monkeypatch, is_terminal):
@@ -625,28 +608,24 @@ class TestCheck:
 
 
 class TestCommand:
-    @pytest.mark.parametrize(
-        ("options", "line"),
-        [
-            ("--dry-run", "/deep/x                          array  to be migrated\n"),
-            ("", "/deep/x                          array  migrated\n"),
-            ("", "  note    numcodecs.zlib in Zarr v3 are known to numcodecs alone"),
-            ("--exclude x", "9 arrays and groups, 0 refused, 1 excluded\n"),
-            ("--undo", "/deep                            group  Zarr v2 already\n"),
-        ],
-    )
-    def test_report(self, folder, capsys, options, line):
+    def test_report(self, folder, capsys):
         edited(folder / "y/.zarray", compressor={"id": "zlib", "level": 1})
         (folder / "y/0").unlink()
-        command = ["migrate", str(folder), *options.split()]
-        assert main(command) == 0
-        out = capsys.readouterr().out
-        assert line in out
-        assert ("zarr remove-metadata v2" in out) == (not options)
-        assert main(["--json", *command]) == 0
-        found = json.loads(capsys.readouterr().out)
-        wrong = "kept" if "--undo" in options else "refused"
-        assert (found[f"num_{wrong}"], len(found["nodes"])) == (0, 9)
+        for options, line in (
+            ("--dry-run", "/deep/x                          array  to be migrated\n"),
+            ("", "  note    numcodecs.zlib in Zarr v3 are known to numcodecs alone"),
+            ("--exclude x", "9 arrays and groups, 0 refused, 1 excluded\n"),
+            ("--undo", "/deep                            group  undone\n"),
+        ):
+            command = ["migrate", str(folder), *options.split()]
+            assert main(command) == 0
+            out = capsys.readouterr().out
+            assert line in out
+            assert ("zarr remove-metadata v2" in out) == (not options)
+            assert main(["--json", *command]) == 0
+            found = json.loads(capsys.readouterr().out)
+            wrong = "kept" if "--undo" in options else "refused"
+            assert (found[f"num_{wrong}"], len(found["nodes"])) == (0, 9)
 
     def test_status_of_nodes_that_are_refused_or_kept(self, folder, capsys):
         write_v2(folder / "x", None, **MIXED)
