@@ -4,10 +4,14 @@ Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
 import concurrent.futures.thread
+import contextlib
+import functools
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -256,6 +260,26 @@ class CountingSyncStore(CountingStore):
     def get_sync(self, key, *, prototype=None, byte_range=None):
         buffer = super().get_sync(key, prototype=prototype, byte_range=byte_range)
         return self._count(key, byte_range, buffer)
+
+
+class FileHandler(http.server.SimpleHTTPRequestHandler):
+    """Python's own web server, which ignores ranges; it lists no folders."""
+
+    def list_directory(self, _):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder, handler=FileHandler):
+    """Serve the files in a folder; yield the URL."""
+    handler = functools.partial(handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 # Elements and selections.

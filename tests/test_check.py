@@ -1,15 +1,13 @@
 """python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
 
 import contextlib
-import functools
-import http.server
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
-import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import numcodecs
 import numpy as np
@@ -19,10 +17,13 @@ import zarr.storage
 from helpers import (
     HAS_STRUCT,
     PIPELINES,
+    CountingStore,
     bytes_codec,
     metadata,
     metadata_v2,
+    ranges_from,
     run_program,
+    served,
     sharded,
     write_array,
     write_v2,
@@ -34,19 +35,27 @@ from numcodecs_bytes.__main__ import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
+LOCATIONS = ["{}", "file://{}", "{}.zip"]
 PLAIN, BIG = bytes_codec(), bytes_codec("big")
 CRC = {"name": "crc32c"}
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 DELTA = {"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}}
-NO_INDEX_ENDIAN = {"index_codecs": [PLAIN, CRC]}
 FIELDS = {"fields": [["a", "int16"], ["b", "bool"]]}
 STRUCT = {"name": "struct" if HAS_STRUCT else "structured", "configuration": FIELDS}
 OF_STRUCT = {"fill_value": {} if HAS_STRUCT else "AAAA"}
-DISAGREE = ".zarray and zarr.json disagree: "
 
 
 def check(location):
     return {found.path: found for found in checks.check(location)}
+
+
+def at(location, folder):
+    """Return the location of a folder, which may be packed in a zip file, or a URL."""
+    if "://" in location:
+        pytest.importorskip("fsspec")
+    if location.endswith(".zip"):  # with members for the folders
+        shutil.make_archive(str(folder), "zip", folder)
+    return location.format(folder)
 
 
 def zstd(stored):
@@ -80,7 +89,6 @@ def files(**contents):
 # An array, and how the one problem that it has begins.
 DAMAGED = {
     "empty": (v3(b"", "int16", [BIG]), "chunk c/0 holds 0 bytes, expected 8: it is truncated"),
-    "short": (v3(bytes(7), "int16", [BIG]), "chunk c/0 holds 7 bytes, expected 8: it is truncated"),
     "long": (
         v3(bytes(9), "int16", [BIG]),
         "chunk c/0 holds 9 bytes, expected 8: it has another shape or is compressed",
@@ -94,18 +102,10 @@ DAMAGED = {
         v2(numcodecs.Zlib().encode(bytes(16))[:-6], "<i4", compressor={"id": "zlib", "level": 1}),
         "chunk 0 can't be read: ",
     ),
-    "empty zstd": (v3(b"", "int16", [BIG, ZSTD]), "chunk c/0 holds 0 bytes: it is truncated"),
     # zarr 3.1.6 reads it as fill values.
-    "empty shard": (
-        v3(b"", "int16", [sharded([2], BIG)]),
-        "chunk c/0 holds 0 bytes: it is truncated",
-    ),
+    "empty shard": (v3(b"", "int16", [sharded([2], BIG)]), "chunk c/0 holds 0 bytes: it is trunc"),
     "no shard, with default codecs": (
-        v3(
-            b"no shard",
-            "uint8",
-            [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}],
-        ),
+        v3(b"no", "int8", [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}]),
         "chunk c/0 can't be read: ",
     ),
     "text": (
@@ -116,11 +116,7 @@ DAMAGED = {
         v3(b"\0\1\2\xff", "bool", [PLAIN], fill_value=False),
         "chunk c/0 holds 2 bools that are neither 0 nor 1: read as true here",
     ),
-    "bools behind zstd": (
-        v3(zstd(b"\0\1\2\1"), "bool", [PLAIN, ZSTD], fill_value=False),
-        "chunk c/0 holds 1 bool that is neither 0 nor 1",
-    ),
-    "bools, v2": (
+    "bools behind zstd, v2": (
         v2(zstd(b"\0\1\2\1"), "|b1", compressor={"id": "zstd", "level": 1}, fill_value=False),
         "chunk 0 holds 1 bool that is neither 0 nor 1",
     ),
@@ -138,20 +134,13 @@ DAMAGED = {
         v3(None, STRUCT, [PLAIN], **OF_STRUCT),
         'the bytes codec has no "endian", which [',
     ),
-    "no endian of an index": (
-        v3(None, "int16", [sharded([2], BIG, **NO_INDEX_ENDIAN)]),
-        'the bytes codec has no "endian", which uint64 needs',
-    ),
     "no endian of an index behind a filter": (
-        v3(None, "int16", [sharded([2], DELTA, BIG, **NO_INDEX_ENDIAN)]),
+        v3(None, "int16", [sharded([2], DELTA, BIG, index_codecs=[PLAIN, CRC])]),
         'the bytes codec has no "endian", which uint64 needs',
     ),
-    "NumPy's list of fields": (
-        v3(None, [["a", "<i2"], ["b", "|b1"]], [BIG]),
-        "zarr can't open it: ",
-    ),
+    "NumPy's list of fields": (v3(None, [["a", "<i2"]], [BIG]), "zarr can't open it: "),
     "no dtype, v2": (filtered("<i2", endian="big"), "the bytes codec has no dtype"),
-    "no dtype of an array of big-endian numbers, v2": (
+    "no dtype of big-endian numbers, v2": (
         filtered(">i2", endian="little"),
         "the bytes codec has no dtype",
     ),
@@ -163,18 +152,13 @@ DAMAGED = {
         filtered("<i2", endian="big", dtype="<i4"),
         "the bytes codec decodes '<i4'",
     ),
-    "dtype of bytes, v2": (filtered("<i2", dtype="|u1"), "the bytes codec decodes '|u1'"),
     "no endian, v2": (filtered("<i2", dtype="<i2"), 'the bytes codec has no "endian"'),
     "empty metadata": (files(zarr_json=""), "its metadata can't be read: JSONDecodeError: "),
     "a list": (
         files(zarr_json="[1]"),
         "its metadata can't be read: TypeError: expected a JSON object, got [1]",
     ),
-    "nested lists": (
-        files(zarr_json="[" * 100_000),
-        "its metadata can't be read: RecursionError: ",
-    ),
-    "nothing but a type": (files(zarr_json='{"node_type": "array"}'), "zarr can't open it: "),
+    "nested lists": (files(zarr_json="[" * 100_000), "its metadata can't be read: RecursionError"),
     "neither array nor group": (
         files(zarr_json={"zarr_format": 3, "node_type": 5}),
         "zarr can't open it: ",
@@ -192,17 +176,6 @@ DAMAGED = {
         files(zarr_json=metadata("int16", [BIG]), _zarray='{"zarr_format": 2, "shape": "x"}'),
         ".zarray can't be opened: ",
     ),
-    "other chunk keys in .zarray": (
-        files(zarr_json=metadata("int8", [PLAIN]), _zarray=metadata_v2("|i1")),
-        DISAGREE + "the key of the first chunk is 0 in .zarray, c/0 in zarr.json",
-    ),
-    "both byte orders in .zarray": (
-        files(
-            zarr_json=metadata(STRUCT, [BIG], **OF_STRUCT),
-            _zarray=metadata_v2([["a", "<i2"], ["b", ">i2"]], fill_value=None),
-        ),
-        DISAGREE + "its fields have both byte orders",
-    ),
 }
 # An array without problems, and its note.
 NOTED = {
@@ -218,13 +191,16 @@ NOTED = {
         v3(bytes(2), "int16", [BIG], (100,), chunks=(1,)),
         "1 of 100 chunks are present; the others read as the fill value",
     ),
-    "a codec without a counterpart in Zarr v3": (
-        files(
-            zarr_json=metadata("int8", [PLAIN], (0,), (4,)),
-            _zarray=metadata_v2("|i1", (0,), (4,), compressor={"id": "packbits"}),
-        ),
-        ".zarray and zarr.json can't be compared: ",
-    ),
+    **{
+        f"{codec} in .zarray": (
+            files(
+                zarr_json=metadata("int8", [PLAIN], (0,), (4,)),
+                _zarray=metadata_v2("|i1", (0,), (4,), compressor={"id": codec}),
+            ),
+            ".zarray and zarr.json can't be compared: ",
+        )
+        for codec in ("packbits", "nobody's")  # without a counterpart in Zarr v3, or not known
+    },
 }
 
 
@@ -299,18 +275,16 @@ class TestHierarchies:
         assert {path: report.num_chunks for path, report in found.items()} == numbers
         assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
 
-    @pytest.mark.parametrize("location", ["{}", "file://{}", "{}.zip"])
+    @pytest.mark.parametrize("location", LOCATIONS)
     def test_a_healthy_store_has_no_notes(self, tmp_path, location):
         """Among them shards of full length, and a byte order of elements that need none."""
-        pytest.importorskip("fsspec")
         group = zarr.create_group(tmp_path / "a")
         more = {"shards": (4,), "compressors": None}
         for name, settings in {"full": more, "zipped": {}, "bools": {"dtype": "?"}}.items():
             array = {"shape": 4, "chunks": (2,), "dtype": "i4"} | settings
             group.create_array(name, **array)[:] = 1
         write_array(tmp_path / "a/needless", bytes(4), "uint8", [bytes_codec("little")])
-        shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "a")
-        found = check(location.format(tmp_path / "a"))
+        found = check(at(location, tmp_path / "a"))
         assert found.keys() == {"full", "zipped", "bools", "needless"}
         assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 4
 
@@ -338,19 +312,9 @@ class TestHierarchies:
         assert found["plain"].num_problems == 1
 
     def test_the_progress_bar_gets_to_its_end(self, healthy):
-        class Bar:
-            total = None
-            num_done = 0
-
-            def refresh(self):
-                pass
-
-            def update(self, num_chunks):
-                self.num_done += num_chunks
-
-        bar = Bar()
+        bar = Mock(total=None)
         list(checks.check(healthy, bar=bar))
-        assert bar.num_done == bar.total == 31
+        assert sum(each.args[0] for each in bar.update.mock_calls) == bar.total == 31
 
     @pytest.mark.parametrize("path", PIPELINES)
     def test_zarrs_own_classes(self, healthy, path):
@@ -405,7 +369,7 @@ class TestChunks:
         (report,) = check(tmp_path / "a").values()
         assert (report.num_chunks, report.num_problems) == (2, 1)
 
-    @pytest.mark.parametrize("location", ["{0}", "file://{0}", "{0}.zip"])
+    @pytest.mark.parametrize("location", LOCATIONS)
     @pytest.mark.parametrize(
         ("settings", "others"),
         [
@@ -420,20 +384,15 @@ class TestChunks:
     )
     def test_files_that_are_no_chunks(self, tmp_path, settings, others, location):
         """Chunks beyond the shape after it shrank, leftovers, and keys in another notation."""
-        pytest.importorskip("fsspec")
         settings = {"shape": (3, 2), "chunks": (2, 2), "dtype": "i2"} | settings
         array = zarr.create_array(tmp_path / "group/a", compressors=None, **settings)
         array[...] = 1
         zarr.create_group(tmp_path / "group", zarr_format=array.metadata.zarr_format)
-        for name in (".zattrs", ".nczarray"):
-            (tmp_path / "group/a" / name).write_text("{}")
-        for name in others:
+        for name in (".zattrs", ".nczarray", *others):
             file = tmp_path / "group/a" / name
             file.parent.mkdir(exist_ok=True)
-            file.write_bytes(b"1")
-        if location.endswith(".zip"):  # with members for the folders
-            shutil.make_archive(str(tmp_path / "group"), "zip", tmp_path / "group")
-        (found,) = check(location.format(tmp_path / "group")).values()
+            file.write_text("{}")
+        (found,) = check(at(location, tmp_path / "group")).values()
         (note,) = found.notes
         assert (found.path, found.problems) == ("a", [])
         assert note.startswith(f"zarr does not read {len(others)} file")
@@ -441,21 +400,18 @@ class TestChunks:
         assert (last == "...") == (len(others) > 3)
         assert set(named) | {last} - {"..."} <= set(others)
 
-    @pytest.mark.parametrize(("zarr_format", "key"), [(2, "1"), (3, "c/1")])
-    def test_a_chunk_that_is_a_folder(self, tmp_path, zarr_format, key):
-        """zarr reads it as the fill value, without a word."""
-        settings = {"shape": 4, "chunks": 2, "dtype": "i2", "zarr_format": zarr_format}
-        zarr.create_array(tmp_path, compressors=None, **settings)[:] = 1
-        (tmp_path / key).unlink()
-        (tmp_path / key).mkdir()
-        (problem,) = check(tmp_path)[""].problems
-        assert problem.startswith(f"chunk {key} is a folder, so zarr reads the fill value")
-
-    @pytest.mark.parametrize("zarr_format", [2, 3])
-    def test_metadata_that_are_a_folder(self, tmp_path, zarr_format):
-        name = {2: ".zarray", 3: "zarr.json"}[zarr_format]
-        (tmp_path / "a" / name).mkdir(parents=True)
-        assert check(tmp_path)["a"].problems == [
+    @pytest.mark.parametrize(("name", "key"), [(".zarray", "1"), ("zarr.json", "c/1")])
+    def test_a_chunk_or_metadata_that_are_a_folder(self, tmp_path, name, key):
+        """zarr reads the chunk as the fill value, without a word."""
+        settings = {"shape": 4, "chunks": 2, "dtype": "i2", "zarr_format": 2 + (key != "1")}
+        zarr.create_array(tmp_path / "a", compressors=None, **settings)[:] = 1
+        (tmp_path / "a" / key).unlink()
+        (tmp_path / "a" / key).mkdir()
+        (tmp_path / "b" / name).mkdir(parents=True)
+        found = check(tmp_path)
+        (problem,) = found["a"].problems
+        assert problem.startswith(f"chunk a/{key} is a folder, so zarr reads the fill value")
+        assert found["b"].problems == [
             "its metadata can't be read: IsADirectoryError: it is a folder, which zarr ignores"
         ]
 
@@ -496,21 +452,19 @@ class TestChunks:
 
 
 @contextlib.contextmanager
-def denied(*paths, mode=0):
-    """Change the mode of paths, and be no root, who may do everything."""
+def denied(path, mode=0):
+    """Change the mode of a path, and be no root, who may do everything."""
     if not hasattr(os, "geteuid"):
         pytest.skip("this system has no modes")
-    user, modes = os.geteuid(), [path.stat().st_mode for path in paths]
-    for path in paths:
-        path.chmod(mode)
+    user, before = os.geteuid(), path.stat().st_mode
+    path.chmod(mode)
     if user == 0:
         os.seteuid(65534)
     try:
         yield
     finally:
         os.seteuid(user)
-        for path, before in zip(paths, modes, strict=True):
-            path.chmod(before)
+        path.chmod(before)
 
 
 class TestPermissions:
@@ -525,36 +479,33 @@ class TestPermissions:
                 group.create_array(array, compressors=compressors, **settings)[:] = 1
             yield Path(name, "a")
 
-    @pytest.mark.parametrize("location", ["{}", "file://{}"])
-    @pytest.mark.parametrize("name", ["plain", "zipped"])
-    def test_a_chunk_that_may_not_be_read(self, folder, name, location):
-        """The length of an uncompressed chunk alone does not tell."""
-        pytest.importorskip("fsspec")
-        with denied(folder / name / "c/1/0"):
-            found = check(location.format(folder))
-        (problem,) = found.pop(name).problems
-        assert problem.startswith(f"chunk {name}/c/1/0 can't be read: PermissionError: ")
-        assert not any(report.problems for report in found.values())
-
     @pytest.mark.parametrize(
         ("path", "mode", "problem"),
         [
-            ("/c/1", 0, "a folder of chunks can't be listed: PermissionError: "),
-            ("/c/1", 0o444, "chunk plain/c/1/0 can't be read: PermissionError: "),
-            ("/c/1", 0o111, "a folder of chunks can't be listed: PermissionError: "),
-            ("", 0, "its metadata can't be read: PermissionError: "),
-            ("", 0o111, None),  # zarr reads it, so its chunks are looked for one by one
-            ("/zarr.json", 0, "its metadata can't be read: PermissionError: "),
+            # The length of an uncompressed chunk alone does not tell.
+            ("plain/c/1/0", 0, "chunk plain/c/1/0 can't be read: PermissionError: "),
+            ("zipped/c/1/0", 0, "chunk zipped/c/1/0 can't be read: PermissionError: "),
+            ("plain/c/1", 0, "a folder of chunks can't be listed: PermissionError: "),
+            ("plain/c/1", 0o444, "chunk plain/c/1/0 can't be read: PermissionError: "),
+            ("plain/c/1", 0o111, "a folder of chunks can't be listed: PermissionError: "),
+            ("plain", 0, "its metadata can't be read: PermissionError: "),
+            ("plain", 0o111, None),  # zarr reads it, so its chunks are looked for one by one
+            ("plain/zarr.json", 0, "its metadata can't be read: PermissionError: "),
+            ("deep", 0o111, "its metadata can't be read: PermissionError: "),
         ],
     )
-    def test_what_else_may_not_be_read(self, folder, path, mode, problem):
-        with denied(Path(f"{folder}/plain{path}"), mode=mode):
-            found = check(folder)
-        report = found.pop("plain")
-        assert [each.startswith(problem) for each in report.problems] == ([True] if problem else [])
-        if "listed" in (problem or ""):
-            assert report.notes == ["1 of 2 chunks are present; the others were not found"]
-        assert not any(other.problems for other in found.values())
+    def test_what_may_not_be_read(self, folder, path, mode, problem):
+        (folder / "deep").mkdir()
+        urls = [f"file://{folder}"] if importlib.util.find_spec("fsspec") else []
+        for location in (folder, *(urls if path.endswith("0") else [])):
+            with denied(folder / path, mode=mode):
+                found = check(location)
+            report = found.pop(path.partition("/")[0])
+            problems = [each.startswith(problem) for each in report.problems]
+            assert problems == ([True] if problem else [])
+            if "listed" in (problem or ""):
+                assert report.notes == ["1 of 2 chunks are present; the others were not found"]
+            assert not any(other.problems for other in found.values())
 
     def test_a_store_that_forbids_one_chunk(self, folder):
         """It was said of the array that it can't be checked, and nothing of its other chunks."""
@@ -572,26 +523,6 @@ class TestPermissions:
             "chunk plain/c/1/0 holds 1 bytes, expected 4: it is truncated",
         ]
 
-    def test_a_store_that_can_not_be_listed(self, folder):
-        """Its root is an error, once; any other folder a problem."""
-
-        class Denied(zarr.storage.LocalStore):
-            async def list_dir(self, prefix):
-                if prefix.strip("/") == self.folder:
-                    raise PermissionError("denied")
-                async for name in super().list_dir(prefix):
-                    yield name
-
-        store = Denied(folder)
-        store.folder = ""
-        with pytest.raises(PermissionError):
-            list(checks.check(store))
-        store.folder = "deep"
-        (folder / "deep").mkdir()
-        deep, *others = checks.check(store)
-        assert deep.problems == ["its metadata can't be read: PermissionError: denied"]
-        assert [report.path for report in others] == ["plain", "zipped"]
-
 
 class TestKindsOfStores:
     @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
@@ -604,19 +535,8 @@ class TestKindsOfStores:
         zarr.consolidate_metadata(healthy)
         (healthy.parent / "v2").rename(healthy / "v2")
 
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def list_directory(self, _):
-                self.send_error(404)
-
-            def log_message(self, *_):
-                pass
-
-        handler = functools.partial(Handler, directory=healthy)
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            url = f"http://127.0.0.1:{server.server_port}"
+        with served(healthy) as url:
             found, found_v2 = check(url), check(f"{url}/v2")
-            server.shutdown()
         assert found.keys() | {f"v2/{path}" for path in found_v2} == PARTIAL_READS.keys()
         assert found["plain"].problems == [
             "chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"
@@ -653,13 +573,11 @@ class TestKindsOfStores:
     @pytest.mark.parametrize("is_named", [False, True])
     def test_an_unknown_store(self, healthy, is_named):
         """It is not read in part, and what to do about it is said."""
-        store = zarr.storage.LoggingStore(zarr.storage.LocalStore(healthy / "plain"))
-        name = "zarr.storage._logging.LoggingStore"
-        with zarr.config.set({"numcodecs_bytes.stores_with_ranges": [name] if is_named else []}):
-            (report,) = checks.check(store)
+        with ranges_from(*[CountingStore] * is_named):
+            (report,) = checks.check(CountingStore(healthy / "plain"))
         why = (
-            f"no: {name} is not known to have reliable byte ranges; if it has, name it in the "
-            "option numcodecs_bytes.stores_with_ranges"
+            "no: helpers.CountingStore is not known to have reliable byte ranges; if it has, name "
+            "it in the option numcodecs_bytes.stores_with_ranges"
         )
         assert report.partial_reads == ("yes" if is_named else why)
 
@@ -797,17 +715,18 @@ class TestCommand:
             assert answer in printed.err
             assert printed.out == ("0 arrays, 0 chunks, 0 problems\n" if status == 1 else "")
 
-    def test_what_may_not_be_read(self, tmp_path, capsys):
-        file = tmp_path / "a.zip"
-        file.touch()
-        main(["check", str(file)])  # imports what others may not be allowed to read
+    @pytest.mark.parametrize("name", ["a.zip", ""])
+    def test_a_store_that_may_not_be_read(self, tmp_path, capsys, name):
+        path = tmp_path / name
+        with contextlib.suppress(IsADirectoryError):
+            path.write_bytes(b"")
+        main(["check", str(path)])  # imports what others may not be allowed to read
         capsys.readouterr()
-        with denied(tmp_path, file):
-            for path in (tmp_path, file):
-                assert main(["check", str(path)]) == 2
-                error = capsys.readouterr().err
-                assert error.startswith(f"can't read {path}: PermissionError: ")
-                assert error.count("\n") == 1
+        with denied(path):
+            assert main(["check", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"can't read {path}: PermissionError: ")
+        assert error.count("\n") == 1
 
     def test_a_home_directory_that_can_not_be_read(self, tmp_path):
         """fsspec raises an error if it can't read its configuration."""

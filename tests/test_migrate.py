@@ -47,8 +47,6 @@ pytestmark = pytest.mark.filterwarnings(
 BIG = [("a", ">i4"), ("b", ">f8"), ("c", "?"), ("d", "S3"), ("e", [("f", ">u2"), ("g", ">U2")])]
 LITTLE = [("a", "<i4"), ("b", "<f8"), ("c", "?")]
 STRUCTURES = [BIG, LITTLE] if HAS_STRUCT else []
-# Older versions of numcodecs have it only beside another package.
-CRC32C = getattr(numcodecs, "CRC32C", numcodecs.CRC32)
 
 
 def create(path, data, chunks=CHUNKS, **settings):
@@ -132,18 +130,12 @@ class TestArrays:
         [
             ([], numcodecs.Zstd(3), ""),
             (["bytes"], numcodecs.GZip(1), ""),
-            ([], numcodecs.Blosc("lz4", shuffle=1), ""),
             ([], numcodecs.Blosc("zstd", shuffle=numcodecs.Blosc.AUTOSHUFFLE), ""),
             (["bytes"], numcodecs.BZ2(1), "bz2"),
-            (["delta"], None, "delta"),
             (["delta", "bytes"], None, "delta"),
             ([numcodecs.Shuffle(4)], numcodecs.Zlib(1), "shuffle zlib"),
-            ([numcodecs.Shuffle(2), numcodecs.Zlib(1)], numcodecs.Zstd(), "shuffle zlib"),
-            (["bytes", numcodecs.Shuffle(4)], numcodecs.Blosc(), "shuffle"),
             (["delta", numcodecs.Shuffle(4)], numcodecs.GZip(), "delta shuffle"),
-            ([numcodecs.CRC32()], numcodecs.LZ4(), "crc32 lz4"),
-            ([numcodecs.Adler32(), CRC32C()], None, f"adler32 {CRC32C.codec_id}"),
-            ([numcodecs.Fletcher32(), numcodecs.JenkinsLookup3()], None, "fletcher32 jenkins"),
+            ([numcodecs.CRC32(), numcodecs.Fletcher32()], numcodecs.LZ4(), "crc32 fletcher32 lz4"),
         ],
         ids=str,
     )
