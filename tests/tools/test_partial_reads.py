@@ -1,14 +1,11 @@
 """What check says of partial reads: whether the store answers byte ranges."""
 
-import functools
-import http.server
-import threading
 import zipfile
 
 import pytest
 import zarr
 import zarr.storage
-from helpers import CountingStore, ranges_from, write_array, write_v2
+from helpers import CountingStore, ranges_from, served, write_array, write_v2
 
 from numcodecs_bytes.check import Limits, check
 
@@ -56,18 +53,15 @@ def test_a_byte_of_each_array_is_requested(folder, limits):
     ]
 
 
-def test_a_store_that_ignores_ranges(folder):
-    """It is asked once: for a byte, and for the whole chunk."""
-    store = Ignores(folder)
-    assert answers(store) == [TOO_MUCH, TOO_MUCH]
-    assert [key for key, *_ in store.requests] == ["a/c/0"] * 2
-
-
-def test_a_store_that_refuses_ranges(folder):
-    """It is believed if it returns the chunk as a whole."""
-    store = Refuses(folder)
-    assert answers(store) == [f"{ODD} (NotImplementedError: )"] * 2
-    assert [key for key, *_ in store.requests] == ["a/c/0"]
+@pytest.mark.parametrize(
+    ("kind", "why", "num_requests"),
+    [(Ignores, TOO_MUCH, 2), (Refuses, f"{ODD} (NotImplementedError: )", 1)],
+)
+def test_a_store_without_ranges(folder, kind, why, num_requests):
+    """It is asked once, for a byte, and then for the whole chunk, which it returns."""
+    store = kind(folder)
+    assert answers(store) == [why] * 2
+    assert [key for key, *_ in store.requests] == ["a/c/0"] * num_requests
 
 
 @pytest.mark.parametrize("error", [ValueError, PermissionError, TimeoutError])
@@ -116,14 +110,7 @@ def test_pythons_own_web_server(tmp_path):
     pytest.importorskip("fsspec", reason="the extra stores is not installed")
     write_array(tmp_path, bytes(100), "uint8", PLAIN, (100,))
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    handler = functools.partial(Handler, directory=tmp_path)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        (report,) = check(f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
+    with served(tmp_path) as url:
+        (report,) = check(url)
     why = "it answers a range with status 200, and no Content-Range to (0, 1)"
     assert (report.partial_reads, report.problems) == (f"{ODD} ({why})", [])
