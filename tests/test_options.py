@@ -103,30 +103,26 @@ class TestValues:
 class TestWhereTheyAreSet:
     VARIABLE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
 
-    def run(self, path, **variables):
-        done = run_program("-W", "error", "-c", WRITE, path, **variables)
-        return done.stdout.strip()
+    def run(self, path, program=WRITE, **variables):
+        """Return how often chunks are written in place; nothing is said of it."""
+        return run_program("-W", "error", "-c", program, path, **variables).stdout.split()
 
-    def test_by_a_variable(self, path):
-        assert self.run(path) == "0"
-        for value, expected in (("require", "1"), ("true", "1"), ("0", "0"), ("", "0")):
-            assert self.run(path, **{self.VARIABLE: value}) == expected
+    @pytest.mark.parametrize(("value", "expected"), [("require", "1"), ("true", "1"), ("", "0")])
+    def test_by_a_variable(self, path, value, expected):
+        assert self.run(path, **{self.VARIABLE: value}) == [expected]
 
-    @pytest.mark.parametrize("name", ["write_in_place", "write-in-place"])
-    def test_by_a_yaml_file(self, path, tmp_path, name):
+    def test_by_a_yaml_file(self, path, tmp_path):
         """A variable takes precedence over it."""
+        (tmp_path / "zarr.yaml").write_text("numcodecs_bytes:\n  write-in-place: true\n")
+        assert self.run(path, ZARR_CONFIG=tmp_path) == ["1"]
+        (tmp_path / "zarr.yaml").write_text("numcodecs_bytes:\n  write_in_place: true\n")
         file = tmp_path / "zarr.yaml"
-        file.write_text(f"numcodecs_bytes:\n  {name}: true\n")
-        assert self.run(path, ZARR_CONFIG=file) == "1"
-        assert self.run(path, ZARR_CONFIG=tmp_path) == "1"
-        assert self.run(path, ZARR_CONFIG=file, **{self.VARIABLE: "False"}) == "0"
+        assert self.run(path, ZARR_CONFIG=file, **{self.VARIABLE: "False"}) == ["0"]
 
     def test_by_a_program(self, path):
         """It takes precedence over both, for arrays that are open, too, until a scope ends."""
         program = WRITE.replace("with", f"zarr.config.set({{{KEY!r}: True}})\nwith")
-        for text, expected in ((program, "1"), (WRITE, "0")):
-            done = run_program("-c", text, path, **{self.VARIABLE: "0"})
-            assert done.stdout.strip() == expected
+        assert self.run(path, program, **{self.VARIABLE: "0"}) == ["1"]
         with zarr.config.set({KEY: True}):
             with zarr.config.set({KEY: False}):
                 assert num_in_place(path) == 0
@@ -170,9 +166,6 @@ class TestUnknownKeys:
         known = [f"numcodecs_bytes.{name}" for name in ("max_gap_bytes", "stores_with_ranges")]
         assert f"{', '.join(known)}, {KEY}" in said
         assert "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE, with two underscores" in said
-
-    def test_the_variable_of_the_tests_is_none_of_them(self, path):
-        run_program("-W", "error", "-c", WRITE, path, NUMCODECS_BYTES_TESTS="all")
 
     @pytest.mark.parametrize("key", ["numcodecs_bytes.in_place", "numcodecs_byte.write_in_place"])
     def test_keys_that_are_set_after_an_array_is_opened(self, key, caplog):

@@ -5,20 +5,13 @@ import zipfile
 import pytest
 import zarr
 import zarr.storage
-from helpers import CountingStore, ranges_from, served, write_array, write_v2
+from helpers import CountingStore, IgnoringStore, ranges_from, served, write_array, write_v2
 
 from numcodecs_bytes.check import Limits, check
 
 PLAIN = [{"name": "bytes"}]
 ODD = "no: the store does not answer byte ranges as requested"
 TOO_MUCH = f"{ODD} (it answers with 100 bytes to a request for 1)"
-
-
-class Ignores(CountingStore):
-    """It answers a range with everything."""
-
-    async def get(self, key, prototype=None, byte_range=None):  # noqa: ARG002
-        return await super().get(key, prototype)
 
 
 class Refuses(CountingStore):
@@ -33,7 +26,7 @@ def folder(tmp_path):
     """Return a folder with two arrays; ranges of the stores above are used."""
     for name in ("a", "b"):
         write_array(tmp_path / name, bytes(100), "uint8", PLAIN, (100,))
-    with ranges_from(CountingStore, Ignores, Refuses):
+    with ranges_from(CountingStore, IgnoringStore, Refuses):
         yield tmp_path
 
 
@@ -55,7 +48,7 @@ def test_a_byte_of_each_array_is_requested(folder, limits):
 
 @pytest.mark.parametrize(
     ("kind", "why", "num_requests"),
-    [(Ignores, TOO_MUCH, 2), (Refuses, f"{ODD} (NotImplementedError: )", 1)],
+    [(IgnoringStore, TOO_MUCH, 2), (Refuses, f"{ODD} (NotImplementedError: )", 1)],
 )
 def test_a_store_without_ranges(folder, kind, why, num_requests):
     """It is asked once, for a byte, and then for the whole chunk, which it returns."""
@@ -76,7 +69,7 @@ def test_an_error_of_another_cause_changes_nothing(folder, error):
     assert answers(store) == ["yes", "yes"]
 
 
-@pytest.mark.parametrize("kind", [CountingStore, Ignores])
+@pytest.mark.parametrize("kind", [CountingStore, IgnoringStore])
 def test_zarr_v2(tmp_path, kind):
     write_v2(tmp_path, bytes(100), "|u1", (100,))
     with ranges_from(kind):
