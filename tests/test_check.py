@@ -296,9 +296,13 @@ class TestHierarchies:
         assert found.keys() == PARTIAL_READS.keys() | {path}
         assert [path for path, report in found.items() if report.problems] == [path]
 
-    def test_a_link_is_followed_once(self, healthy):
+    def test_links_to_folders_are_followed_once(self, healthy):
         healthy.joinpath("deep", "up").symlink_to(healthy)
-        assert check(healthy).keys() == PARTIAL_READS.keys()
+        healthy.joinpath("plain/c").rename(healthy.parent / "c")
+        healthy.joinpath("plain/c").symlink_to(healthy.parent / "c", target_is_directory=True)
+        found = check(healthy)
+        assert found.keys() == PARTIAL_READS.keys()
+        assert found["plain"].num_chunks == 1
 
     @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
     def test_a_pipe_is_neither_metadata_nor_a_chunk(self, healthy):
@@ -361,14 +365,6 @@ class TestChunks:
         assert found["large"].num_problems == found["large"].num_chunks == 0
         assert found["many"].num_problems == found["many"].num_chunks == 1
 
-    def test_links_to_folders_are_followed(self, tmp_path):
-        zarr.create_array(tmp_path / "a", shape=4, chunks=2, dtype="i2", compressors=None)[:] = 1
-        (tmp_path / "a/c").rename(tmp_path / "c")
-        (tmp_path / "a/c").symlink_to(tmp_path / "c", target_is_directory=True)
-        (tmp_path / "c/1").write_bytes(b"x")
-        (report,) = check(tmp_path / "a").values()
-        assert (report.num_chunks, report.num_problems) == (2, 1)
-
     @pytest.mark.parametrize("location", LOCATIONS)
     @pytest.mark.parametrize(
         ("settings", "others"),
@@ -415,17 +411,15 @@ class TestChunks:
             "its metadata can't be read: IsADirectoryError: it is a folder, which zarr ignores"
         ]
 
-    @pytest.mark.parametrize("zarr_format", [2, 3])
-    def test_a_blosc_chunk_that_is_cut(self, tmp_path, zarr_format):
+    @pytest.mark.parametrize(
+        ("codec", "key"), [(numcodecs.Blosc(), "0"), (zarr.codecs.BloscCodec(), "c/0")]
+    )
+    def test_a_blosc_chunk_that_is_cut(self, tmp_path, codec, key):
         """Of which zarr alone returns whatever lies in memory behind it."""
-        codec = numcodecs.Blosc() if zarr_format == 2 else zarr.codecs.BloscCodec()
-        array = zarr.create_array(
-            tmp_path, shape=9, chunks=9, dtype="f8", compressors=codec, zarr_format=zarr_format
-        )
-        array[:] = np.random.default_rng(0).random(9)
-        chunk = tmp_path / {2: "0", 3: "c/0"}[zarr_format]
+        data = np.random.default_rng(0).random(9)
+        zarr.create_array(tmp_path, data=data, compressors=codec, zarr_format=2 + (key != "0"))
         assert not check(tmp_path)[""].problems
-        chunk.write_bytes(chunk.read_bytes()[:-1])
+        (tmp_path / key).write_bytes((tmp_path / key).read_bytes()[:-1])
         (problem,) = check(tmp_path)[""].problems
         assert problem.endswith("holds 87 bytes, expected 88: it is truncated")
 
@@ -439,15 +433,12 @@ class TestChunks:
         assert len(report.problems) == 10
         assert str(report).endswith("  PROBLEM ... and 90 more")
 
-    @pytest.mark.parametrize("zarr_format", [2, 3])
-    def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path, zarr_format):
-        array = zarr.create_array(tmp_path, shape=8, chunks=8, dtype="i2", zarr_format=zarr_format)
-        array[:] = 1
-        (tmp_path / array.metadata.encode_chunk_key((0,))).write_bytes(b"x")
-        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=15))
-        note = "its chunks were not decoded: they have 16 bytes each, the limit is 15"
+    def test_chunks_of_many_bytes_are_not_decoded(self, tmp_path):
+        write_array(tmp_path, b"x", "int16", [BIG, ZSTD])
+        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=7))
+        note = "its chunks were not decoded: they have 8 bytes each, the limit is 7"
         assert (report.problems, report.notes) == ([], [note])
-        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=16))
+        (report,) = checks.check(tmp_path, checks.Limits(max_chunk_bytes=8))
         assert report.num_problems == 1
 
 
@@ -507,21 +498,17 @@ class TestPermissions:
                 assert report.notes == ["1 of 2 chunks are present; the others were not found"]
             assert not any(other.problems for other in found.values())
 
-    def test_a_store_that_forbids_one_chunk(self, folder):
-        """It was said of the array that it can't be checked, and nothing of its other chunks."""
+    def test_a_store_that_forbids_chunks(self, folder):
+        """It was said of the array that it can't be checked, and nothing of its chunks."""
 
         class Forbidding(zarr.storage.LocalStore):
-            async def getsize(self, key):
-                if key.endswith("plain/c/0/0"):
-                    raise PermissionError("Forbidden")
-                return await super().getsize(key)
+            async def getsize(self, _key):
+                raise PermissionError("Forbidden")
 
-        (folder / "plain/c/1/0").write_bytes(b"1")
-        found = {report.path: report for report in checks.check(Forbidding(folder))}
-        assert found["plain"].problems == [
-            "chunk plain/c/0/0 can't be read: PermissionError: Forbidden",
-            "chunk plain/c/1/0 holds 1 bytes, expected 4: it is truncated",
-        ]
+        (report, _) = checks.check(Forbidding(folder))
+        keys = ("plain/c/0/0", "plain/c/1/0")
+        why = "can't be read: PermissionError: Forbidden"
+        assert report.problems == [f"chunk {key} {why}" for key in keys]
 
 
 class TestKindsOfStores:
@@ -628,22 +615,20 @@ class TestCommand:
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == ["/plain", "PROBLEM", "note", "12"]
         assert lines[-1] == "12 arrays, 11 chunks, 1 problem"
-        for arguments in (["check", "--json"], ["--json", "check"]):
-            assert main([*arguments, str(healthy), "--only-problems"]) == 1
-            found = json.loads(capsys.readouterr().out)
-            (array,) = found.pop("arrays")
-            numbers = {"num_arrays": 12, "num_chunks": 11, "num_problems": 1}
-            assert found == {**numbers, "unreadable": []}
-            assert array == {
-                "store": str(healthy),
-                "path": "plain",
-                "data_type": "float32",
-                "partial_reads": "yes",
-                "num_chunks": 1,
-                "problems": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"],
-                "num_problems": 1,
-                "notes": ["1 of 3 chunks are present; the others read as the fill value"],
-            }
+        assert main(["--json", "check", str(healthy), "--only-problems"]) == 1
+        array = {
+            "store": str(healthy),
+            "path": "plain",
+            "data_type": "float32",
+            "partial_reads": "yes",
+            "num_chunks": 1,
+            "problems": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"],
+            "num_problems": 1,
+            "notes": ["1 of 3 chunks are present; the others read as the fill value"],
+        }
+        numbers = {"num_arrays": 12, "num_chunks": 11, "num_problems": 1}
+        found = json.loads(capsys.readouterr().out)
+        assert found == {**numbers, "arrays": [array], "unreadable": []}
 
     def test_names_with_line_breaks_stay_on_one_line(self, tmp_path, capsys):
         write_array(tmp_path / "a\nb\x1b[31m", None, "int16", [BIG])
@@ -668,10 +653,11 @@ class TestCommand:
         assert printed.err == f"can't read {nowhere}: {why}\n"
 
     def test_limits(self, healthy, capsys):
-        assert main(["check", str(healthy / "plain"), "--max-chunks", "1"]) == 0
-        assert "note    1 of 3 chunks were checked" in capsys.readouterr().out
-        assert main(["check", str(healthy), "--max-chunk-bytes", "10"]) == 0
-        assert "they have 112 bytes each, the limit is 10" in capsys.readouterr().out
+        limits = ["--max-chunks", "1", "--max-chunk-bytes", "10"]
+        assert main(["check", str(healthy), *limits]) == 0
+        out = capsys.readouterr().out
+        assert "note    1 of 3 chunks were checked" in out
+        assert "they have 112 bytes each, the limit is 10" in out
         with pytest.raises(SystemExit):
             main(["check", str(healthy), "--max-chunks", "0"])
 
@@ -681,7 +667,6 @@ class TestCommand:
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             (".zarray", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not kerchunk references, which are a JSON object"),
-            ("a.json", "{", "this is not kerchunk references, which are a JSON object"),
             ("a.txt", "text", "this is a file, but not a zip file"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
@@ -700,20 +685,22 @@ class TestCommand:
         assert error.startswith(f"can't read {path}: this is ")
         assert answer.replace("{0}", str(tmp_path)) in error
 
-    def test_nothing_to_check(self, tmp_path, capsys):
-        """fsspec lists a file as a folder that contains itself: the search had no end."""
-        pytest.importorskip("fsspec")
-        (tmp_path / "a.tif").write_bytes(b"II*")
-        for location, status, answer in (
-            (tmp_path / "nowhere", 2, "there is no such file or folder"),
-            (tmp_path, 1, "expected zarr.json or .zarray there"),
+    @pytest.mark.parametrize(
+        ("location", "status", "answer"),
+        [
+            ("{}/nowhere", 2, "there is no such file or folder"),
+            ("{}", 1, "expected zarr.json or .zarray there"),
             ("no://such", 2, "can't read no://such: "),
-            (f"file://{tmp_path}/a.tif", 1, "this is a TIFF file, not Zarr: make references"),
-        ):
-            assert main(["check", str(location)]) == status
-            printed = capsys.readouterr()
-            assert answer in printed.err
-            assert printed.out == ("0 arrays, 0 chunks, 0 problems\n" if status == 1 else "")
+            # fsspec lists a file as a folder that contains itself: the search had no end.
+            ("file://{}/a.tif", 1, "this is a TIFF file, not Zarr: make references"),
+        ],
+    )
+    def test_nothing_to_check(self, tmp_path, capsys, location, status, answer):
+        (tmp_path / "a.tif").write_bytes(b"II*")
+        assert main(["check", at(location, tmp_path)]) == status
+        printed = capsys.readouterr()
+        assert answer in printed.err
+        assert printed.out == ("0 arrays, 0 chunks, 0 problems\n" if status == 1 else "")
 
     @pytest.mark.parametrize("name", ["a.zip", ""])
     def test_a_store_that_may_not_be_read(self, tmp_path, capsys, name):
@@ -727,20 +714,3 @@ class TestCommand:
         error = capsys.readouterr().err
         assert error.startswith(f"can't read {path}: PermissionError: ")
         assert error.count("\n") == 1
-
-    def test_a_home_directory_that_can_not_be_read(self, tmp_path):
-        """fsspec raises an error if it can't read its configuration."""
-        pytest.importorskip("fsspec")
-        program = """
-import sys
-class Denied:
-    def find_spec(self, name, *_):
-        if name == "fsspec.config":
-            raise PermissionError(13, "Permission denied", "/home/a/.config/fsspec")
-sys.meta_path.insert(0, Denied())
-from numcodecs_bytes.__main__ import main
-sys.exit(main(["check", sys.argv[1]]))
-"""
-        done = run_program("-c", program, tmp_path, status=2)
-        (line,) = done.stderr.splitlines()
-        assert "Permission denied: '/home/a/.config/fsspec'" in line
