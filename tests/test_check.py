@@ -39,10 +39,12 @@ LOCATIONS = ["{}", "file://{}", "{}.zip"]
 PLAIN, BIG = bytes_codec(), bytes_codec("big")
 CRC = {"name": "crc32c"}
 ZSTD = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
+DEFAULT_SHARDS = {"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}
 DELTA = {"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}}
 FIELDS = {"fields": [["a", "int16"], ["b", "bool"]]}
 STRUCT = {"name": "struct" if HAS_STRUCT else "structured", "configuration": FIELDS}
 OF_STRUCT = {"fill_value": {} if HAS_STRUCT else "AAAA"}
+UNREADABLE, NO_ENDIAN = "its metadata can't be read: ", 'the bytes codec has no "endian", which '
 
 
 def check(location):
@@ -89,10 +91,7 @@ def files(**contents):
 # An array, and how the one problem that it has begins.
 DAMAGED = {
     "empty": (v3(b"", "int16", [BIG]), "chunk c/0 holds 0 bytes, expected 8: it is truncated"),
-    "long": (
-        v3(bytes(9), "int16", [BIG]),
-        "chunk c/0 holds 9 bytes, expected 8: it has another shape or is compressed",
-    ),
+    "long": (v3(bytes(9), "int16", [BIG]), "chunk c/0 holds 9 bytes, expected 8: it has another"),
     "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: it is truncated"),
     "short behind zstd": (
         v3(zstd(bytes(7)), "int16", [BIG, ZSTD]),
@@ -104,10 +103,7 @@ DAMAGED = {
     ),
     # zarr 3.1.6 reads it as fill values.
     "empty shard": (v3(b"", "int16", [sharded([2], BIG)]), "chunk c/0 holds 0 bytes: it is trunc"),
-    "no shard, with default codecs": (
-        v3(b"no", "int8", [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2]}}]),
-        "chunk c/0 can't be read: ",
-    ),
+    "no shard": (v3(b"no", "int8", [DEFAULT_SHARDS]), "chunk c/0 can't be read: "),
     "text": (
         v3(b"\1\0\0\0\5\0\0\0a", "string", [{"name": "vlen-utf8"}], (1,), fill_value=""),
         "chunk c/0 can't be read: ",
@@ -130,52 +126,34 @@ DAMAGED = {
         if HAS_STRUCT
         else 'the bytes codec has no "endian", which int16 needs',
     ),
-    "no endian of a structure": (
-        v3(None, STRUCT, [PLAIN], **OF_STRUCT),
-        'the bytes codec has no "endian", which [',
-    ),
+    "no endian of a structure": (v3(None, STRUCT, [PLAIN], **OF_STRUCT), NO_ENDIAN + "["),
     "no endian of an index behind a filter": (
         v3(None, "int16", [sharded([2], DELTA, BIG, index_codecs=[PLAIN, CRC])]),
-        'the bytes codec has no "endian", which uint64 needs',
+        NO_ENDIAN + "uint64 needs",
     ),
     "NumPy's list of fields": (v3(None, [["a", "<i2"]], [BIG]), "zarr can't open it: "),
     "no dtype, v2": (filtered("<i2", endian="big"), "the bytes codec has no dtype"),
-    "no dtype of big-endian numbers, v2": (
-        filtered(">i2", endian="little"),
-        "the bytes codec has no dtype",
-    ),
-    "no dtype of bytes, v2": (  # the codec refuses these, too
-        filtered("|u1", endian="big"),
-        "the bytes codec has no dtype, which it needs to store uint8",
-    ),
+    "no dtype of >i2, v2": (filtered(">i2", endian="little"), "the bytes codec has no dtype"),
+    # The codec refuses it, too.
+    "no dtype of |u1, v2": (filtered("|u1", endian="big"), "the bytes codec has no dtype"),
     "other dtype, v2": (
         filtered("<i2", endian="big", dtype="<i4"),
         "the bytes codec decodes '<i4'",
     ),
-    "no endian, v2": (filtered("<i2", dtype="<i2"), 'the bytes codec has no "endian"'),
-    "empty metadata": (files(zarr_json=""), "its metadata can't be read: JSONDecodeError: "),
-    "a list": (
-        files(zarr_json="[1]"),
-        "its metadata can't be read: TypeError: expected a JSON object, got [1]",
-    ),
-    "nested lists": (files(zarr_json="[" * 100_000), "its metadata can't be read: RecursionError"),
-    "neither array nor group": (
-        files(zarr_json={"zarr_format": 3, "node_type": 5}),
-        "zarr can't open it: ",
-    ),
-    "broken .zarray": (files(_zarray="{"), "its metadata can't be read: JSONDecodeError: "),
-    "broken .zattrs": (
-        files(_zarray=metadata_v2("<i2"), _zattrs="{"),
-        ".zattrs can't be read: JSONDecodeError: ",
-    ),
-    "broken .zarray beside Zarr v3": (
-        files(zarr_json=metadata("int16", [BIG]), _zarray="{"),
-        ".zarray can't be read: JSONDecodeError: ",
-    ),
-    "nonsense in .zarray beside Zarr v3": (
-        files(zarr_json=metadata("int16", [BIG]), _zarray='{"zarr_format": 2, "shape": "x"}'),
-        ".zarray can't be opened: ",
-    ),
+    "no endian, v2": (filtered("<i2", dtype="<i2"), NO_ENDIAN + "int16 needs"),
+    "empty metadata": (files(zarr_json=""), UNREADABLE + "JSONDecodeError: "),
+    "a list": (files(zarr_json="[1]"), UNREADABLE + "TypeError: expected a JSON object, got [1]"),
+    "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "RecursionError"),
+    "no node": (files(zarr_json={"zarr_format": 3, "node_type": 5}), "zarr can't open it: "),
+    "broken .zarray": (files(_zarray="{"), UNREADABLE + "JSONDecodeError: "),
+    "broken .zattrs": (files(_zarray=metadata_v2("<i2"), _zattrs="{"), ".zattrs can't be read: "),
+    **{
+        f"{raw} in .zarray beside Zarr v3": (
+            files(zarr_json=metadata("int16", [BIG]), _zarray=raw),
+            f".zarray can't be {why}",
+        )
+        for raw, why in (("{", "read: JSON"), ('{"zarr_format": 2, "shape": "x"}', "opened: "))
+    },
 }
 # An array without problems, and its note.
 NOTED = {
