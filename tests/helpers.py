@@ -177,7 +177,7 @@ def write_v2(path, stored, *args, **kwargs):
     document = metadata_v2(*args, **kwargs)
     (path / ".zarray").write_text(json.dumps(document))
     if stored is not None:
-        path.joinpath(".".join("0" for _ in document["shape"])).write_bytes(stored)
+        path.joinpath(".".join("0" for _ in document["shape"]) or "0").write_bytes(stored)
     return path
 
 
