@@ -177,51 +177,28 @@ def test_each_byte_is_fetched_once(tmp_path, size, options):
     assert len(parts) > 1
 
 
-def group_of(store, zarr_format=3, **arrays):
-    """Return a group of arrays of one chunk each, given as dimensions and shape."""
-    group = zarr.create_group(store, zarr_format=zarr_format)
-    for name, (dimensions, shape) in arrays.items():
-        names = {"dimension_names": dimensions}
-        if zarr_format == 2:
-            names = {"attributes": {"_ARRAY_DIMENSIONS": dimensions}}
-        settings = {"shape": shape, "chunks": shape, "dtype": "f4"}
-        group.create_array(name, **settings, **UNCOMPRESSED, **names)
-    return zarr.open_group(store, mode="r+", use_consolidated=False)
-
-
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_the_largest_array_of_a_group_decides(zarr_format):
     """Others decide for their own dimensions; indexes and what xarray can't read, for none."""
-    group = group_of(
-        {},
-        zarr_format,
-        small=(["time", "bounds"], (64, 2)),
-        t2m=(["time", "lat", "lon"], (64, 16, 16)),
+    group = zarr.create_group({}, zarr_format=zarr_format)
+    for name, dimensions, shape in (
+        ("small", ["time", "bounds"], (64, 2)),
+        ("t2m", ["time", "lat", "lon"], (64, 16, 16)),
         # Of a dimension that is decided, its chunks are not larger than asked.
-        other=(["lon", "z"], (16, 128)),
-        time=(["time"], (64,)),
-        station=(["station"], (1000,)),
-        scalar=([], ()),
-    )
+        ("other", ["lon", "z"], (16, 128)),
+        ("time", ["time"], (64,)),
+        ("station", ["station"], (1000,)),
+        ("scalar", [], ()),
+    ):
+        names = {"dimension_names": dimensions}
+        if zarr_format == 2:
+            names = {"attributes": {"_ARRAY_DIMENSIONS": dimensions}}
+        settings = {"shape": shape, "chunks": shape, "dtype": "f4", "compressors": None}
+        group.create_array(name, **settings, **names)
     group.create_array("nameless", shape=(999, 999), dtype="f8")
+    group = zarr.open_group(group.store, use_consolidated=False)
     found = numcodecs_bytes.dask_chunks(group, "4 KiB")
     assert found == {"time": 4, "lat": 16, "lon": 16, "bounds": 2, "z": 64}
-
-
-def test_chunks_of_a_group_in_xarray(tmp_path):
-    """It takes the mapping, warns of what has no cost, and fetches each byte once."""
-    xr, _ = pytest.importorskip("xarray"), pytest.importorskip("dask")
-    group = group_of(tmp_path, t2m=(["time", "lat", "lon"], (37, 64, 128)))
-    group["t2m"][...] = 1
-    chunks = numcodecs_bytes.dask_chunks(group, "256 KiB")
-    with pytest.warns(UserWarning, match="separate the stored chunks along"):
-        dataset = xr.open_zarr(tmp_path, chunks=chunks, consolidated=False)
-    unwarned = xr.open_zarr(tmp_path, chunks=None, consolidated=False).chunk(chunks)
-    for lazy in (dataset, unwarned):
-        assert len(lazy.chunks["time"]) == 5
-        with numcodecs_bytes.trace() as traced:
-            assert lazy["t2m"].mean().compute(scheduler="sync") == 1
-        assert traced.report()["total"]["bytes_fetched"] == group["t2m"].nbytes
 
 
 @pytest.mark.parametrize("source", ["scan.zarr", np.zeros(4), None], ids=["path", "NumPy", "None"])

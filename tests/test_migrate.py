@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -284,7 +283,6 @@ def folder(tmp_path):
 GROUPS = ["", "deep", "deep/in"]
 ARRAYS = [f"{path}/{name}".lstrip("/") for path in GROUPS for name in ("x", "y")]
 NODES = sorted(GROUPS + ARRAYS)
-BY_CONSOLIDATED = pytest.mark.parametrize("is_consolidated", [False, True])
 
 
 def consolidate(folder):
@@ -303,7 +301,7 @@ def shown(path):
 
 
 class TestHierarchies:
-    @BY_CONSOLIDATED
+    @pytest.mark.parametrize("is_consolidated", [False, True])
     def test_migrated_and_undone(self, folder, is_consolidated):
         """Children come first, and last to undo: Zarr v3 groups do not show nodes of Zarr v2."""
         if is_consolidated:
@@ -434,8 +432,6 @@ class TestHierarchies:
 class TestExclude:
     """What can't be migrated, or is not to be, does not keep the groups above it in Zarr v2."""
 
-    @pytest.mark.matrix
-    @BY_CONSOLIDATED
     @pytest.mark.parametrize(
         ("exclude", "excluded"),
         [
@@ -445,12 +441,11 @@ class TestExclude:
         ],
         ids=str,
     )
-    def test_nodes_and_all_below_them(self, folder, exclude, excluded, is_consolidated):
+    def test_nodes_and_all_below_them(self, folder, exclude, excluded):
         write_v2(folder / "x", None, **MIXED)
         zarr.create_group(folder / "deeper", zarr_format=2)  # which begins likewise
         nodes = [*NODES, "deeper"]
-        if is_consolidated:
-            consolidate(folder)
+        consolidate(folder)
         found = migrated(folder, exclude=exclude)
         assert {path: report.status for path, report in found.items()} == {
             path: "excluded" if path in excluded else "migrated" for path in nodes
@@ -534,15 +529,6 @@ class TestProgress:
         assert [each.args for each in bar.set_description.mock_calls] == [(p,) for p in phases]
         assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)][: len(phases)]
         assert bar.update.call_count == 9 * len(phases)
-
-    @pytest.mark.parametrize("is_terminal", [False, True])
-    def test_it_is_shown_on_a_terminal_alone(self, folder, capsys, monkeypatch, is_terminal):
-        pytest.importorskip("tqdm")
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-        assert main(["migrate", str(folder), "--json"]) == 0
-        said = capsys.readouterr()
-        assert ("writing: 100%" in said.err) == bool(said.err) == is_terminal
-        assert json.loads(said.out)["num_refused"] == 0
 
 
 class TestCheck:

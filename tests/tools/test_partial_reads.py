@@ -5,7 +5,7 @@ import zipfile
 import pytest
 import zarr
 import zarr.storage
-from helpers import CountingStore, IgnoringStore, ranges_from, served, write_array, write_v2
+from helpers import CountingStore, IgnoringStore, ranges_from, write_array, write_v2
 
 from numcodecs_bytes.check import Limits, check
 
@@ -95,15 +95,3 @@ def test_members_of_a_zip_archive(tmp_path, compression):
     with zarr.storage.ZipStore(path, mode="r") as store:
         (answer,) = answers(store)
     assert answer.startswith("yes" if compression == zipfile.ZIP_STORED else "no: it is compressed")
-
-
-def test_pythons_own_web_server(tmp_path):
-    """It ignores ranges."""
-    pytest.importorskip("aiohttp", reason="the extra stores is not installed")
-    pytest.importorskip("fsspec", reason="the extra stores is not installed")
-    write_array(tmp_path, bytes(100), "uint8", PLAIN, (100,))
-
-    with served(tmp_path) as url:
-        (report,) = check(url)
-    why = "it answers a range with status 200, and no Content-Range to (0, 1)"
-    assert (report.partial_reads, report.problems) == (f"{ODD} ({why})", [])
