@@ -93,55 +93,53 @@ def copy_some(healthy, root, rng):
 
 def damage(root, files, rng):
     """Damage files; return what was done, to which array."""
+    changes = {
+        "cut": lambda raw: raw[: rng.randrange(len(raw))],
+        "flip": lambda raw: _flip(raw, rng),
+        "extend": lambda raw: raw + rng.randbytes(rng.randint(1, 40)),
+        "empty": lambda _: b"",
+        "header": lambda raw: rng.randbytes(4) + raw[4:],
+        "edit": lambda raw: _edit(raw, rng),
+    }
     done = []
     for path in files:
         is_metadata = path.name in ("zarr.json", ".zarray", ".zgroup", ".zattrs")
         kinds = ["cut", "flip", "remove", "extend", "empty", "header", "folder"]
         kind = rng.choice([*kinds, "edit", "edit", "edit", "edit"] if is_metadata else kinds)
-        raw = bytearray(path.read_bytes())
-        if kind == "remove":
-            path.unlink()
-        elif kind == "cut":
-            path.write_bytes(raw[: rng.randrange(len(raw))])
-        elif kind == "empty":
-            path.write_bytes(b"")
-        elif kind == "extend":
-            path.write_bytes(raw + rng.randbytes(rng.randint(1, 40)))
-        elif kind == "header":
-            path.write_bytes(rng.randbytes(4) + raw[4:])
-        elif kind == "folder":
-            path.unlink()
+        raw = path.read_bytes()
+        path.unlink()
+        if kind == "folder":
             path.mkdir()
-        elif kind == "flip":
-            for _ in range(rng.choice([1, 1, 4])):
-                raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
-            path.write_bytes(raw)
-        else:
-            document = json.loads(raw)
-            _edit(document, rng)
-            path.write_text(json.dumps(document))
+        elif kind in changes:
+            path.write_bytes(changes[kind](raw))
         done.append((kind, path.relative_to(root).as_posix()))
     return done
 
 
-def _edit(node, rng):
+def _flip(raw, rng):
+    raw = bytearray(raw)
+    for _ in range(rng.choice([1, 1, 4])):
+        raw[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+    return raw
+
+
+def _edit(raw, rng):
     """Change, remove or add something at random in a JSON document."""
-    while True:
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-        if not keys:
-            return
-        key = rng.choice(keys)
-        if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.7:
-            node = node[key]
-            continue
-        break
-    if rng.random() < 0.2:
-        del node[key]
-        return
+    node = document = json.loads(raw)
     strange = [None, -1, 0, 1, 2, 3, 5, 2**31, 2**40, 2**63, 1.5, "", "x", [], {}, True, "NaN"]
     strange += ["<f4", ">f8", ">i4", "<i8", "|b1", "|O", "|V9", "<U7", "<M8[ns]", "float32", "F"]
     strange += ["big", "little", "bytes", "gzip", "crc32c", "sharding_indexed", [2, 5], [1, 1]]
-    node[key] = rng.choice(strange)
+    while keys := list(node) if isinstance(node, dict) else list(range(len(node))):
+        key = rng.choice(keys)
+        if isinstance(node[key], dict | list) and node[key] and rng.random() < 0.7:
+            node = node[key]
+        elif rng.random() < 0.2:
+            del node[key]
+            break
+        else:
+            node[key] = rng.choice(strange)
+            break
+    return json.dumps(document).encode()
 
 
 def _values_in(folder, zarr_format=None):
