@@ -262,9 +262,12 @@ class TestHierarchies:
             array = {"shape": 4, "chunks": (2,), "dtype": "i4"} | settings
             group.create_array(name, **array)[:] = 1
         write_array(tmp_path / "a/needless", bytes(4), "uint8", [bytes_codec("little")])
+        delta = {"id": "delta", "dtype": "<i4", "astype": "<i2"}  # bytes stores what it returns
+        filters = [delta, {"id": "bytes", "endian": "big", "dtype": "<i2"}]
+        write_v2(tmp_path / "a/filtered", bytes(8), "<i4", filters=filters)
         found = check(at(location, tmp_path / "a"))
-        assert found.keys() == {"full", "zipped", "bools", "needless"}
-        assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 4
+        assert found.keys() == {"full", "zipped", "bools", "needless", "filtered"}
+        assert [(report.problems, report.notes) for report in found.values()] == [([], [])] * 5
 
     @pytest.mark.parametrize("name", ["zarr.json", "plain/zarr.json", "deep/in/zarr.json"])
     def test_broken_metadata_does_not_hide_other_arrays(self, healthy, name):
