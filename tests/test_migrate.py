@@ -190,16 +190,19 @@ class TestArrays:
         assert_migrated(tmp_path)
         assert zarr.open_array(tmp_path, zarr_format=3)[0].tolist() == values
 
-    def test_names_separator_fill_value_and_attributes(self, tmp_path):
+    def test_other_settings_and_attributes(self, tmp_path):
         create(
             tmp_path,
             random_array("<f4", SHAPE),
             fill_value=float("nan"),
             attributes={"units": "K", "_ARRAY_DIMENSIONS": ["time", "lat", "lon"]},
             chunk_key_encoding={"name": "v2", "separator": "/"},
+            compressors=numcodecs.Blosc(shuffle=numcodecs.Blosc.AUTOSHUFFLE),
         )
         assert_migrated(tmp_path)
         array = zarr.open_array(tmp_path, zarr_format=3)
+        blosc = array.metadata.codecs[-1].to_dict()["configuration"]
+        assert (blosc["typesize"], blosc["shuffle"]) == (4, "shuffle")
         assert array.metadata.dimension_names == ("time", "lat", "lon")
         assert array.attrs.asdict() == {"units": "K", "_FillValue": "AAAAAAAA+H8="}  # NaN
         assert np.isnan(array[4:]).all()
@@ -325,18 +328,20 @@ class TestHierarchies:
         assert statuses(folder, undo=True) == dict.fromkeys(NODES, "Zarr v2 already")
 
     def test_groups_above_refused_arrays_are_not_written(self, folder):
-        """Their Zarr v3 metadata would hide it."""
-        for name, (settings, _) in REFUSED.items():
-            write_v2(folder / "deep" / name, **({"stored": None, "dtype": "<f4"} | settings))
-        zarr.create_group(folder / "mixed", zarr_format=2)  # of the same name, but not above it
+        """Their Zarr v3 metadata would hide them."""
+        refused = {f"deep/in {name}": settings for name, settings in REFUSED.items()}
+        for path, (settings, _) in refused.items():  # beside a group whose path begins likewise
+            write_v2(folder / path, **({"stored": None, "dtype": "<f4"} | settings))
+        zarr.create_group(folder / "in mixed", zarr_format=2)  # of the same name, but not above it
         found = migrated(folder)
-        refused = {path for path, report in found.items() if report.status == "refused"}
-        assert refused == {"", "deep", *(f"deep/{name}" for name in REFUSED)}
-        for name, (_, reason) in REFUSED.items():
-            assert reason in found[f"deep/{name}"].reasons[0]
-        hidden = "hide nodes below it that could not be migrated: deep/behind, deep/broken"
+        assert {path for path, report in found.items() if report.status == "refused"} == {
+            *("", "deep", *refused),
+        }
+        for path, (_, reason) in refused.items():
+            assert reason in found[path].reasons[0]
+        hidden = "hide nodes below it that could not be migrated: deep/in behind, deep/in broken"
         assert hidden in found["deep"].reasons[0]
-        assert written_in(folder).keys() == {*NODES, "mixed"} - {"", "deep"}
+        assert written_in(folder).keys() == {*NODES, "in mixed"} - {"", "deep"}
 
     @pytest.mark.parametrize(
         ("path", "changes", "what"),
