@@ -60,9 +60,10 @@ def run(*arguments, number=0, kind="SIGKILL", before=""):
 
 
 def assert_readable(path, excluded=()):
-    """Each array, by its own path and from the root, by either format that the root has."""
-    for zarr_format in (None, 2):
-        root = zarr.open_group(path, mode="r", zarr_format=zarr_format)
+    """Each array, by its own path and from the root, by either format, consolidated or not."""
+    for zarr_format, is_consolidated in ((None, None), (None, False), (2, None)):
+        options = {"zarr_format": zarr_format, "use_consolidated": is_consolidated}
+        root = zarr.open_group(path, mode="r", **options)
         shown = set(ARRAYS) - set(excluded if root.metadata.zarr_format == 3 else ())
         assert {name for name, _ in root.members(max_depth=None)} >= shown, zarr_format
         for name in ARRAYS:
