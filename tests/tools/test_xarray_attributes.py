@@ -115,7 +115,9 @@ def assert_same(store):
     before = read(store, 2)
     report = migrate(store)[0]
     if report.status == "refused":
-        assert isinstance(before, Exception) or "but can't be told so" in report.reasons[0]
+        why = report.reasons[0]  # dates and times are never masked
+        is_explained = "but can't be told so" in why and "time" not in why
+        assert isinstance(before, Exception) or is_explained, why
         return
     assert report.status == "migrated"
     if isinstance(before, Exception):
