@@ -4,14 +4,10 @@ Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
 import concurrent.futures.thread
-import contextlib
-import functools
-import http.server
 import json
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -267,26 +263,6 @@ class IgnoringStore(CountingStore):
 
     async def get(self, key, prototype=None, byte_range=None):  # noqa: ARG002
         return await super().get(key, prototype)
-
-
-class FileHandler(http.server.SimpleHTTPRequestHandler):
-    """Python's own web server, which ignores ranges; it lists no folders."""
-
-    def list_directory(self, _):
-        self.send_error(404)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def served(folder, handler=FileHandler):
-    """Serve the files in a folder; yield the URL."""
-    handler = functools.partial(handler, directory=folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 # Elements and selections.

@@ -1,11 +1,14 @@
 """python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
 
 import contextlib
+import functools
+import http.server
 import importlib.util
 import json
 import os
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,7 +26,6 @@ from helpers import (
     metadata_v2,
     ranges_from,
     run_program,
-    served,
     sharded,
     write_array,
     write_v2,
@@ -502,8 +504,20 @@ class TestKindsOfStores:
         (healthy / "v2").rename(healthy.parent / "v2")
         zarr.consolidate_metadata(healthy)
         (healthy.parent / "v2").rename(healthy / "v2")
-        with served(healthy) as url:
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def list_directory(self, _):
+                self.send_error(404)
+
+            def log_message(self, *_):
+                pass
+
+        handler = functools.partial(Handler, directory=healthy)
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://127.0.0.1:{server.server_port}"
             found = check(url) | {f"v2/{path}": each for path, each in check(f"{url}/v2").items()}
+            server.shutdown()
         assert found.keys() == PARTIAL_READS.keys()
         assert {path: report.problems for path, report in found.items() if report.problems} == {
             "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
@@ -617,19 +631,18 @@ class TestCommand:
         assert "/a\\nb\\x1b[31m " in capsys.readouterr().out
 
     def test_several_stores(self, tmp_path, capsys):
-        good, bad, nowhere = (str(tmp_path / name) for name in ("good", "bad", "nowhere"))
+        good, bad, nowhere = stores = [str(tmp_path / name) for name in ("good", "bad", "nowhere")]
         write_array(tmp_path / "good", bytes(4), "int8", [PLAIN])
         write_array(tmp_path / "bad", bytes(3), "int8", [PLAIN])
         assert main(["check", good, bad]) == 1
-        out = capsys.readouterr().out
-        assert f"{good}/" in out
-        assert f"{bad}/" in out
-        assert out.endswith("2 arrays, 2 chunks, 1 problem\n")
-        assert main(["--json", "check", good, nowhere]) == 2
-        printed = capsys.readouterr()
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(f"{good}/ ")
+        assert lines[1].startswith(f"{bad}/ ")
+        assert lines[-1] == "2 arrays, 2 chunks, 1 problem"
+        assert main(["--json", "check", *stores]) == 2
+        printed, why = capsys.readouterr(), "there is no such file or folder"
         found = json.loads(printed.out)
-        why = "there is no such file or folder"
-        assert [array["store"] for array in found["arrays"]] == [good]
+        assert [array["store"] for array in found["arrays"]] == [good, bad]
         assert found["unreadable"] == [{"store": nowhere, "error": why}]
         assert printed.err == f"can't read {nowhere}: {why}\n"
 

@@ -41,17 +41,14 @@ def test_a_row_of_a_local_file(array):
     with numcodecs_bytes.trace() as found:
         assert array[300].tolist() == list(range(300 * 512, 301 * 512))
     report = found.report()
-    assert list(report["arrays"]) == [repr(array.store)]
     assert report["not_seen"] == {}
-    (counts,) = report["arrays"].values()
-    assert counts == report["total"]
+    ((name, counts),) = report["arrays"].items()
+    assert (name, counts) == (repr(array.store), report["total"])
     assert (counts["chunks"], counts["requests"], counts["chunks_whole"]) == (1, 1, 0)
     assert counts["bytes_fetched"] == counts["bytes_selected"] == 4096
     head, line = str(found).splitlines()
     assert head.split()[:2] == ["array", "chunks"]
-    assert line.split()[1:6] == ["1", "0", "1", "4.0", "KiB"]
-    assert line.split()[6:] == ["1.0", "MiB", "4.0", "KiB", "0", "B"]
-    assert len(head) == len(line)
+    assert " ".join(line.split()[1:]) == "1 0 1 4.0 KiB 1.0 MiB 4.0 KiB 0 B"
     assert "numcodecs_bytes read and wrote nothing" in repr(numcodecs_bytes.trace())
 
 
