@@ -1,6 +1,5 @@
 """What installing the package changes, in fresh processes that only import zarr; and leaving it."""
 
-import os
 import pickle
 import warnings
 from pathlib import Path
@@ -24,7 +23,6 @@ KINDS = {
     "transposed": {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
     "shards": {"shards": SHAPE, "chunks": (512, 2048)},
 }
-IN_F = ("v2 in order F", "transposed")
 # What the programs begin with: `line` reads a contiguous line of 8 KiB, and checks it; `num_read`
 # returns how many bytes this process has read; `measure` prints how many of them a line takes.
 SETUP = """
@@ -52,21 +50,14 @@ needs_proc = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory):
-    """Return a folder with a group of all kinds of arrays; most of them share one file."""
+    """Return the path of a group of all kinds of arrays."""
     folder = tmp_path_factory.mktemp("arrays")
     data = np.arange(np.prod(SHAPE), dtype="<f4").reshape(SHAPE)
-    data.tofile(folder / "chunk")
-    group = zarr.create_group(folder / "group")
+    group = zarr.create_group(folder)
     for name, options in KINDS.items():
-        shape = SHAPE[::-1] if name in IN_F else SHAPE
-        settings = SETTINGS | {"shape": shape, "chunks": shape} | options
-        array = zarr.create_array(folder / "group" / name, **settings)
-        if name == "shards":
-            array[...] = data
-        else:
-            chunk = "0.0" if array.metadata.zarr_format == 2 else "c/0/0"
-            (folder / "group" / name / chunk).parent.mkdir(parents=True, exist_ok=True)
-            os.link(folder / "chunk", folder / "group" / name / chunk)
+        values = data.T if name in ("v2 in order F", "transposed") else data
+        settings = SETTINGS | {"shape": values.shape, "chunks": values.shape} | options
+        zarr.create_array(folder / name, **settings)[...] = values
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # consolidated metadata are not specified
         zarr.consolidate_metadata(group.store)
@@ -90,16 +81,12 @@ class TestReadsInPart:
     def test_arrays_in_files(self, arrays, tmp_path):
         """Opened by their paths, in their group, or just created."""
         program = """
-import os
 for kind in sys.argv[3:]:
-    measure(zarr.open_array(sys.argv[1] + "/group/" + kind))
-measure(zarr.open_group(sys.argv[1] + "/group", use_consolidated=False)["v3"])
-measure(zarr.open_consolidated(sys.argv[1] + "/group")["v3"])
-settings = {"chunks": (1024, 2048), "dtype": "<f4", "compressors": None}
-array = zarr.create_array(sys.argv[2], shape=(1024, 2048), **settings)
-os.makedirs(sys.argv[2] + "/c/0")
-os.link(sys.argv[1] + "/chunk", sys.argv[2] + "/c/0/0")
-measure(array)
+    measure(zarr.open_array(sys.argv[1] + "/" + kind))
+measure(zarr.open_group(sys.argv[1], use_consolidated=False)["v3"])
+measure(zarr.open_consolidated(sys.argv[1])["v3"])
+data = np.arange(1024 * 2048, dtype="f4").reshape(1024, 2048)
+measure(zarr.create_array(sys.argv[2], data=data, chunks=data.shape, compressors=None))
 """
         assert_in_part(run(program, arrays, tmp_path / "a", *KINDS), len(KINDS) + 3)
 
@@ -112,7 +99,7 @@ with ThreadPoolExecutor(16) as pool:
     list(pool.map(lambda path: line(zarr.open_array(path), 7), paths))
 print(num_read() - before)
 """
-        (num,) = run(program, arrays / "group")  # what is imported is among it
+        (num,) = run(program, arrays)  # what is imported is among it
         assert int(num) < 16 << 20
 
     def test_in_other_processes(self, arrays, tmp_path):
@@ -133,7 +120,7 @@ if __name__ == "__main__":
         child.join()
         assert child.exitcode == 0
 """)
-        paths = [arrays / "group/v2", arrays / "group/v3"]
+        paths = [arrays / "v2", arrays / "v3"]
         assert_in_part(run_python(tmp_path / "program.py", *paths).stdout.split(), 4)
 
 
