@@ -503,7 +503,6 @@ class TestKindsOfStores:
         zarr.consolidate_metadata(healthy / "v2", zarr_format=2)
         (healthy / "v2").rename(healthy.parent / "v2")
         zarr.consolidate_metadata(healthy)
-        (healthy.parent / "v2").rename(healthy / "v2")
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             def list_directory(self, _):
@@ -512,11 +511,12 @@ class TestKindsOfStores:
             def log_message(self, *_):
                 pass
 
-        handler = functools.partial(Handler, directory=healthy)
+        handler = functools.partial(Handler, directory=healthy.parent)
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             url = f"http://127.0.0.1:{server.server_port}"
-            found = check(url) | {f"v2/{path}": each for path, each in check(f"{url}/v2").items()}
+            of_v2 = check(f"{url}/v2").items()
+            found = check(f"{url}/healthy") | {f"v2/{path}": each for path, each in of_v2}
             server.shutdown()
         assert found.keys() == PARTIAL_READS.keys()
         assert {path: report.problems for path, report in found.items() if report.problems} == {
