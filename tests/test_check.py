@@ -323,19 +323,20 @@ class TestChunks:
         assert found.problems == []
         assert any("its chunks were not checked" in note for note in found.notes)
 
-    @pytest.mark.parametrize("byte", [0, -1])
-    def test_a_damaged_shard(self, tmp_path, byte):
+    def test_a_damaged_shard(self, tmp_path):
         """Large shards are decoded in parts."""
+        shape = (160, 2**20)
         array = zarr.create_array(
-            tmp_path, shape=(160, 2**20), chunks=(8, 2**20), shards=(160, 2**20), dtype="u1"
+            tmp_path, shape=shape, chunks=(8, 2**20), shards=shape, dtype="u1"
         )
         array[0, 0] = array[-1, -1] = 1
         assert check(tmp_path)[""].problems == []
-        raw = bytearray((tmp_path / "c/0/0").read_bytes())
-        raw[byte] ^= 255
-        (tmp_path / "c/0/0").write_bytes(raw)
-        (problem,) = check(tmp_path)[""].problems
-        assert problem.startswith("chunk c/0/0 can't be read: ")
+        chunk = tmp_path / "c/0/0"
+        raw = chunk.read_bytes()
+        for damaged in (bytes([raw[0] ^ 255]) + raw[1:], raw[:-1] + bytes([raw[-1] ^ 255])):
+            chunk.write_bytes(damaged)
+            (problem,) = check(tmp_path)[""].problems
+            assert problem.startswith("chunk c/0/0 can't be read: ")
 
     def test_missing_chunks_are_not_read(self, tmp_path):
         """Nor is a chunk of fill values made: of 64 GiB here; and the grid is not walked."""

@@ -496,12 +496,10 @@ class TestWrongArguments:
         with pytest.raises(error, match=message):
             migrate(zarr.storage.LocalStore(folder, read_only=True), **options)
 
-    @pytest.mark.parametrize(
-        "exclude", [[""], ["x", "/"], [None], b"x", ["x/0"], ["dee"]], ids=repr
-    )
-    def test_what_is_no_path_below_the_root(self, folder, exclude):
-        with pytest.raises(ValueError, match="expected the path of an array or group below the"):
-            migrate(folder, exclude=exclude)
+    def test_what_is_no_path_below_the_root(self, folder):
+        for exclude in ([""], ["x", "/"], [None], b"x", ["x/0"], ["dee"]):
+            with pytest.raises(ValueError, match="expected the path of an array or group below"):
+                migrate(folder, exclude=exclude)
         assert written_in(folder) == {}
 
     def test_a_store_that_can_not_list_or_be_read(self, folder):

@@ -226,7 +226,7 @@ def child():
 with numcodecs_bytes.trace() as found:
     for _ in range(4):
         threading.Thread(target=report_until_the_end, daemon=True).start()
-    for _ in range(10):
+    for _ in range(5):
         process = multiprocessing.get_context("fork").Process(target=child)
         process.start()
         process.join(20)
