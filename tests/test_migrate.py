@@ -628,7 +628,7 @@ class TestCommand:
         said = capsys.readouterr().err
         assert "y/zarr.json can't be written: OSError: No space left on device; mend that" in said
 
-    @pytest.mark.parametrize("command", ["migrate", "check"])
+    @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
         """`migrate STORE | head -1` stopped after two nodes, and said that a pipe is broken."""
         zarr.create_group(tmp_path, zarr_format=2)

@@ -105,7 +105,7 @@ class TestWhereTheyAreSet:
         """Return how often chunks are written in place; nothing is said of it."""
         return run_program("-W", "error", "-c", program, path, **variables).stdout.split()
 
-    @pytest.mark.parametrize(("value", "expected"), [("require", "1"), ("true", "1"), ("", "0")])
+    @pytest.mark.parametrize(("value", "expected"), [("true", "1"), ("", "0")])
     def test_by_a_variable(self, path, value, expected):
         assert self.run(path, **{self.VARIABLE: value}) == [expected]
 

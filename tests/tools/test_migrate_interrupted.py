@@ -82,10 +82,12 @@ def assert_completed(path, options=()):
     assert len(list(path.rglob("zarr.json"))) == (0 if is_undo else 6)
 
 
-BY_OPTIONS = pytest.mark.parametrize("options", [(), ("--undo",), ("--exclude", "deep/y")], ids=str)
+EXCLUDE = ("--exclude", "deep/y")
 
 
-@BY_OPTIONS
+@pytest.mark.parametrize(
+    "options", [(), ("--undo",), pytest.param(EXCLUDE, marks=pytest.mark.long)], ids=str
+)
 def test_killed(tmp_path, path, options, everything):
     if "--undo" in options:
         migrate(path)
@@ -103,7 +105,7 @@ def test_killed(tmp_path, path, options, everything):
         assert_completed(copy, options)
 
 
-@BY_OPTIONS
+@pytest.mark.parametrize("options", [(), ("--undo",), EXCLUDE], ids=str)
 def test_in_parallel(path, options):
     """Of the same nodes or different ones: what is left is completed by one more migration."""
     if "--undo" in options:
@@ -120,7 +122,7 @@ def test_in_parallel(path, options):
 
 def test_out_of_space(path):
     """Files may not grow beyond a number of bytes, as on a full disk."""
-    for num_bytes in (0, 1000, 2500):
+    for num_bytes in (0, 2500):
         limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)"
         done = run(path, before=limited)
         assert done.returncode == 2
