@@ -1,11 +1,9 @@
 """What installing the package changes, in fresh processes that only import zarr; and leaving it."""
 
-import os
 import pickle
 import warnings
 from pathlib import Path
 
-import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -13,9 +11,8 @@ from helpers import OUR_PIPELINES, PIPELINES, WITHOUT_ENTRY_POINTS, run_program,
 
 import numcodecs_bytes
 
-# One chunk of 32 MiB, or a shard of two inner chunks. Lines of 16 KiB are contiguous.
-SHAPE = (2048, 4096)
-LINE_BYTES, ACROSS_BYTES = 300_000, 4_000_000  # what may be read of a line, and of one across them
+# One chunk of 8 MiB, or a shard of two inner chunks. Lines of 8 KiB are contiguous.
+SHAPE = (1024, 2048)
 SETTINGS = {"shape": SHAPE, "chunks": SHAPE, "dtype": "<f4", "compressors": None}
 V2 = {"zarr_format": 2, "filters": None}
 KINDS = {
@@ -24,12 +21,10 @@ KINDS = {
     "v2 in order F": V2 | {"order": "F"},
     "v2 with a filter": V2 | {"filters": [numcodecs_bytes.Bytes("little", "<f4")]},
     "transposed": {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
-    "shards": {"shards": SHAPE, "chunks": (1024, 4096)},
+    "shards": {"shards": SHAPE, "chunks": (512, 2048)},
 }
-IN_F = ("v2 in order F", "transposed")
-# What the programs begin with: `line` reads a line of 16 KiB, or one across them, and checks it;
-# `num_read` returns how many bytes this process has read; `measure` prints how many these take. Of
-# several lines across, because more is read from a disk that is busy.
+# What the programs begin with: `line` reads a contiguous line of 8 KiB, and checks it; `num_read`
+# returns how many bytes this process has read; `measure` prints how many of them a line takes.
 SETUP = """
 import sys, zarr
 import numpy as np
@@ -38,19 +33,14 @@ def num_read():
     with open("/proc/self/io") as io:
         return int(io.readline().split()[1])
 
-def line(array, k, across=False):
-    in_f = array.shape[0] == 4096
-    found = array[:, k] if in_f != across else array[k]
-    expected = np.arange(2048) * 4096 + k if across else np.arange(4096) + k * 4096
-    assert np.array_equal(found, expected)
+def line(array, k):
+    found = array[:, k] if array.shape[0] == 2048 else array[k]
+    assert np.array_equal(found, np.arange(2048) + k * 2048)
 
 def measure(array):
-    counts = [num_read()]
-    for k, across in enumerate([False] + [True] * 5):
-        line(array, k, across)
-        counts.append(num_read())
-    along, *across = np.diff(counts)
-    print(along, min(across))
+    before = num_read()
+    line(array, 1)
+    print(num_read() - before)
 """
 
 needs_proc = pytest.mark.skipif(
@@ -60,21 +50,14 @@ needs_proc = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def arrays(tmp_path_factory):
-    """Return a folder with a group of all kinds of arrays; most of them share one file."""
+    """Return the path of a group of all kinds of arrays."""
     folder = tmp_path_factory.mktemp("arrays")
     data = np.arange(np.prod(SHAPE), dtype="<f4").reshape(SHAPE)
-    data.tofile(folder / "chunk")
-    group = zarr.create_group(folder / "group")
+    group = zarr.create_group(folder)
     for name, options in KINDS.items():
-        shape = SHAPE[::-1] if name in IN_F else SHAPE
-        settings = SETTINGS | {"shape": shape, "chunks": shape} | options
-        array = zarr.create_array(folder / "group" / name, **settings)
-        if name == "shards":
-            array[...] = data
-        else:
-            chunk = "0.0" if array.metadata.zarr_format == 2 else "c/0/0"
-            (folder / "group" / name / chunk).parent.mkdir(parents=True, exist_ok=True)
-            os.link(folder / "chunk", folder / "group" / name / chunk)
+        values = data.T if name in ("v2 in order F", "transposed") else data
+        settings = SETTINGS | {"shape": values.shape, "chunks": values.shape} | options
+        zarr.create_array(folder / name, **settings)[...] = values
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # consolidated metadata are not specified
         zarr.consolidate_metadata(group.store)
@@ -87,12 +70,10 @@ def run(program, *arguments, **environment):
     return done.stdout.split()
 
 
-def assert_in_part(words, num_arrays=1):
+def assert_in_part(words, num_arrays):
     """Assert that arrays which a program has measured are read in part."""
-    counts = list(map(int, words))
-    assert len(counts) == 2 * num_arrays
-    assert max(counts[::2]) < LINE_BYTES
-    assert max(counts[1::2]) < ACROSS_BYTES
+    assert len(words) == num_arrays
+    assert max(map(int, words)) < 300_000
 
 
 @needs_proc
@@ -100,16 +81,12 @@ class TestReadsInPart:
     def test_arrays_in_files(self, arrays, tmp_path):
         """Opened by their paths, in their group, or just created."""
         program = """
-import os
 for kind in sys.argv[3:]:
-    measure(zarr.open_array(sys.argv[1] + "/group/" + kind))
-measure(zarr.open_group(sys.argv[1] + "/group", use_consolidated=False)["v3"])
-measure(zarr.open_consolidated(sys.argv[1] + "/group")["v3"])
-options = {"shape": (2048, 4096), "chunks": (2048, 4096), "dtype": "<f4", "compressors": None}
-array = zarr.create_array(sys.argv[2], **options)
-os.makedirs(sys.argv[2] + "/c/0")
-os.link(sys.argv[1] + "/chunk", sys.argv[2] + "/c/0/0")
-measure(array)
+    measure(zarr.open_array(sys.argv[1] + "/" + kind))
+measure(zarr.open_group(sys.argv[1], use_consolidated=False)["v3"])
+measure(zarr.open_consolidated(sys.argv[1])["v3"])
+data = np.arange(1024 * 2048, dtype="f4").reshape(1024, 2048)
+measure(zarr.create_array(sys.argv[2], data=data, chunks=data.shape, compressors=None))
 """
         assert_in_part(run(program, arrays, tmp_path / "a", *KINDS), len(KINDS) + 3)
 
@@ -122,7 +99,7 @@ with ThreadPoolExecutor(16) as pool:
     list(pool.map(lambda path: line(zarr.open_array(path), 7), paths))
 print(num_read() - before)
 """
-        (num,) = run(program, arrays / "group")  # what is imported is among it
+        (num,) = run(program, arrays)  # what is imported is among it
         assert int(num) < 16 << 20
 
     def test_in_other_processes(self, arrays, tmp_path):
@@ -143,21 +120,8 @@ if __name__ == "__main__":
         child.join()
         assert child.exitcode == 0
 """)
-        paths = [arrays / "group/v2", arrays / "group/v3"]
+        paths = [arrays / "v2", arrays / "v3"]
         assert_in_part(run_python(tmp_path / "program.py", *paths).stdout.split(), 4)
-
-    def test_two_variables_switch_it_off(self, arrays):
-        variables = {
-            "ZARR_CODEC_PIPELINE__PATH": PIPELINES[0],
-            "ZARR_CODECS__BYTES": "zarr.codecs.bytes.BytesCodec",
-        }
-        program = """
-array = zarr.open_array(sys.argv[1])
-measure(array)
-for used in (array.async_array.codec_pipeline, array.metadata.codecs[0]):
-    assert type(used).__module__.startswith("zarr.")
-"""
-        assert min(map(int, run(program, arrays / "group/v3", **variables))) > 32 << 20
 
 
 # In a process that begins so, nothing of the package can be had.
@@ -210,42 +174,19 @@ IN_PLACE = "numcodecs_bytes.write_in_place"
 class TestRequire:
     """Writes to parts of chunks that are not made in place raise, and say why."""
 
-    @pytest.mark.parametrize(
-        ("options", "why"),
-        [
-            ({"compressors": "auto"}, "compressed or filtered by zstd"),
-            ({"filters": [numcodecs.Delta("i4")], "zarr_format": 2}, "filtered by delta"),
-            ({"dtype": str}, "stored by .*VLenUTF8Codec"),
-        ],
-        ids=str,
-    )
-    @pytest.mark.usefixtures("our_pipeline")
-    def test_the_reason(self, tmp_path, options, why):
+    def test_the_reason(self, tmp_path):
         """And nothing is half written; whole chunks are written in any case."""
-        settings = {"shape": (8, 8), "dtype": "i4", "compressors": None} | options
-        array = zarr.create_array(tmp_path, **settings)
-        message = f"{IN_PLACE} requires.*{why}.*run `numcodecs-bytes` to see what sets that option"
+        array = zarr.create_array(tmp_path, shape=(8, 8), dtype=str, compressors=None)
+        why = "stored by .*VLenUTF8Codec.*run `numcodecs-bytes` to see what sets that option"
         with zarr.config.set({IN_PLACE: "require"}):
-            array[...] = np.full((8, 8), 1, array.dtype)
-            before = array[...].tolist()
-            with pytest.raises(RuntimeError, match=message):
-                array[2, 1:] = np.full(7, 2, array.dtype)
-        assert array[...].tolist() == before
+            array[...] = "1"
+            with pytest.raises(RuntimeError, match=f"{IN_PLACE} requires.*{why}"):
+                array[2, 1:] = "2"
+        assert (array[...] == "1").all()
 
-    @pytest.mark.parametrize("compressors", [None, "auto"])
-    def test_our_codec_in_another_pipeline(self, tmp_path, compressors):
-        """It can't tell what is in place: every write raises; with True it warns once."""
-        settings = {"shape": (8, 8), "dtype": "i4", "compressors": compressors}
-        zarr.create_array(tmp_path, **settings)[...] = 1
-        with zarr.config.set({"codec_pipeline.path": PIPELINES[-1]}):
-            array = zarr.open_array(tmp_path, mode="r+")
-        for selection in (np.s_[2, 1:], np.s_[...]):
-            with (
-                zarr.config.set({IN_PLACE: "require"}),
-                pytest.raises(RuntimeError, match="is set, but this array was opened with"),
-            ):
-                array[selection] = 2
-        assert (array[...] == 1).all()
+    def test_our_codec_in_zarrs_pipeline(self, tmp_path):
+        """It warns once that nothing is written in place."""
+        zarr.create_array(tmp_path, shape=(8, 8), dtype="i4", compressors=None)[...] = 1
         program = f"""
 import sys, zarr
 zarr.config.set({{{IN_PLACE!r}: True, "codec_pipeline.path": {PIPELINES[-1]!r}}})

@@ -6,8 +6,8 @@ NumPy's casts, zarr and numcodecs_bytes have no part in it.
 import re
 import sys
 
-import ml_dtypes
 import numpy as np
+from data_types import CASES
 from fuzz_mutator import chunk_shape_of
 from helpers import bytes_codec
 
@@ -56,13 +56,8 @@ def _reordered_element(memory, dtype, endian, in_memory):
     return b"".join(memory[i : i + unit][::-1] for i in range(0, len(memory), unit))
 
 
-_NUMBERS = {
-    **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{name: name for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")},
-    **{name: getattr(ml_dtypes, name) for name in ("bfloat16", "float8_e5m2", "int4", "uint2")},
-    "float4_e2m1fn": ml_dtypes.float4_e2m1fn,
-    "complex_bfloat16": ml_dtypes.bcomplex32,
-}
+# By their names in Zarr v3.
+_NUMBERS = {case.name: case.dtype for case in CASES if case.dtype.kind not in "mMSU"}
 
 
 def v3_dtype(data_type):
@@ -70,7 +65,7 @@ def v3_dtype(data_type):
     if isinstance(data_type, str):
         if re.fullmatch(r"r\d+", data_type, re.ASCII):
             return np.dtype(f"V{int(data_type[1:]) // 8}") if int(data_type[1:]) % 8 == 0 else None
-        return np.dtype(_NUMBERS[data_type]) if data_type in _NUMBERS else None
+        return _NUMBERS.get(data_type)
     configuration = data_type["configuration"]
     match data_type["name"]:
         case "fixed_length_utf32":

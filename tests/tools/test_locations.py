@@ -1,11 +1,7 @@
 """What the commands open: URLs with options of fsspec, Icechunk repositories and their versions."""
 
-import functools
-import http.server
 import json
 import logging
-import threading
-from pathlib import Path
 
 import pytest
 import zarr
@@ -13,7 +9,6 @@ from helpers import write_array, write_v2
 
 from numcodecs_bytes.__main__ import main
 from numcodecs_bytes.check import check
-from numcodecs_bytes.migrate import migrate
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the stores' packages
 PLAIN = [{"name": "bytes"}]
@@ -68,13 +63,15 @@ def paths_in(*arguments, **options):
 
 
 class TestStorageOptions:
-    def test_check(self, tmp_path, s3, capsys):
+    def test_check_and_migrate(self, tmp_path, s3, capsys):
         """They reach the server, whose keys are nowhere else."""
         client, options = s3
-        write_array(tmp_path / "a", bytes(3), "int8", PLAIN)
-        upload(client, tmp_path / "a", "a")
-        text = json.dumps(options)
-        assert main(["check", "s3://data/a", "--storage-options", text]) == 1
+        upload(client, write_v2(tmp_path, b"1234", "|u1"), "old")
+        more = ["s3://data/old", "--storage-options", json.dumps(options)]
+        assert main(["migrate", *more]) == 0
+        assert "1 array or group, 0 refused" in capsys.readouterr().out
+        client.put_object(Bucket="data", Key="old/0", Body=b"123")
+        assert main(["check", *more]) == 1
         assert "holds 3 bytes, expected 4" in capsys.readouterr().out
 
     def test_a_zip_file_at_a_url(self, tmp_path, s3):
@@ -105,29 +102,19 @@ class TestStorageOptions:
         both = {"remote_options": options, "target_options": options if is_remote else {}}
         assert list(check(location, storage_options=both)) == [report]
 
-    def test_migrate(self, tmp_path, s3):
-        client, options = s3
-        upload(client, write_v2(tmp_path, b"1234", "|u1"), "old")
-        (node,) = migrate("s3://data/old", storage_options=options)
-        assert node.status == "migrated"
-        (report,) = check("s3://data/old", storage_options=options)
-        assert report.partial_reads == "yes"
-
     def test_not_for_local_files_or_open_stores(self, tmp_path):
         """There is nothing to pass them to, so they are an error, not ignored."""
         with pytest.raises(ValueError, match="not for local files"):
             list(check(tmp_path, storage_options={"anon": True}))
         with pytest.raises(ValueError, match="not for open stores"):
             list(check(zarr.storage.MemoryStore(), version={"tag": "a"}))
-        with pytest.raises(ValueError, match="not for open stores"):
-            migrate(zarr.storage.MemoryStore(), storage_options={"anon": True})
 
-    @pytest.mark.parametrize("command", ["check", "migrate"])
     @pytest.mark.parametrize("text", ["{", "[1]", "anon"])
-    def test_anything_but_a_json_object_is_a_wrong_argument(self, command, text, capsys):
-        with pytest.raises(SystemExit, match="2"):
-            main([command, "s3://a", "--storage-options", text])
-        assert f"expected a JSON object, got {text}" in capsys.readouterr().err
+    def test_anything_but_a_json_object_is_a_wrong_argument(self, text, capsys):
+        for command in ("check", "migrate"):
+            with pytest.raises(SystemExit, match="2"):
+                main([command, "s3://a", "--storage-options", text])
+            assert f"expected a JSON object, got {text}" in capsys.readouterr().err
 
 
 class TestIcechunk:
@@ -154,52 +141,21 @@ class TestIcechunk:
         for version in ({"tag": "first"}, {"snapshot": snapshot}):
             assert paths_in(location.format(tmp_path), version=version) == ["v"]
 
-    def test_on_a_web_server(self, tmp_path):
-        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
-        if not hasattr(icechunk, "http_storage"):
-            pytest.skip("this Icechunk does not read repositories on web servers")
-        pytest.importorskip("aiohttp", reason="the extra stores is not installed")
-        write_versions(tmp_path)
-
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def log_message(self, *_):
-                pass
-
-            def do_GET(self):  # with byte ranges, which Icechunk needs
-                path = Path(self.translate_path(self.path))
-                if not path.is_file():
-                    self.send_error(404)
-                    return
-                raw, wanted = path.read_bytes(), self.headers["Range"]
-                first, last = 0, len(raw) - 1
-                if wanted:
-                    first, last = map(int, wanted.removeprefix("bytes=").split("-"))
-                self.send_response(206 if wanted else 200)
-                self.send_header("Content-Range", f"bytes {first}-{last}/{len(raw)}")
-                self.send_header("Content-Length", str(len(raw[first : last + 1])))
-                self.end_headers()
-                self.wfile.write(raw[first : last + 1])
-
-        handler = functools.partial(Handler, directory=tmp_path)
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            assert paths_in(f"http://127.0.0.1:{server.server_port}") == ["v", "w"]
-            server.shutdown()
-
     @pytest.mark.parametrize(
         ("url", "options"),
         [
             ("s3://data/repo", {"anon": True, "client_kwargs": {"region_name": "us-east-1"}}),
             ("gs://data/repo", {"token": "anon"}),
             ("gs://data/repo", {"token": "credentials.json"}),
+            ("http://127.0.0.1/repo", {}),
             ("az://data/repo", {"account_name": "a", "account_key": "aaaa"}),
         ],
     )
     def test_options_have_the_names_of_fsspec(self, url, options, monkeypatch):
         """Icechunk, which has others for each, makes its storage of them."""
         icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
-        if options == {"token": "anon"} and icechunk.__version__ < "2":
-            pytest.skip("Icechunk 1 has no anonymous access to Google's storage")
+        if options in ({"token": "anon"}, {}) and icechunk.__version__ < "2":
+            pytest.skip("Icechunk 1 has neither anonymous access to Google's storage nor HTTP")
         made = []
         monkeypatch.setattr(icechunk.Repository, "open", made.append)
         monkeypatch.setattr(zarr.storage.FsspecStore, "from_url", lambda *_, **__: REPOSITORY)
@@ -216,12 +172,10 @@ class TestIcechunk:
         assert paths_in("s3://data/names", storage_options=options) == ["refs", "repo", "snapshots"]
         assert paths_in(tmp_path) == ["refs", "repo", "snapshots"]
 
-    def test_a_version_of_something_else(self, tmp_path):
+    def test_wrong_versions(self, tmp_path, capsys):
         write_array(tmp_path, None, "int8", PLAIN)
         with pytest.raises(ValueError, match="not an Icechunk repository, so it has no tag"):
             paths_in(tmp_path, version={"tag": "first"})
-
-    def test_only_one_version(self, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["check", "a", "--tag", "b", "--branch", "c"])
         assert "not allowed with argument" in capsys.readouterr().err

@@ -115,7 +115,9 @@ def assert_same(store):
     before = read(store, 2)
     report = migrate(store)[0]
     if report.status == "refused":
-        assert isinstance(before, Exception) or "but can't be told so" in report.reasons[0]
+        why = report.reasons[0]  # dates and times are never masked
+        is_explained = "but can't be told so" in why and "time" not in why
+        assert isinstance(before, Exception) or is_explained, why
         return
     assert report.status == "migrated"
     if isinstance(before, Exception):
@@ -138,25 +140,19 @@ def assert_same(store):
 )
 def test_xarray_reads_the_same(dtype, fill_value, everything):
     """A plain number as _FillValue made xarray raise; another than fill_value masked other ones."""
-    failed, number = [], len(dtype)
+    failed = []
+    cases = [others | {name: value} for name, values, others in CASES for value in values]
     # All take five minutes, and depend little on zarr: one half with old versions, one with new.
     step, first = (2, int(HAS_STRUCT)) if everything else (9, 0)
-    for name, values, others in CASES:
-        for value in values:
-            number += 1
-            attributes = others | {name: value}
-            # Of Zarr v2, xarray masks wrong elements, and adds an offset to floats alone.
-            is_wrong = dtype == ">i4" and "_Unsigned" in attributes
-            if (
-                number % step != first
-                or is_wrong
-                or (dtype == "|b1" and "add_offset" in attributes)
-            ):
-                continue
-            try:
-                assert_same(store_of(dtype, DTYPES[dtype][0], fill_value, attributes))
-            except AssertionError as error:
-                failed.append(f"{attributes}: {error}")
+    for attributes in cases[(first - len(dtype)) % step :: step]:
+        # Of Zarr v2, xarray masks wrong elements, and adds an offset to floats alone.
+        is_wrong = dtype == ">i4" and "_Unsigned" in attributes
+        if is_wrong or (dtype == "|b1" and "add_offset" in attributes):
+            continue
+        try:
+            assert_same(store_of(dtype, DTYPES[dtype][0], fill_value, attributes))
+        except AssertionError as error:
+            failed.append(f"{attributes}: {error}")
     assert not failed, "\n".join(failed)
 
 
@@ -195,28 +191,25 @@ def test_names_of_dimensions_in_nczarr(tmp_path):
     xr.testing.assert_identical(after, before)
 
 
+DROPPED = "attribute _FillValue {} is dropped: "
+
+
 @pytest.mark.parametrize(
     ("fill_value", "given", "expected", "note"),
     [
-        (None, -999.0, -999, None),
         (None, [-999.0], -999, None),
-        (0, -999, 0, "attribute _FillValue -999 is dropped: xarray masks the fill value 0.0"),
-        (-999, -999, -999, None),
-        (None, "-999", None, "attribute _FillValue '-999' is dropped: no float32 equals it"),
+        (0, -999, 0, DROPPED.format(-999) + "xarray masks the fill value 0.0"),
+        (None, "-999", None, DROPPED.format("'-999'") + "no float32 equals it"),
     ],
 )
 def test_where_the_attribute_goes(fill_value, given, expected, note):
     store = store_of("<f4", [1, -999, 0], fill_value, {"_FillValue": given, "units": "K"})
-    report = migrate(store)[0]
-    assert report.notes == ([note] if note else [])
+    assert migrate(store)[0].notes == ([note] if note else [])
     attributes = dict(zarr.open_array(store, path="a", zarr_format=3).attrs)
-    assert attributes.pop("units") == "K"
     encoded = attributes.pop("_FillValue", None)
-    assert attributes == {}
-    if expected is None:
-        assert encoded is None
-    else:
-        assert struct.unpack("<d", base64.b64decode(encoded)) == (expected,)
+    assert attributes == {"units": "K"}
+    found = None if encoded is None else struct.unpack("<d", base64.b64decode(encoded))[0]
+    assert found == expected
 
 
 def test_arrays_that_are_not_xarrays_keep_their_attributes():
@@ -230,22 +223,21 @@ def test_arrays_that_are_not_xarrays_keep_their_attributes():
 def test_arrays_without_dimensions_need_no_names(tmp_path):
     """Not in Zarr v3: there, xarray would decode the attribute of one that it could not read."""
     zarr.create_group(tmp_path, zarr_format=2)
-    write_v2(tmp_path / "a", None, "<f4", [])
-    (tmp_path / "a/0").write_bytes(np.float32(1).tobytes())
+    write_v2(tmp_path / "a", np.float32(1).tobytes(), "<f4", [])
     (tmp_path / "a/.zattrs").write_text('{"_FillValue": -999.0, "units": "K"}')
     report = migrate(tmp_path)[0]
-    assert report.notes == ["attribute _FillValue -999.0 is dropped: xarray could not decode it"]
+    assert report.notes == [DROPPED.format(-999.0) + "xarray could not decode it"]
     opened = xr.open_zarr(tmp_path, consolidated=False, zarr_format=3)["a"]
     assert (float(opened), opened.attrs) == (1, {"units": "K"})
 
 
-def test_check_names_attributes_that_xarray_can_not_decode():
-    """One such attribute makes xarray raise for the whole group; check said 0 problems."""
+def test_check_names_attributes_that_xarray_can_not_decode(everything):
+    """One such attribute makes xarray raise for the whole group; how to mend it is said."""
     undecodable = 0
-    for dtype, (elements, _) in DTYPES.items():
+    for number, (dtype, (elements, _)) in enumerate(DTYPES.items()):
         store = store_of(dtype, elements, None, {})
         assert migrate(store)[0].status == "migrated"
-        for value in SPELLED:
+        for value in SPELLED if everything else SPELLED[number % 5 :: 5]:
             problems, after = with_fill_value(store, value), read(store, 3)
             is_named = any("attribute _FillValue" in problem for problem in problems)
             is_refused = isinstance(after, Exception) and "FillValueCoder" in "".join(
@@ -253,10 +245,7 @@ def test_check_names_attributes_that_xarray_can_not_decode():
             )
             assert is_named == is_refused, (dtype, value, after, problems)
             undecodable += is_named
-    assert undecodable > 100
-
-
-def test_check_says_how_to_mend_it():
+    assert undecodable > 20
     store = store_of("<f4", [1, 2], None, {})
     migrate(store)
     (problem,) = with_fill_value(store, -999.0)
