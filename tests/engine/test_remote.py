@@ -1,5 +1,6 @@
 """What is requested of servers, and what is not. Servers that misbehave: test_bad_servers.py."""
 
+import importlib
 import logging
 import pickle
 import random
@@ -13,6 +14,7 @@ from servers import Server, is_struck, objects_of, references, store_of
 import numcodecs_bytes
 from numcodecs_bytes._engine import constants
 
+http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
 LARGE = np.random.default_rng(0).integers(0, 256, (16, MB), np.uint8)
 SHARDS = {"chunks": (1, MB // 8), "shards": LARGE.shape}
@@ -201,6 +203,31 @@ class TestRequests:
             assert total["requests"] == len(large.ranges) == num
             assert total["bytes_fetched"] == (9 if num == 1 else LARGE.nbytes)
             assert bool(total["why_whole"]) == (num == 2)
+
+
+def test_a_client_that_hides_the_heads_of_answers(server, caplog):
+    """One with a cache may answer with any range; aiohttp before 3.9 does not show them."""
+
+    class Hiding:
+        def __init__(self, session):
+            self._session = session
+
+        def __getattr__(self, name):
+            return getattr(self._session, name)
+
+        def get(self, url, raise_for_status=None, **kwargs):  # noqa: ARG002
+            return self._session.get(url, **kwargs)
+
+    async def get_client(**kwargs):
+        return Hiding(await http.get_client(**kwargs))
+
+    options = {"get_client": get_client, "asynchronous": True, "skip_instance_cache": True}
+    url = f"{server.url('properly', 'hidden')}/large"
+    store = zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=True)
+    array = zarr.open_array(store, mode="r")
+    assert np.array_equal(array[3, :9], LARGE[3, :9])
+    assert "does not show the heads of its answers" in caplog.text
+    assert is_struck(array, FIRST)
 
 
 class TestReferences:
