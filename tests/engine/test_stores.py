@@ -4,11 +4,6 @@ import functools
 import importlib
 import logging
 import random
-import shutil
-import socket
-import subprocess
-import tarfile
-import time
 import zipfile
 
 import numpy as np
@@ -37,30 +32,12 @@ def import_optional(name):
 
 
 @pytest.fixture
-def nginx(folder, tmp_path):
-    """Return the address of nginx serving the folder."""
-    if shutil.which("nginx") is None:
-        pytest.skip("nginx is not installed: apt-get install nginx-light")
-    logs = tmp_path / "nginx"
-    logs.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    config = logs / "nginx.conf"
-    config.write_text(f"""
-        daemon off; master_process off; pid {logs}/pid; error_log {logs}/error.log;
-        events {{}}
-        http {{
-            access_log off;
-            client_body_temp_path {logs}; proxy_temp_path {logs}; fastcgi_temp_path {logs};
-            uwsgi_temp_path {logs}; scgi_temp_path {logs};
-            server {{ listen 127.0.0.1:{port}; root {folder}; }}
-        }}
-    """)
-    with subprocess.Popen(["nginx", "-e", logs / "error.log", "-c", config]) as server:  # noqa: S607
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{port}"
-        server.terminate()
+def http(folder):
+    """Return the address of a web server that has the folder."""
+    servers = import_optional("servers")
+    files = {f"array/{path.relative_to(folder)}": path.read_bytes() for path in files_in(folder)}
+    with servers.Server(files).running() as server:
+        yield f"{server.url('properly', 'token')}/array"
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +106,6 @@ def zipped(folder):
     return path
 
 
-def tarred(folder):
-    path = folder.with_suffix(".tar")
-    with tarfile.open(path, "w") as archive:
-        for file in files_in(folder):
-            archive.add(file, file.relative_to(folder))
-    return path
-
-
 def wrapped(files, folder):
     """Return a store on a synchronous file system."""
     wrapper = importlib.import_module("fsspec.implementations.asyn_wrapper")
@@ -144,10 +113,10 @@ def wrapped(files, folder):
     return zarr.storage.FsspecStore(files, read_only=True, path=str(folder))
 
 
-def cached(folder, cache):
-    fsspec, where = import_optional("fsspec"), str(folder.parent / cache)
+def cached(folder):
+    fsspec, where = import_optional("fsspec"), str(folder.parent / "cache")
     how = {"cache_storage": where, "skip_instance_cache": True}
-    return wrapped(fsspec.filesystem(cache, fs=fsspec.filesystem("file"), **how), folder)
+    return wrapped(fsspec.filesystem("blockcache", fs=fsspec.filesystem("file"), **how), folder)
 
 
 def in_memory(folder):
@@ -216,15 +185,15 @@ IN_PART = {
     "LocalStore": lambda folder, _: zarr.storage.LocalStore(folder, read_only=True),
     "ZipStore": lambda folder, _: zarr.storage.ZipStore(zipped(folder), mode="r"),
     "obstore, local": lambda folder, _: of_obstore("LocalStore", str(folder)),
-    "obstore, http": lambda _, get: of_obstore("HTTPStore", get("nginx"), **HTTP),
+    "obstore, http": lambda _, get: of_obstore("HTTPStore", get("http"), **HTTP),
     "obstore, s3": lambda _, get: of_obstore("S3Store", "data", endpoint=get("s3"), **S3),
     "fsspec, local": lambda folder, _: of_fsspec(folder.as_uri()),
-    "fsspec, http": lambda _, get: of_fsspec(get("nginx"), **ASYNC),
+    "fsspec, http": lambda _, get: of_fsspec(get("http"), **ASYNC),
     "fsspec, s3": lambda _, get: of_fsspec("s3://data/array", endpoint_url=get("s3"), **ASYNC),
     "fsspec, obstore": lambda folder, _: of_obstore_by_fsspec(folder),
     "fsspec, references to files": lambda folder, _: references_to_file(folder),
     "fsspec, references to http": lambda folder, get: references(
-        folder, "http", f"{get('nginx')}/c/0/0"
+        folder, "http", f"{get('http')}/c/0/0"
     ),
     "fsspec, references to s3": lambda folder, get: references(
         folder, "s3", "s3://data/array/c/0/0", endpoint_url=get("s3")
@@ -235,9 +204,7 @@ IN_PART = {
 WHOLE = {
     "obstore, memory": lambda folder, _: in_memory(folder),
     "fsspec, zip": lambda folder, _: of_fsspec(f"zip://::{zipped(folder).as_uri()}"),
-    "fsspec, tar": lambda folder, _: of_fsspec(f"tar://::file://{tarred(folder)}"),
-    "fsspec, simplecache": lambda folder, _: cached(folder, "simplecache"),
-    "fsspec, blockcache": lambda folder, _: cached(folder, "blockcache"),
+    "fsspec, a cache": lambda folder, _: cached(folder),
     "WrapperStore": lambda folder, _: zarr.storage.WrapperStore(zarr.storage.LocalStore(folder)),
     "LoggingStore": lambda folder, _: zarr.storage.LoggingStore(zarr.storage.LocalStore(folder)),
     "a subclass": lambda folder, _: Subclass(folder, read_only=True),
