@@ -3,8 +3,6 @@
 Values of any selection: test_random_selections.py. What is wrong with a file: test_files.py.
 """
 
-import ctypes
-import mmap
 import os
 import random
 import threading
@@ -101,22 +99,11 @@ class TestOutputs:
         opened(tmp_path / "a").get_basic_selection(..., out=cpu.NDBuffer(memory))
         np.testing.assert_array_equal(memory, data.astype(memory.dtype))
 
-    def test_read_only_memory_raises_zarr_s_error_and_is_left_alone(self, folder):
-        memory = np.zeros((48, 40))
-        memory.flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            opened(folder).get_basic_selection(..., out=cpu.NDBuffer(memory))
-        assert not memory.any()
-
-    def test_what_does_not_take_the_elements_raises_as_with_zarr_alone(self, tmp_path):
-        """An error of NumPy's, with a note that names the chunk."""
+    def test_what_does_not_take_the_elements_raises_an_error_that_names_the_chunk(self, tmp_path):
         v2 = {"zarr_format": 2, "dtype": "U3", "compressors": None, "filters": None}
         zarr.create_array(tmp_path, shape=4, chunks=2, **v2)[:] = "abc"
-        out, array = cpu.NDBuffer(np.zeros(4)), opened(tmp_path)
-        with zarr.config.set(ZARR_ALONE), pytest.raises(ValueError, match="convert"):
-            opened(tmp_path).get_basic_selection(..., out=out)
         with pytest.raises(ValueError, match="convert") as caught:
-            array.get_basic_selection(..., out=out)
+            opened(tmp_path).get_basic_selection(..., out=cpu.NDBuffer(np.zeros(4)))
         assert any("while reading chunk '0' of" in note for note in caught.value.__notes__)
 
     def test_numpy_s_error_state_is_the_caller_s(self, tmp_path, our_pipeline):
@@ -129,16 +116,12 @@ class TestOutputs:
 
     def test_buffers_of_another_class_are_filled_their_own_way(self, folder, calls):
         class Buffer(cpu.NDBuffer):
-            num_set = 0
-
-            def __setitem__(self, key, value):
-                type(self).num_set += 1
-                super().__setitem__(key, value)
+            pass
 
         out = Buffer.create(shape=(48, 40), dtype="f8")
         opened(folder).get_basic_selection(..., out=out)
         np.testing.assert_array_equal(out.as_numpy_array(), DATA)
-        assert (Buffer.num_set, calls.opened) == (24, [])
+        assert calls.opened == []
 
 
 FILL_VALUES = {
@@ -154,13 +137,11 @@ def test_missing_chunks_are_the_fill_value(tmp_path, name):
     settings = {"shape": (16, 16), "chunks": (4, 4), "dtype": "f8", "compressors": None}
     array = zarr.create_array(tmp_path, **settings | FILL_VALUES[name])
     array[:8, :8] = 1
-    for selection in (np.s_[:], np.s_[9], np.s_[3:13:3, 2:15:5]):
-        expected = outcome(tmp_path, selection, ZARR_ALONE)
-        np.testing.assert_equal(outcome(tmp_path, selection), expected)
     with numcodecs_bytes.trace() as traced:
-        found = opened(tmp_path).vindex[[12, 0, 15], [12, 0, 0]]
-    np.testing.assert_array_equal(found, np.asarray(expected)[[3, 0, 3], [2, 0, 0]])
-    assert traced.report()["total"]["chunks_missing"] == 2
+        for selection in (np.s_[9], np.s_[3:13:3, 2:15:5], ([12, 0, 15], [12, 0, 0])):
+            expected = outcome(tmp_path, selection, ZARR_ALONE)
+            np.testing.assert_equal(outcome(tmp_path, selection), expected)
+    assert traced.report()["total"]["chunks_missing"] >= 3
 
 
 class TestSystems:
@@ -286,20 +267,13 @@ class TestWhatIsRead:
         assert "zarr_io" not in calls.threads[0]
 
 
-def num_resident_bytes(path):
-    """Return how much of a file is in memory."""
-    num_pages = -(-path.stat().st_size // mmap.PAGESIZE)
-    is_there = np.empty(num_pages, np.uint8)
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        memory = np.frombuffer(mapped, np.uint8)
-        libc = ctypes.CDLL(None, use_errno=True)
-        start, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory))
-        assert libc.mincore(start, size, ctypes.c_void_p(is_there.ctypes.data)) == 0
-        del memory
-    return int((is_there & 1).sum()) * mmap.PAGESIZE
+def num_from_disk():
+    """Return how many bytes this process has caused to be read from a disk."""
+    with open("/proc/self/io") as io:  # noqa: PTH123
+        return int(io.read().partition("\nread_bytes: ")[2].split()[0])
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="files can't be dropped from memory")
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="bytes from disks aren't counted")  # noqa: PTH110
 @pytest.mark.parametrize("stored", ["chunk", "shard"])
 def test_of_a_cold_file_pieces_are_read_and_no_more(tmp_path, stored):
     """40 bytes each of two places 1 MiB apart took 1 MiB from a disk, or over a network."""
@@ -307,25 +281,19 @@ def test_of_a_cold_file_pieces_are_read_and_no_more(tmp_path, stored):
     inner = {"chunks": (128, 1024), "shards": (2048, 2048)}
     settings = inner if stored == "shard" else {"chunks": (2048, 2048)}
     zarr.create_array(tmp_path / "a", data=data, compressors=None, **settings)
-    path, array = tmp_path / "a/c/0/0", opened(tmp_path / "a")
-    points = np.random.default_rng(0).integers(0, 2048, (2, 40))
-    for way, selection in [
-        ("basic", np.s_[5, 7]),
-        ("basic", np.s_[0:60:59, 5]),
-        ("basic", np.s_[::128, 100:164]),
-        ("vindex", tuple(points)),
-    ]:
-        with path.open("rb+") as file:
+    array = opened(tmp_path / "a")
+    points = tuple(np.random.default_rng(0).integers(0, 2048, (2, 40)))
+    for selection in (np.s_[5, 7], np.s_[0:60:59, 5], np.s_[::128, 100:164], points):
+        with (tmp_path / "a/c/0/0").open("rb+") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if num_resident_bytes(path):
-            pytest.skip("the file system of temporary files is in memory")
+        before = num_from_disk()
         with numcodecs_bytes.trace() as traced:
-            got = select(array, way, selection)
+            got = array[selection]
         np.testing.assert_array_equal(got, data[selection])
         # And the index of a shard.
         assert traced.report()["total"]["bytes_fetched"] <= got.nbytes + KIB
-        assert num_resident_bytes(path) <= 2 * MIB  # the system reads ahead
+        assert num_from_disk() - before <= 2 * MIB  # the system reads ahead
 
 
 class TestPartsOfFiles:

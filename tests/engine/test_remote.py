@@ -11,7 +11,6 @@ import zarr
 import zarr.storage
 from servers import Server, is_struck, objects_of, references, store_of
 
-import numcodecs_bytes
 from numcodecs_bytes._engine import constants
 
 http = importlib.import_module("fsspec.implementations.http")
@@ -166,13 +165,6 @@ class TestRequests:
         assert (missing.array[:, :10] == 0).all()
         assert len(missing.ranges) <= 1_002
 
-    def test_missing_is_not_believed_without_a_proper_answer(self, opened, caplog):
-        """A server that answers 404 to ranges gave the fill value."""
-        large = opened("chunks", "status 404")
-        assert np.array_equal(large.array[:, 5:9], WIDE[:, 5:9])
-        assert is_struck(large.array, FIRST)
-        assert caplog.records == []  # it may be right
-
     def test_a_strike_is_forgotten(self, opened, caplog, monkeypatch):
         large = opened("large", "status 403")
         for _ in range(2):
@@ -192,17 +184,6 @@ class TestRequests:
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0, "async.concurrency": 1}):
             assert np.array_equal(large.array[:, 7], LARGE[:, 7] + np.uint8(1))
         assert len(large.ranges) == 2 + 16
-
-    def test_trace(self, opened):
-        """Counts what failed, too."""
-        for kind, num in (("properly", 1), ("status 403", 2)):
-            large = opened("large", kind)
-            with numcodecs_bytes.trace() as traced:
-                large.array[3, :9]
-            total = traced.report()["total"]
-            assert total["requests"] == len(large.ranges) == num
-            assert total["bytes_fetched"] == (9 if num == 1 else LARGE.nbytes)
-            assert bool(total["why_whole"]) == (num == 2)
 
 
 def test_a_client_that_hides_the_heads_of_answers(server, caplog):

@@ -10,7 +10,7 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import ZARR_ALONE, CountingStore, ranges_from, use_threads
+from helpers import ZARR_ALONE, CountingStore, ranges_from
 from test_local_files import opened, opened_references, opened_zip, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
@@ -75,16 +75,6 @@ class TestWhatIsRead:
         calls.reads.clear()
         assert array.vindex[[31, 0, 9], [0, 63, 18]].tolist() == [0, 0, 0]
         assert calls.num_bytes == NUM_INDEX_BYTES
-
-    def test_each_of_many_is_opened_once(self, tmp_path, calls):
-        """By several threads, too."""
-        data = np.random.default_rng(0).random((40, 40)).astype("f4")
-        create_shards(tmp_path, (40, 40), (8, 8), (4, 4))[...] = data
-        (tmp_path / "c/2/3").unlink()
-        data[16:24, 24:32] = 0
-        with use_threads(3):
-            np.testing.assert_array_equal(opened(tmp_path)[1:39, ::3], data[1:39, ::3])
-        assert len(set(calls.opened)) == len(calls.opened) == calls.num_closed == 24
 
 
 # What the index of a shard says of its second inner chunk, from what it says of the first one.
@@ -206,11 +196,3 @@ def test_shards_in_parts_of_files_are_zarr_s(tmp_path):
         assert array[9, 18] == -array[9, 50] == DATA[9, 18]
         np.testing.assert_array_equal(array[...], np.hstack([DATA, -DATA]))
         array.store.close()
-
-
-def test_an_index_that_is_long(tmp_path, calls):
-    """Of 8,192 inner chunks, of which one exists."""
-    create_shards(tmp_path, (1 << 13, 2), (1 << 13, 2), (1, 2))[3] = 1
-    array = opened(tmp_path)
-    assert array[2:5, 1].tolist() == [0, 1, 0]
-    assert calls.num_bytes == (16 << 13) + 4 + 4
