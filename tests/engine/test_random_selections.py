@@ -14,6 +14,7 @@ from helpers import (
     ZARR_CASES,
     CountingStore,
     ignore_unstable_data_types,
+    random_selections,
     ranges_from,
     select,
 )
@@ -108,35 +109,6 @@ def make_array(rng, folder, case, layout, endian):
     return values
 
 
-def random_selections(rng, shape):
-    """Yield ways to select, each with what NumPy selects likewise."""
-
-    def slices(n):
-        start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
-        return slice(start, stop, rng.choice([None, 1, 2, 3, n]))
-
-    def indices(n):
-        """Return repeated, unsorted, ascending or descending ones, perhaps none, or bools."""
-        along = np.array([rng.randrange(n) for _ in range(rng.randint(0, 2 * n))], np.intp)
-        bools = np.array([rng.random() < 0.5 for _ in range(n)])
-        return rng.choice([along, np.unique(along), np.unique(along)[::-1], bools])
-
-    yield "basic", ..., lambda a: a
-    basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
-    yield "basic", basic, lambda a: a[basic]
-    if not shape:
-        return
-    mesh = [rng.choice([indices, slices, rng.randrange])(n) for n in shape]
-    ints = tuple(k for k, s in enumerate(mesh) if isinstance(s, int))
-    along = [np.atleast_1d(np.arange(n)[s]) for n, s in zip(shape, mesh, strict=True)]
-    yield "oindex", tuple(mesh), lambda a: a[np.ix_(*along)].squeeze(axis=ints)
-    num = rng.randint(0, 100)
-    points = tuple(np.array([rng.randrange(n) for _ in range(num)], np.intp) for n in shape)
-    yield "vindex", points, lambda a: a[points]
-    mask = np.random.default_rng(rng.randrange(1 << 32)).random(shape) < rng.random()
-    yield "vindex", mask, lambda a: a[mask]
-
-
 def assert_same(got, expected, which):
     got, expected = np.asarray(got), np.asarray(expected)
     assert got.shape == expected.shape, which
@@ -176,7 +148,7 @@ def test_random_selections_are_what_numpy_selects(tmp_path, set_constants, case,
             with ranges_from(CountingStore), zarr.config.set(config):
                 array = zarr.open_array(store, mode="r", config={"order": rng.choice("CF")})
                 with numcodecs_bytes.trace() as traced:
-                    for way, selection, expect in random_selections(rng, values.shape):
+                    for way, selection, expect in random_selections(rng, values.shape, 1):
                         which = k, store, way, selection, array.metadata, config
                         assert_same(select(array, way, selection), expect(values), which)
             report = traced.report()
