@@ -260,7 +260,7 @@ class CountingSyncStore(CountingStore):
 
 # Elements and selections.
 
-SHAPE = (6, 7, 8)
+SHAPE, CHUNKS = (6, 7, 8), (4, 7, 3)
 DTYPES = ["?", "i1", "<u2", ">i4", "<f8", ">c16", ">M8[s]", "<m8[ms]", ">U3", "S5", "V6"]
 
 
