@@ -231,19 +231,6 @@ class TestWhatIsRead:
         assert (len(calls.reads), calls.num_bytes) == (num_reads, num_bytes)
         assert len(calls.opened) == calls.num_closed == (num_reads > 0)
 
-    def test_nothing_is_read_twice_for_dense_points(self, large, calls):
-        data, array = large
-        rng = np.random.default_rng(0)
-        many = rng.integers(0, 256, 300_000), rng.integers(0, 4096, 300_000)
-        np.testing.assert_array_equal(array.vindex[many], data[many])
-        assert calls.num_bytes <= 8 * MIB
-
-    def test_swapped_elements_pass_through_blocks(self, tmp_path, calls):
-        create(tmp_path, (256, 4096), endian="big")[:] = 1
-        assert (opened(tmp_path)[:] == 1).all()
-        assert {n for _, n in calls.reads} == {MIB}
-        assert calls.num_bytes == 8 * MIB
-
     @pytest.mark.parametrize(
         ("selection", "num_chunks"),
         [(np.s_[:], 24), (np.s_[5::8, 7::10], 24), (np.s_[:, 3], 6), (np.s_[0:16, 0:20], 4)],
@@ -334,12 +321,6 @@ class TestThreads:
         with zarr.config.set(settings):
             np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == num
-
-    def test_of_a_million_few_are_started(self, tmp_path, calls):
-        create(tmp_path, (200, 8), (1, 8))[...] = 1
-        with use_threads(10**6):
-            assert (opened(tmp_path)[...] == 1).all()
-        assert len(set(calls.threads)) <= 64
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""
