@@ -89,9 +89,10 @@ class TestRequests:
             assert np.array_equal(large.array[...], LARGE)
         assert large.ranges == [None]
 
-    def test_no_parts_without_versions(self, opened):
+    @pytest.mark.parametrize("kind", ["no ETag", "weak ETag"])
+    def test_no_parts_without_versions(self, opened, kind):
         """They could not be compared: it is found out once."""
-        large = opened("large", "no ETag")
+        large = opened("large", kind)
         assert np.array_equal(large.array[...], LARGE)
         assert large.ranges[-1] == f"0-{16 * MB - 1}"
         large.forget()
