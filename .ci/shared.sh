@@ -43,8 +43,8 @@ newest_environment() {
 # Install programs that some tests and steps need, where this machine allows it.
 programs() {
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    { apt-get update -q && apt-get install -y -q nginx-light xfsprogs btrfs-progs bindfs; } \
-      >/dev/null || echo "apt-get failed: tests with nginx and some file systems are skipped"
+    { apt-get update -q && apt-get install -y -q xfsprogs btrfs-progs bindfs; } \
+      >/dev/null || echo "apt-get failed: some file systems are skipped"
   fi
   npm install --silent --prefix "$work/zarrita" zarrita@0.7.5 @zarrita/storage@0.2.0 ||
     echo "npm failed: zarrita.js is not run, its golden arrays are read"

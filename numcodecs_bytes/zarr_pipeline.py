@@ -103,10 +103,10 @@ def _layout_of_v3(
     endian = getattr(codec.endian, "value", codec.endian)
     try:
         stored = stored_dtype(dtype, endian)
-    except TypeError:  # a data type of another package
+    except (TypeError, ValueError):  # a data type of another package, or without its endian
         stored = None
-    is_unknown = stored is None or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
-    if is_unknown or has_variable_length(dtype) or (endian is None and has_byte_order(dtype)):
+    is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+    if stored is None or is_unknown:
         return Whole(f"zarr's own codec stores {dtype}")
     return layout_of(chunk_spec.shape, dtype, stored, axis_order)
 

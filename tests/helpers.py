@@ -288,25 +288,32 @@ def random_array(dtype, shape=SHAPE):
 
 
 def random_selections(rng, shape, num):
-    """Yield ways to select, each with what NumPy selects likewise."""
+    """Yield ways to select, `num` of each kind, each with what NumPy selects likewise."""
 
     def slices(n):
         start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
-        return slice(start, stop, rng.choice([None, 1, 2, 3]))
+        return slice(start, stop, rng.choice([None, 1, 2, 3, n]))
 
-    def integers(n):
-        return np.array([rng.randrange(n) for _ in range(rng.randint(1, 6))])
+    def indices(n):
+        """Return repeated, unsorted, ascending or descending ones, perhaps none, or bools."""
+        along = np.array([rng.randrange(n) for _ in range(rng.randint(0, 2 * n))], np.intp)
+        bools = np.array([rng.random() < 0.5 for _ in range(n)])
+        return rng.choice([along, np.unique(along), np.unique(along)[::-1], bools])
 
+    yield "basic", (slice(None),) * len(shape), lambda a: a
     for _ in range(num):
         basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
         yield "basic", basic, lambda a, s=basic: a[s]
-        mesh = tuple(integers(n) if rng.random() < 0.7 else slices(n) for n in shape)
-        indices = [np.arange(n)[s] for n, s in zip(shape, mesh, strict=True)]
-        yield "oindex", mesh, lambda a, i=indices: a[np.ix_(*i)]
-        num_points = rng.randint(1, 8)
-        points = tuple(np.array([rng.randrange(n) for _ in range(num_points)]) for n in shape)
-        yield "vindex", points, lambda a, s=points: a[s]
-        mask = np.array([rng.random() < 0.2 for _ in range(np.prod(shape))]).reshape(shape)
+        if not shape:
+            continue
+        mesh = [rng.choice([indices, slices, rng.randrange])(n) for n in shape]
+        ints = tuple(k for k, s in enumerate(mesh) if isinstance(s, int))
+        along = [np.atleast_1d(np.arange(n)[s]) for n, s in zip(shape, mesh, strict=True)]
+        yield "oindex", tuple(mesh), lambda a, i=along, d=ints: a[np.ix_(*i)].squeeze(axis=d)
+        num_points = rng.randint(0, 100)
+        points = [np.array([rng.randrange(n) for _ in range(num_points)], np.intp) for n in shape]
+        yield "vindex", tuple(points), lambda a, s=tuple(points): a[s]
+        mask = np.random.default_rng(rng.randrange(1 << 32)).random(shape) < rng.random()
         yield "vindex", mask, lambda a, s=mask: a[s]
 
 

@@ -1,17 +1,14 @@
-"""Arrays in local files: values, what is read, and errors, as users see them."""
+"""Arrays in local files: outputs, what is read, systems that lack functions, and threads.
 
-import base64
-import ctypes
-import mmap
+Values of any selection: test_random_selections.py. What is wrong with a file: test_files.py.
+"""
+
 import os
 import random
-import socket
 import threading
 import zipfile
 from contextlib import nullcontext
-from pathlib import Path
 
-import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -44,12 +41,11 @@ def opened(path, **config):
     return zarr.open_array(path, mode="r", config=config or None)
 
 
-def assert_reads(array, data=DATA, num=3):
+def assert_reads(array, num=3):
     """Compare all ways to select with NumPy's."""
     rng = random.Random(0)  # noqa: S311 # no secret
-    for way, selection, expected in random_selections(rng, data.shape, num):
-        np.testing.assert_array_equal(select(array, way, selection), expected(data))
-    np.testing.assert_array_equal(array[...], data)
+    for way, selection, expected in random_selections(rng, DATA.shape, num):
+        np.testing.assert_array_equal(select(array, way, selection), expected(DATA))
 
 
 def outcome(path, selection, settings=None):
@@ -59,6 +55,29 @@ def outcome(path, selection, settings=None):
             return opened(path)[selection].tolist()
         except Exception as error:  # noqa: BLE001 # compared with zarr's
             return type(error)
+
+
+def opened_zip(folder, tmp_path, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", compression) as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, file.relative_to(folder))
+    return opened(zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True))
+
+
+def opened_references(folder, tmp_path, changed=None):
+    """Return an array whose chunks lie in one file; `changed` are other references."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    references = {"zarr.json": (folder / "zarr.json").read_text()}
+    with (tmp_path / "all").open("wb") as file:
+        for chunk in sorted(folder.glob("c/*/*")):
+            name = chunk.relative_to(folder).as_posix()
+            references[name] = [str(tmp_path / "all"), file.tell(), chunk.stat().st_size]
+            file.write(chunk.read_bytes())
+    references |= changed or {}
+    references = {name: place for name, place in references.items() if place is not None}
+    how = {"asynchronous": True, "skip_instance_cache": True}
+    files = fsspec.filesystem("reference", fo=references, remote_options=how, **how)
+    return opened(zarr.storage.FsspecStore(files, read_only=True))
 
 
 class TestOutputs:
@@ -79,29 +98,11 @@ class TestOutputs:
         opened(tmp_path / "a").get_basic_selection(..., out=cpu.NDBuffer(memory))
         np.testing.assert_array_equal(memory, data.astype(memory.dtype))
 
-    def test_in_either_memory_order(self, folder):
-        for order in "CF":
-            array = opened(folder, order=order)
-            assert_reads(array)
-            np.testing.assert_array_equal(array.blocks[1, 2], DATA[8:16, 20:30])
-            np.testing.assert_array_equal(array.blocks[5], DATA[40:])
-
-    def test_read_only_memory_raises_zarr_s_error_and_is_left_alone(self, folder):
-        memory = np.zeros((48, 40))
-        memory.flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            opened(folder).get_basic_selection(..., out=cpu.NDBuffer(memory))
-        assert not memory.any()
-
-    def test_what_does_not_take_the_elements_raises_as_with_zarr_alone(self, folder):
-        """An error of NumPy's, with a note that names the chunk."""
+    def test_what_does_not_take_the_elements_raises_an_error_that_names_the_chunk(self, tmp_path):
         v2 = {"zarr_format": 2, "dtype": "U3", "compressors": None, "filters": None}
-        zarr.create_array(folder.with_name("b"), shape=4, chunks=2, **v2)[:] = "abc"
-        out, array = cpu.NDBuffer(np.zeros(4)), opened(folder.with_name("b"))
-        with zarr.config.set(ZARR_ALONE), pytest.raises(ValueError, match="convert"):
-            opened(folder.with_name("b")).get_basic_selection(..., out=out)
+        zarr.create_array(tmp_path, shape=4, chunks=2, **v2)[:] = "abc"
         with pytest.raises(ValueError, match="convert") as caught:
-            array.get_basic_selection(..., out=out)
+            opened(tmp_path).get_basic_selection(..., out=cpu.NDBuffer(np.zeros(4)))
         assert any("while reading chunk '0' of" in note for note in caught.value.__notes__)
 
     def test_numpy_s_error_state_is_the_caller_s(self, tmp_path, our_pipeline):
@@ -114,71 +115,49 @@ class TestOutputs:
 
     def test_buffers_of_another_class_are_filled_their_own_way(self, folder, calls):
         class Buffer(cpu.NDBuffer):
-            num_set = 0
-
-            def __setitem__(self, key, value):
-                type(self).num_set += 1
-                super().__setitem__(key, value)
+            pass
 
         out = Buffer.create(shape=(48, 40), dtype="f8")
         opened(folder).get_basic_selection(..., out=out)
         np.testing.assert_array_equal(out.as_numpy_array(), DATA)
-        assert (Buffer.num_set, calls.opened) == (24, [])
-
-
-@pytest.mark.parametrize("shape", [(), (1,), (17,), (2, 3, 1, 2, 3), (2,) * 8], ids=str)
-def test_every_number_of_axes(tmp_path, shape):
-    data = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("i4")
-    create(tmp_path, shape, dtype="i4")[...] = data
-    if shape:
-        assert_reads(opened(tmp_path), data)
-    assert opened(tmp_path)[()].tolist() == data.tolist()
+        assert calls.opened == []
 
 
 FILL_VALUES = {
-    "7": {"fill_value": 7},
     "NaN": {"fill_value": np.nan},
-    "v2, 7": {"fill_value": 7, "zarr_format": 2, "filters": None},
     "v2, none": {"fill_value": None, "zarr_format": 2, "filters": None},
     "shards": {"fill_value": 7, "shards": (8, 8)},
 }
 
 
 @pytest.mark.parametrize("name", FILL_VALUES)
-def test_missing_chunks_are_the_fill_value(tmp_path, calls, name):
-    """Whatever is selected; nothing is opened."""
+def test_missing_chunks_are_the_fill_value(tmp_path, name):
+    """Whatever is selected; they are counted."""
     settings = {"shape": (16, 16), "chunks": (4, 4), "dtype": "f8", "compressors": None}
     array = zarr.create_array(tmp_path, **settings | FILL_VALUES[name])
     array[:8, :8] = 1
-    for selection in (np.s_[:], np.s_[9], np.s_[3:13:3, 2:15:5], np.s_[8:8]):
-        expected = outcome(tmp_path, selection, ZARR_ALONE)
-        np.testing.assert_equal(outcome(tmp_path, selection), expected)
-    points = np.array([12, 0, 15]), np.array([12, 0, 0])
     with numcodecs_bytes.trace() as traced:
-        calls.opened.clear()
-        np.testing.assert_array_equal(
-            opened(tmp_path).vindex[points], opened(tmp_path)[...][points]
-        )
-    assert traced.report()["total"]["chunks_missing"] >= 2
-    is_there = [Path(path).exists() for path in calls.opened]
-    assert is_there
-    assert all(is_there)
-
-
-LACKS = {
-    "macOS": ["posix_fadvise"],
-    "old macOS": ["posix_fadvise", "preadv"],
-    "Windows": ["posix_fadvise", "preadv", "pread", "O_NONBLOCK"],
-}
+        for selection in (np.s_[9], np.s_[3:13:3, 2:15:5], ([12, 0, 15], [12, 0, 0])):
+            expected = outcome(tmp_path, selection, ZARR_ALONE)
+            np.testing.assert_equal(outcome(tmp_path, selection), expected)
+    assert traced.report()["total"]["chunks_missing"] >= 3
 
 
 class TestSystems:
     """What some systems lack, and answers that are allowed, but rare."""
 
-    @pytest.mark.parametrize("system", LACKS)
-    def test_without_some_functions(self, folder, monkeypatch, set_constants, system):
+    @pytest.mark.parametrize(
+        "lacks",
+        [
+            ["posix_fadvise"],
+            ["posix_fadvise", "preadv"],
+            ["posix_fadvise", "preadv", "pread", "O_NONBLOCK"],
+        ],
+        ids=["macOS", "old macOS", "Windows"],
+    )
+    def test_without_some_functions(self, folder, monkeypatch, set_constants, lacks):
         """Several threads must not share the position in a file."""
-        for name in LACKS[system]:
+        for name in lacks:
             monkeypatch.delattr(os, name, raising=False)
         resource = pytest.importorskip("resource")
         monkeypatch.delattr(resource, "RUSAGE_THREAD", raising=False)
@@ -216,17 +195,16 @@ class TestSystems:
 @pytest.mark.usefixtures("_never_looks")
 class TestWhatIsRead:
     @pytest.fixture
-    def array(self, tmp_path):
-        """Return an array of one chunk: 256 rows of 32 KiB."""
+    def large(self, tmp_path):
+        """Return the values of an array of one chunk: 256 rows of 32 KiB; and the array."""
         data = np.arange(1 << 20).reshape(256, 4096).astype("f8")
         create(tmp_path / "large", data.shape, endian="little")[:] = data
-        return opened(tmp_path / "large")
+        return data, opened(tmp_path / "large")
 
     @pytest.mark.parametrize(
         ("selection", "num_reads", "num_bytes"),
         [
             (np.s_[:], 1, 8 * MIB),
-            (np.s_[5], 1, 32 * KIB),
             (np.s_[100:132], 1, 32 * 32 * KIB),
             (np.s_[0, 3:5], 1, 16),
             (np.s_[255, 4095], 1, 8),
@@ -236,51 +214,26 @@ class TestWhatIsRead:
             (np.s_[9, ::16], 1, 255 * 128 + 8),
             # In blocks of up to 1 MiB; the gaps between them are not read.
             (np.s_[100:200, 10:3500], 4, 99 * 32 * KIB + 3490 * 8 - 3 * 606 * 8),
-            (np.s_[5:5], 0, 0),
             (np.s_[5:5, 3], 0, 0),
+            # Each point and each row is a piece.
+            (([255, 3, 90], [0, 4095, 7]), 3, 24),
+            ([200, 5, 9], 3, 3 * 32 * KIB),
         ],
         ids=str,
     )
-    def test_of_slices(self, array, calls, selection, num_reads, num_bytes):
+    def test_of_one_chunk(self, large, calls, selection, num_reads, num_bytes):
         """Pieces and small gaps; `trace` counts the same."""
-        expected = np.arange(1 << 20).reshape(256, 4096)[selection]
+        data, array = large
         with numcodecs_bytes.trace() as traced:
-            np.testing.assert_array_equal(array[selection], expected)
+            np.testing.assert_array_equal(array[selection], data[selection])
         total = traced.report()["total"]
         assert (total["requests"], total["bytes_fetched"]) == (num_reads, num_bytes)
         assert (len(calls.reads), calls.num_bytes) == (num_reads, num_bytes)
         assert len(calls.opened) == calls.num_closed == (num_reads > 0)
 
-    def test_of_arrays(self, array, calls):
-        """Each point and each row is a piece, repeated ones no more than once each time."""
-        data = np.arange(1 << 20).reshape(256, 4096)
-        points = np.array([255, 3, 90]), np.array([0, 4095, 7])
-        np.testing.assert_array_equal(array.vindex[points], data[points])
-        assert sorted(n for _, n in calls.reads) == [8, 8, 8]
-        calls.reads.clear()
-        np.testing.assert_array_equal(array.oindex[[200, 5, 9]], data[[200, 5, 9]])
-        assert calls.num_bytes == 3 * 32 * KIB
-        calls.reads.clear()
-        rng = np.random.default_rng(0)
-        many = rng.integers(0, 256, 300_000), rng.integers(0, 4096, 300_000)
-        np.testing.assert_array_equal(array.vindex[many], data[many])
-        assert calls.num_bytes <= 8 * MIB
-
-    def test_swapped_elements_pass_through_blocks(self, tmp_path, calls):
-        create(tmp_path, (256, 4096), endian="big")[:] = 1
-        assert (opened(tmp_path)[:] == 1).all()
-        assert {n for _, n in calls.reads} == {MIB}
-        assert calls.num_bytes == 8 * MIB
-
     @pytest.mark.parametrize(
         ("selection", "num_chunks"),
-        [
-            (np.s_[:], 24),
-            (np.s_[5::8, 7::10], 24),
-            (np.s_[:, 3], 6),
-            (np.s_[7], 4),
-            (np.s_[0:16, 0:20], 4),
-        ],
+        [(np.s_[:], 24), (np.s_[5::8, 7::10], 24), (np.s_[:, 3], 6), (np.s_[0:16, 0:20], 4)],
         ids=str,
     )
     def test_each_of_many_chunks_is_opened_and_read_once(
@@ -299,36 +252,14 @@ class TestWhatIsRead:
         assert len(set(calls.threads)) == 1
         assert "zarr_io" not in calls.threads[0]
 
-    def test_nothing_of_other_arrays(self, tmp_path, calls):
-        """Compressed ones, filtered ones, and those of Python's objects."""
-        data = np.arange(64)
-        zarr.create_array(tmp_path / "a", data=data, chunks=(8,))
-        v2 = {"zarr_format": 2, "compressors": None, "filters": [numcodecs.Delta("<i8")]}
-        zarr.create_array(tmp_path / "b", data=data, chunks=(8,), **v2)
-        for name in "ab":
-            assert opened(tmp_path / name)[3:60:7].tolist() == data[3:60:7].tolist()
-        strings = zarr.create_array(
-            tmp_path / "c", shape=8, chunks=2, dtype=str, zarr_format=2, compressors=None
-        )
-        strings[:] = np.array([*"abcdefgh"], object)
-        assert opened(tmp_path / "c")[1:7].tolist() == [*"bcdefg"]
-        assert calls.opened == []
+
+def num_from_disk():
+    """Return how many bytes this process has caused to be read from a disk."""
+    with open("/proc/self/io") as io:  # noqa: PTH123
+        return int(io.read().partition("\nread_bytes: ")[2].split()[0])
 
 
-def num_resident_bytes(path):
-    """Return how much of a file is in memory."""
-    num_pages = -(-path.stat().st_size // mmap.PAGESIZE)
-    is_there = np.empty(num_pages, np.uint8)
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        memory = np.frombuffer(mapped, np.uint8)
-        libc = ctypes.CDLL(None, use_errno=True)
-        start, size = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory))
-        assert libc.mincore(start, size, ctypes.c_void_p(is_there.ctypes.data)) == 0
-        del memory
-    return int((is_there & 1).sum()) * mmap.PAGESIZE
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="files can't be dropped from memory")
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="bytes from disks aren't counted")  # noqa: PTH110
 @pytest.mark.parametrize("stored", ["chunk", "shard"])
 def test_of_a_cold_file_pieces_are_read_and_no_more(tmp_path, stored):
     """40 bytes each of two places 1 MiB apart took 1 MiB from a disk, or over a network."""
@@ -336,137 +267,25 @@ def test_of_a_cold_file_pieces_are_read_and_no_more(tmp_path, stored):
     inner = {"chunks": (128, 1024), "shards": (2048, 2048)}
     settings = inner if stored == "shard" else {"chunks": (2048, 2048)}
     zarr.create_array(tmp_path / "a", data=data, compressors=None, **settings)
-    path, array = tmp_path / "a/c/0/0", opened(tmp_path / "a")
-    points = np.random.default_rng(0).integers(0, 2048, (2, 40))
-    for way, selection in [
-        ("basic", np.s_[5, 7]),
-        ("basic", np.s_[0:60:59, 5]),
-        ("basic", np.s_[::128, 100:164]),
-        ("vindex", tuple(points)),
-    ]:
-        with path.open("rb+") as file:
+    array = opened(tmp_path / "a")
+    points = tuple(np.random.default_rng(0).integers(0, 2048, (2, 40)))
+    for selection in (np.s_[5, 7], np.s_[0:60:59, 5], np.s_[::128, 100:164], points):
+        with (tmp_path / "a/c/0/0").open("rb+") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if num_resident_bytes(path):
-            pytest.skip("the file system of temporary files is in memory")
+        before = num_from_disk()
         with numcodecs_bytes.trace() as traced:
-            got = select(array, way, selection)
+            got = array[selection]
         np.testing.assert_array_equal(got, data[selection])
         # And the index of a shard.
         assert traced.report()["total"]["bytes_fetched"] <= got.nbytes + KIB
-        assert num_resident_bytes(path) <= 2 * MIB  # the system reads ahead
-
-
-NOT_FILES = {
-    "a folder": lambda path: path.mkdir(),
-    "a link to a folder": lambda path: path.symlink_to(path.parent),
-    "a dangling link": lambda path: path.symlink_to(path.with_name("nothing")),
-    "a loop": lambda path: path.symlink_to(path),
-    "an empty device": lambda path: path.symlink_to("/dev/null"),
-    "a link to another chunk": lambda path: path.symlink_to(path.with_name("1")),
-    "a socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
-}
-
-
-class TestDamage:
-    """As with zarr alone, or an error that names the chunk."""
-
-    @pytest.mark.parametrize("num_bytes", [0, 5, 639, 641, 5000])
-    def test_the_wrong_length(self, folder, num_bytes):
-        """Also if the selected bytes are there: zarrs does not notice."""
-        (folder / "c/1/2").write_bytes(bytes(num_bytes))
-        why = "truncated" if num_bytes < 640 else "compressed or have another shape"
-        message = (
-            rf"chunk 'c/1/2' of LocalStore.* holds {num_bytes} bytes, expected 640 for shape "
-            rf"\(8, 10\) of float64; it may be {why}"
-        )
-        array = opened(folder)
-        for selection in (np.s_[:], np.s_[8, 20], np.s_[:, 29], np.s_[8:40:16, ::5]):
-            with pytest.raises(ValueError, match=message):
-                array[selection]
-        np.testing.assert_array_equal(array[16:], DATA[16:])
-
-    @pytest.mark.parametrize("columns", [np.s_[20:30], 27], ids=["one piece", "many pieces"])
-    def test_a_file_that_is_truncated_meanwhile(self, folder, calls, set_constants, columns):
-        """After it was opened, or after its length was checked."""
-        set_constants(GAP_BYTES=0)
-        path = folder / "c/1/2"
-        raw = path.read_bytes()
-
-        def truncate(*_):
-            os.truncate(path, 100)
-
-        for when in ("at_open", "at_read"):
-            path.write_bytes(raw)
-            setattr(calls, when, truncate)
-            with pytest.raises(ValueError, match=r"(?s)holds 100 bytes, expected 640.*'c/1/2'"):
-                opened(folder)[8:16, columns]
-            calls.at_open, calls.at_read = lambda _: None, lambda: None
-        assert calls.num_closed == len(calls.opened)
-
-    @pytest.mark.parametrize("when", ["at_open", "at_read"])
-    def test_a_file_that_is_replaced_meanwhile(self, folder, calls, set_constants, when):
-        """All of a chunk is of one version."""
-        set_constants(GAP_BYTES=0)
-        path, new = folder / "c/1/2", folder / "new"
-        new.write_bytes(bytes(640))
-        setattr(calls, when, lambda *_: new.exists() and new.replace(path))
-        column = np.s_[8:16, 25]
-        np.testing.assert_array_equal(opened(folder)[column], DATA[column])
-        assert not opened(folder)[column].any()
-
-    @pytest.mark.skipif(os.name != "posix", reason="other systems have no such files")
-    @pytest.mark.filterwarnings("ignore:.*unclosed:ResourceWarning")
-    @pytest.mark.parametrize("kind", NOT_FILES)
-    def test_what_is_no_file(self, tmp_path, monkeypatch, kind):
-        """A batch, and a chunk alone."""
-        monkeypatch.chdir(tmp_path)  # names of sockets are short
-        create("a", (48, 40), (8, 10), fill_value=7)[:] = DATA
-        Path("a/c/1/2").unlink()
-        NOT_FILES[kind](Path("a/c/1/2") if "socket" in kind else tmp_path / "a/c/1/2")
-        for selection in (np.s_[:], np.s_[9, 21]):
-            expected = outcome("a", selection, ZARR_ALONE)
-            assert outcome("a", selection) == expected
-
-    def test_a_file_where_a_folder_is_expected(self, folder):
-        for path in (folder / "c/1").iterdir():
-            path.unlink()
-        (folder / "c/1").rmdir()
-        (folder / "c/1").touch()
-        assert outcome(folder, np.s_[:]) == outcome(folder, np.s_[:], ZARR_ALONE)
-
-    @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
-    def test_a_file_that_may_not_be_read(self, folder):
-        (folder / "c/1/2").chmod(0)
-        with pytest.raises(PermissionError):
-            opened(folder)[:]
-
-
-def opened_zip(folder, tmp_path, compression=zipfile.ZIP_STORED):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", compression) as archive:
-        for file in sorted(folder.rglob("*")):
-            archive.write(file, file.relative_to(folder))
-    return opened(zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True))
-
-
-def opened_references(folder, tmp_path, change=lambda references: references):
-    """Return an array whose chunks lie in one file."""
-    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
-    references = {"zarr.json": (folder / "zarr.json").read_text()}
-    with (tmp_path / "all").open("wb") as file:
-        for chunk in sorted(folder.glob("c/*/*")):
-            name = chunk.relative_to(folder).as_posix()
-            references[name] = [str(tmp_path / "all"), file.tell(), chunk.stat().st_size]
-            file.write(chunk.read_bytes())
-    how = {"asynchronous": True, "skip_instance_cache": True}
-    files = fsspec.filesystem("reference", fo=change(references), remote_options=how, **how)
-    return opened(zarr.storage.FsspecStore(files, read_only=True))
+        assert num_from_disk() - before <= 2 * MIB  # the system reads ahead
 
 
 class TestPartsOfFiles:
-    """Members of zip archives, and references into a file."""
+    """Members of zip archives, and references into a file, which is opened once for a batch."""
 
-    def test_an_archive_is_opened_once_for_a_batch(self, folder, tmp_path, calls, monkeypatch):
+    def test_an_archive(self, folder, tmp_path, calls, monkeypatch):
         duplicate, duplicates = os.dup, []
         monkeypatch.setattr(os, "dup", lambda d: duplicates.append(duplicate(d)) or duplicates[-1])
         array = opened_zip(folder, tmp_path)
@@ -478,54 +297,17 @@ class TestPartsOfFiles:
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(duplicates[0])
         assert calls.reads
-        whys = traced.report()["total"]["why_whole"]
-        assert not [why for why in whys if why.startswith("left to zarr")]
+        assert "left to zarr" not in str(traced)
         array.store.close()
 
-    def test_compressed_members_are_zarr_s(self, folder, tmp_path):
-        array = opened_zip(folder, tmp_path, zipfile.ZIP_DEFLATED)
-        with numcodecs_bytes.trace() as traced:
-            assert_reads(array)
-        assert any("compressed" in why for why in traced.report()["total"]["why_whole"])
-        array.store.close()
-
-    def test_a_member_of_two_lengths_is_refused_as_by_zarr(self, folder, tmp_path):
-        opened_zip(folder, tmp_path).store.close()
-        raw = bytearray((tmp_path / "a.zip").read_bytes())
-        entry = raw.rindex(b"c/1/2") - 46  # in the directory at the end
-        assert raw[entry : entry + 4] == b"PK\1\2"
-        raw[entry + 20 : entry + 24] = (320).to_bytes(4, "little")  # the compressed size
-        (tmp_path / "a.zip").write_bytes(raw)
-        store = zarr.storage.ZipStore(tmp_path / "a.zip", read_only=True)
-        expected = outcome(store, np.s_[8, 20], ZARR_ALONE)
-        assert isinstance(expected, type)
-        assert outcome(store, np.s_[8, 20]) == expected
-        store.close()
-
-    def test_a_file_with_references_is_opened_once_for_a_batch(self, folder, tmp_path, calls):
+    def test_a_file_with_references(self, folder, tmp_path, calls):
         array = opened_references(folder, tmp_path)
-        calls.opened.clear()
         with use_threads(4):
             assert_reads(array, num=1)
             calls.opened.clear()
             calls.num_closed = 0
             np.testing.assert_array_equal(array[:, ::3], DATA[:, ::3])
-        assert calls.opened == [str(tmp_path / "all")]
-        assert calls.num_closed == 1
-
-    def test_references_that_are_missing_inline_or_beyond_the_file(self, folder, tmp_path):
-        inline = "base64:" + base64.b64encode(bytes(640)).decode()
-        chunk = [str(folder / "c/0/2")]
-        for other in (None, inline, chunk, [str(tmp_path / "all"), 24 * 640 - 8, 640]):
-
-            def change(references, other=other):
-                rest = {name: place for name, place in references.items() if name != "c/1/2"}
-                return rest | ({} if other is None else {"c/1/2": other})
-
-            store = opened_references(folder, tmp_path, change).store
-            for selection in (np.s_[:], np.s_[9, 20:25]):
-                expected = outcome(store, selection, ZARR_ALONE)
-                assert outcome(store, selection) == expected
+        assert (calls.opened, calls.num_closed) == ([str(tmp_path / "all")], 1)
 
 
 class TestThreads:
@@ -539,12 +321,6 @@ class TestThreads:
         with zarr.config.set(settings):
             np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == num
-
-    def test_of_a_million_few_are_started(self, tmp_path, calls):
-        create(tmp_path, (200, 8), (1, 8))[...] = 1
-        with use_threads(10**6):
-            assert (opened(tmp_path)[...] == 1).all()
-        assert len(set(calls.threads)) <= 64
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""

@@ -1,40 +1,30 @@
-"""Random selections of random arrays in local files, compared with NumPy.
+"""Random selections of every data type and layout, in files and by ranges, against NumPy."""
 
-As a script, ``python tests/engine/test_random_selections.py 20000 1`` tries so many selections,
-drawn from a seed.
-"""
-
-import pathlib
 import random
-import shutil
-import sys
-import tempfile
-import warnings
 
-import ml_dtypes
 import numpy as np
 import pytest
 import zarr
 import zarr.codecs
-from helpers import HAS_STRUCT, OUR_PIPELINES, random_array, select
-from zarr.codecs import TransposeCodec
+from data_types import ENDIANS, ORDER
+from helpers import (
+    EVERYTHING,
+    HAS_STRUCT,
+    OUR_PIPELINES,
+    ZARR_CASES,
+    CountingStore,
+    ignore_unstable_data_types,
+    random_selections,
+    ranges_from,
+    select,
+)
+from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
-import numcodecs_bytes.zarr_data_types
-from numcodecs_bytes import zarr_pipeline
-from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.layout import layout_of
 from numcodecs_bytes.zarr import BytesCodec
 
-STRUCT = np.dtype([("a", ">i4"), ("b", "<f8"), ("c", "?")])
-DTYPES = [
-    *("?", "?", "i1", "<u2", ">i4", "<f8", ">c16", "<c8", ">M8[s]", "<m8[ms]", ">U3", "S5", "V6"),
-    STRUCT,
-    ml_dtypes.bfloat16,
-    ml_dtypes.int4,
-]
-V2_DTYPES = ["?", "i1", "<u2", ">i4", "<f8", ">c16", ">M8[s]", "<m8[ms]", ">U3", "S5"]
-LAYOUTS = ["v3", "transposed", "v2", "v2 bytes", "shards"]
+CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr.BytesCodec"]
+SMALL = "one read takes less: small, or what is selected is close together"
 
 
 def random_numbers(rng):
@@ -46,33 +36,38 @@ def random_numbers(rng):
         "DIRECT_BYTES": rng.choice([0, 20, 1 << 12]),
         "LOOK_FROM": rng.choice([1, 3, 5]),
         "PARALLEL_BYTES": rng.choice([10, 1 << 19]),
+        "LATENCY_BYTES": rng.choice([1, 30, 1000, 2_500_000]),
+        "PART_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
+        "WORTH_BYTES": rng.choice([1, 30, 1000, 1 << 16]),
     }
 
 
-def random_settings(rng, shape):
-    """Return how an array is stored, for zarr's `create_array`."""
-    layout, endian = rng.choice(LAYOUTS), rng.choice(["little", "big"])
+def random_settings(rng, case, layout, endian, shape):
+    """Return how an array is stored, for zarr's `create_array`; and the shape of inner chunks."""
     chunks = tuple(rng.randint(1, n + 1) for n in shape)
-    settings = {"shape": shape, "chunks": chunks, "compressors": None, "fill_value": None}
     if layout.startswith("v2"):
-        filters = [numcodecs_bytes.Bytes(endian)] if layout == "v2 bytes" else None
-        dtype = np.dtype(rng.choice(V2_DTYPES))
-        if filters:
-            filters = [numcodecs_bytes.Bytes(endian, dtype=dtype)]
-        order = rng.choice("CF")
-        return settings | {"zarr_format": 2, "order": order, "filters": filters, "dtype": dtype}
-    dtype = np.dtype(rng.choice(DTYPES))
-    settings |= {"serializer": BytesCodec(endian=endian), "dtype": dtype}
-    if dtype.names:
-        settings["dtype"] = dtype if HAS_STRUCT else [*map(tuple, dtype.descr)]
-    if layout == "transposed" or (layout == "shards" and rng.random() < 0.3):
-        settings["filters"] = [
-            TransposeCodec(order=tuple(rng.sample(range(len(shape)), len(shape))))
-        ]
-    if layout == "shards" and shape and (HAS_STRUCT or dtype.kind != "V"):
-        shards = tuple(n * rng.randint(1, 4) for n in chunks)
-        settings["shards"] = {"shape": shards, "index_location": rng.choice(["start", "end"])}
-    return settings
+        dtype = case.dtype.newbyteorder(ORDER[endian])
+        settings = {"zarr_format": 2, "filters": None, "compressors": None, "order": layout[-1]}
+        if layout.startswith("v2 Bytes"):
+            dtype, codec = case.dtype, numcodecs_bytes.Bytes(endian, case.dtype)
+            settings |= rng.choice([{"filters": [codec]}, {"compressors": codec}])
+        return settings | {"chunks": chunks, "dtype": dtype}, None
+    codecs, inner = [BytesCodec(endian=endian)], None
+    for _ in range(rng.randint(layout == "transposed", 3) if layout != "v3" else 0):
+        order = tuple(rng.sample(range(len(shape)), len(shape)))
+        codecs.insert(0, TransposeCodec(order=order))
+    if layout == "shards":
+        inner, chunks = chunks, tuple(n * rng.randint(1, 4) for n in chunks)
+        index_codec = BytesCodec(endian=rng.choice(ENDIANS))
+        sharding = ShardingCodec(
+            chunk_shape=inner,
+            codecs=codecs,
+            index_codecs=[index_codec, *[Crc32cCodec()] * rng.randint(0, 1)],
+            index_location=rng.choice(["start", "end"]),
+        )
+        codecs = [sharding]
+    more = {"filters": codecs[:-1], "serializer": codecs[-1], "compressors": None}
+    return {"chunks": chunks, "dtype": case.dtype, **more}, inner
 
 
 def write_invalid(rng, folder, dtype):
@@ -86,119 +81,78 @@ def write_invalid(rng, folder, dtype):
         path.write_bytes(raw.tobytes())
 
 
-def make_array(rng, folder):
-    """Write a random array; return it, opened again, and its values."""
-    shape = tuple(rng.randint(1, 14) for _ in range(rng.choice([0, 1, 1, 2, 2, 3, 4])))
-    settings = random_settings(rng, shape)
-    array = zarr.create_array(folder, **settings)
-    dtype = np.dtype(settings["dtype"])
-    values = random_array(dtype, shape)
-    if dtype == ml_dtypes.int4:
-        values.view(np.uint8)[...] &= 0x0F
+def make_array(rng, folder, case, layout, endian):
+    """Write a random array; return its values."""
+    num_axes = rng.choice([0, 1, 1, 2, 2, 3, 4, 8][layout == "shards" :])
+    shape = tuple(rng.randint(1, 14 if num_axes < 8 else 2) for _ in range(num_axes))
+    settings, inner = random_settings(rng, case, layout, endian, shape)
+    array = zarr.create_array(folder, shape=shape, fill_value=None, **settings)
+    # zarr stores no chunk of -0.0 of types of ml_dtypes, which is the second element.
+    elements = np.array([i for i in range(12) if i != 1 or not case.native_only])
+    values = case.array()[
+        np.random.default_rng(rng.randrange(1 << 32)).choice(elements, shape), ...
+    ]
     array[...] = values
-    is_sharded = "shards" in settings
-    if dtype in (bool, np.dtype(ml_dtypes.int4)) and not is_sharded:
-        write_invalid(rng, folder, dtype)
-    if rng.random() < 0.3 and shape:
-        chunks = settings["shards"]["shape"] if is_sharded else settings["chunks"]
-        first = tuple(slice(0, n) for n in chunks)
+    if case.name in ("bool", "int4") and not inner:
+        write_invalid(rng, folder, case.dtype)
+    if rng.random() < 0.3 and shape:  # a chunk is missing, or an inner one
+        first = tuple(slice(0, n) for n in settings["chunks"])
         fill = array.metadata.dtype.default_scalar()
-        if is_sharded and rng.random() < 0.7:  # an inner chunk is missing, or several
-            first = tuple(slice(0, n) for n in settings["chunks"])
-            array[first] = np.full(values[first].shape, fill, dtype)
+        if inner and rng.random() < 0.7:
+            first = tuple(slice(0, n) for n in inner)
+            array[first] = np.full(values[first].shape, fill, case.dtype)
         else:
-            name = (
-                ".".join("0" * len(shape))
-                if array.metadata.zarr_format == 2
-                else "c/" + "/".join("0" * len(shape))
-            )
-            (folder / name).unlink(missing_ok=True)
+            is_v2, zeros = "zarr_format" in settings, "0" * len(shape)
+            name = ".".join(zeros) if is_v2 else "c/" + "/".join(zeros)
+            folder.joinpath(name).unlink(missing_ok=True)
         values[first] = fill
-    return zarr.open_array(folder, mode="r"), values
+    return values
 
 
-def random_selections(rng, shape):
-    """Yield ways to select, each with what NumPy selects likewise."""
-
-    def slices(n):
-        start, stop = sorted((rng.randint(0, n), rng.randint(0, n)))
-        return slice(start, stop, rng.choice([None, 1, 2, 3, n]))
-
-    def indices(n):
-        """Return repeated, unsorted, ascending or descending ones, perhaps none, or bools."""
-        along = np.array([rng.randrange(n) for _ in range(rng.randint(0, 2 * n))], np.intp)
-        bools = np.array([rng.random() < 0.5 for _ in range(n)])
-        return rng.choice([along, np.unique(along), np.unique(along)[::-1], bools])
-
-    basic = tuple(rng.randrange(n) if rng.random() < 0.3 else slices(n) for n in shape)
-    yield "basic", basic, lambda a: a[basic]
-    if not shape:
-        return
-    mesh = [rng.choice([indices, slices, rng.randrange])(n) for n in shape]
-    ints = tuple(k for k, s in enumerate(mesh) if isinstance(s, int))
-    along = [np.atleast_1d(np.arange(n)[s]) for n, s in zip(shape, mesh, strict=True)]
-    yield "oindex", tuple(mesh), lambda a: a[np.ix_(*along)].squeeze(axis=ints)
-    num = rng.randint(0, 100)
-    points = tuple(np.array([rng.randrange(n) for _ in range(num)], np.intp) for n in shape)
-    yield "vindex", points, lambda a: a[points]
-    mask = np.random.default_rng(rng.randrange(1 << 32)).random(shape) < rng.random()
-    yield "vindex", mask, lambda a: a[mask]
+def assert_same(got, expected, which):
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert got.shape == expected.shape, which
+    if got.dtype.kind == "b":  # zarr passes on what it reads whole, as 0xFF for true
+        got = got.view("u1") != 0
+    assert got.tobytes() == expected.astype(got.dtype).tobytes(), which
 
 
-def check(num, seed):
-    """Compare so many selections with NumPy; return how many chunks were read."""
-    rng, done, num_read = random.Random(seed), 0, 0  # noqa: S311
-    read_files = zarr_pipeline.read_files
-    numbers = {name: getattr(constants, name) for name in random_numbers(rng)}
-
-    async def counted(a_batch):
-        nonlocal num_read
-        exist = await read_files(a_batch)
-        assert None not in exist, "a chunk was left to zarr"
-        num_read += len(exist)
-        return exist
-
-    zarr_pipeline.read_files = counted
-    root = pathlib.Path(tempfile.mkdtemp())
-    try:
-        while done < num:
-            for name, number in random_numbers(rng).items():
-                setattr(constants, name, number)
-            layout_of.cache_clear()
-            with zarr.config.set({"codec_pipeline.path": rng.choice(OUR_PIPELINES)}):
-                folder = root / str(done)
-                array, values = make_array(rng, folder)
-                got = np.asarray(array[...])
-                is_same = got.tobytes() == values.astype(got.dtype).tobytes()
-                assert is_same, (seed, done, array.metadata, got, values)
-                for way, selection, expect in random_selections(rng, values.shape):
-                    expected = np.asarray(expect(values))
-                    got = np.asarray(select(array, way, selection))
-                    assert got.shape == expected.shape
-                    is_same = got.tobytes() == expected.astype(got.dtype).tobytes()
-                    assert is_same, (seed, done, way, selection, array.metadata)
-                    done += 1
-                shutil.rmtree(folder)
-    finally:
-        zarr_pipeline.read_files = read_files
-        shutil.rmtree(root)
-        for name, number in numbers.items():
-            setattr(constants, name, number)
-        layout_of.cache_clear()
-    return num_read
+def combinations():
+    """Yield data types and layouts, save those of which zarr has no such arrays."""
+    for case in ZARR_CASES:
+        for layout in ("v3", "transposed", "shards", "v2 C", "v2 F", "v2 Bytes C", "v2 Bytes F"):
+            is_void_in_shard = layout == "shards" and case.dtype.kind == "V" and not HAS_STRUCT
+            is_in_v2 = not case.native_only and not case.name.startswith("struct in")
+            if (is_in_v2 or "v2" not in layout) and not is_void_in_shard:
+                yield pytest.param(case, layout, id=f"{case.name}-{layout}")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not have a Zarr V3 spec",
-    "ignore:The data type",
-    "ignore:invalid value encountered:RuntimeWarning",  # NaN of bfloat16, by zarr
-)
-@pytest.mark.parametrize("seed", range(4))
-def test_random_selections_are_what_numpy_selects(seed):
-    """Whatever the data type, the byte order, the layout, the gap and the block."""
-    assert check(120, seed) > 100
-
-
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    print(check(int(sys.argv[1]), int(sys.argv[2])), "chunks were read")  # noqa: T201
+@ignore_unstable_data_types
+@pytest.mark.matrix
+@pytest.mark.parametrize("endian", ENDIANS)
+@pytest.mark.parametrize(("case", "layout"), list(combinations()))
+def test_random_selections_are_what_numpy_selects(tmp_path, set_constants, case, endian, layout):
+    """With any gap and block; in files, zarr need not help."""
+    rng, num_chunks = random.Random(f"{case.name} {endian} {layout}"), 0  # noqa: S311 # no secret
+    for k in range(6 if EVERYTHING else 3):
+        values = make_array(rng, tmp_path / str(k), case, layout, endian)
+        # zarr's own codec stores structures and types of ml_dtypes in another way.
+        kinds = CODECS[case.native_only or case.dtype.kind == "V" :]
+        for store in (tmp_path / str(k), CountingStore(tmp_path / str(k))):
+            set_constants(**random_numbers(rng))
+            config = {
+                "codec_pipeline.path": rng.choice(OUR_PIPELINES),
+                "codecs.bytes": rng.choice(kinds),
+                "numcodecs_bytes.max_gap_bytes": rng.choice([None, None, 0, 30, 10**6]),
+            }
+            with ranges_from(CountingStore), zarr.config.set(config):
+                array = zarr.open_array(store, mode="r", config={"order": rng.choice("CF")})
+                with numcodecs_bytes.trace() as traced:
+                    for way, selection, expect in random_selections(rng, values.shape, 1):
+                        which = k, store, way, selection, array.metadata, config
+                        assert_same(select(array, way, selection), expect(values), which)
+            report = traced.report()
+            num_chunks += report["total"]["chunks"]
+            assert set(report["total"]["why_whole"]) <= {SMALL}
+            assert not report["not_seen"] or isinstance(store, CountingStore)
+    assert num_chunks
