@@ -4,6 +4,7 @@ import errno
 import fcntl
 import importlib.util
 import itertools
+import json
 import os
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.codecs
-from helpers import OUR_PIPELINES, ZARRS_PIPELINE, run_program
+from helpers import HAS_STRUCT, ZARR_ALONE, run_program
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
 import numcodecs_bytes
@@ -22,16 +23,8 @@ from numcodecs_bytes.zarr import BytesCodec
 MISSING = 2**64 - 1
 DATA = np.arange(1.0, 65).reshape(8, 8)
 HALF = np.concatenate([np.zeros((4, 8)), DATA[4:]])
-ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "numcodecs_bytes.write_in_place": False}
 IF_POSSIBLE = {"numcodecs_bytes.write_in_place": True}
-
-
-@pytest.fixture(params=OUR_PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1], autouse=True)
-def _required(request):
-    """Write in place, or raise."""
-    options = {"codec_pipeline.path": request.param, "numcodecs_bytes.write_in_place": "require"}
-    with zarr.config.set(options):
-        yield
+pytestmark = pytest.mark.usefixtures("_in_place")
 
 
 def create(path, shape=(8, 8), shards=None, chunks=(4, 4), dtype="f8", **settings):
@@ -52,15 +45,26 @@ def create(path, shape=(8, 8), shards=None, chunks=(4, 4), dtype="f8", **setting
     )
 
 
-def alone(path, **config):
-    """Open an array as zarr alone does."""
-    with zarr.config.set(ALONE | config):
-        return zarr.open_array(path, mode="r+")
+class Alone:
+    """An array that zarr alone reads and writes."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __getitem__(self, selection):
+        with zarr.config.set(ZARR_ALONE):
+            return zarr.open_array(self._path, mode="r")[selection]
+
+    def __setitem__(self, selection, values):
+        with zarr.config.set(ZARR_ALONE):
+            zarr.open_array(self._path, mode="r+")[selection] = values
 
 
-def write_alone(path, selection, values):
-    with zarr.config.set(ALONE):
-        zarr.open_array(path, mode="r+")[selection] = values
+def create_half(path, **settings):
+    """Return an array of a shard to which zarr has written only the last two inner chunks."""
+    array = create(path, **settings)
+    Alone(path)[4:] = DATA[4:]
+    return array
 
 
 def index_of(shard, num=4, *, at_start=False):
@@ -95,31 +99,26 @@ class TestComplete:
         data = np.full((12, 20), fill_value)
         for k, part in enumerate([np.s_[3:6, 7], np.s_[::5, 1:18:3], np.s_[8:12, 8:12]]):
             array[part] = data[part] = k + 1
-            assert np.array_equal(alone(tmp_path)[...], data)
+            assert np.array_equal(Alone(tmp_path)[...], data)
         assert [path.name for path in (tmp_path / "c/0").iterdir()] == ["0"]
 
-    def test_only_the_selected_bytes_are_written(self, tmp_path, monkeypatch):
+    def test_only_the_selected_bytes_are_written(self, tmp_path, written):
         """And as the same bytes as by zarr alone, which rewrites all of it."""
         array = create(tmp_path / "a")
-        for path in ("a", "b"):
-            create(tmp_path / path)
-            write_alone(tmp_path / path, ..., DATA)
-        before = np.fromfile(tmp_path / "a/c/0/0", np.uint8)
-        written, pwrite = [], os.pwrite
-        monkeypatch.setattr(
-            os, "pwrite", lambda d, v, p: written.append((p, len(v))) or pwrite(d, v, p)
-        )
+        create(tmp_path / "b")
+        Alone(tmp_path / "a")[...] = Alone(tmp_path / "b")[...] = DATA
         with numcodecs_bytes.trace() as traced:
             array[3:5, 2:5] = -1
+        found = [
+            (lock, position, len(raw)) for kind, lock, position, raw in written if kind == "write"
+        ]
         # In Morton order: (0, 0), (1, 0), (0, 1), (1, 1), of 128 bytes each.
-        assert sorted(written) == [(112, 16), (128 + 16, 16), (256 + 96, 8), (384, 8)]
-        after = np.fromfile(tmp_path / "a/c/0/0", np.uint8)
-        changed = np.flatnonzero(after != before)
-        assert set(changed) <= {k for start, num in written for k in range(start, start + num)}
+        places = [(112, 16), (128 + 16, 16), (256 + 96, 8), (384, 8)]
+        assert sorted(found) == [("shared", *place) for place in places]
         total = traced.report()["total"]
         assert (total["chunks_in_place"], total["bytes_in_place"]) == (1, 48)
-        write_alone(tmp_path / "b", np.s_[3:5, 2:5], -1)
-        assert (tmp_path / "b/c/0/0").read_bytes() == after.tobytes()
+        Alone(tmp_path / "b")[3:5, 2:5] = -1
+        assert (tmp_path / "b/c/0/0").read_bytes() == (tmp_path / "a/c/0/0").read_bytes()
 
     @pytest.mark.parametrize("is_empty", [False, True])
     def test_values_that_are_fill_values_alone_make_none(self, tmp_path, is_empty):
@@ -128,7 +127,7 @@ class TestComplete:
         with zarr.config.set({"array.write_empty_chunks": is_empty}):
             zarr.open_array(tmp_path, mode="r+")[1:5, 2:7] = 3
         assert (tmp_path / "c/0/0").exists() == is_empty
-        assert (alone(tmp_path)[...] == 3).all()
+        assert (Alone(tmp_path)[...] == 3).all()
 
     def test_it_is_complete_at_once_and_sparse(self, tmp_path):
         (tmp_path / "empty").touch()
@@ -150,8 +149,7 @@ class TestCompact:
     def test_what_is_there_stays_and_what_is_missing_follows(self, tmp_path, is_first, fill_value):
         """So whoever has read the old index reads the same in the new file."""
         location = {"index_location": "start" if is_first else "end"}
-        array = create(tmp_path, fill_value=fill_value, **location)
-        write_alone(tmp_path, np.s_[4:, :], DATA[4:])
+        array = create_half(tmp_path, fill_value=fill_value, **location)
         shard = tmp_path / "c/0/0"
         old, before = index_of(shard, at_start=is_first), shard.stat()
         array[6, 6] = -1  # there: nothing moves
@@ -166,12 +164,11 @@ class TestCompact:
         assert shard.stat().st_size == 4 * 128 + 68
         expected = np.full((8, 8), fill_value)
         expected[4:], expected[6, 6], expected[1, 5:7] = DATA[4:], -1, [-2, -3]
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
         assert [path.name for path in shard.parent.iterdir()] == ["0"]
 
     def test_fill_values_complete_nothing(self, tmp_path):
-        array = create(tmp_path)
-        write_alone(tmp_path, np.s_[4:, :], DATA[4:])
+        array = create_half(tmp_path)
         before = (tmp_path / "c/0/0").read_bytes()
         array[:4, 1:] = 0
         assert (tmp_path / "c/0/0").read_bytes() == before
@@ -179,16 +176,15 @@ class TestCompact:
         assert (tmp_path / "c/0/0").stat().st_size == len(before)
         expected = HALF.copy()
         expected[4:6, 1:] = 5
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
 
-    @pytest.mark.skipif(not hasattr(zarr.dtype, "Struct"), reason="zarr 3.1.6 writes no points")
+    @pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 writes no points")
     @pytest.mark.parametrize("value", [5, 0])
     def test_points_in_inner_chunks_that_are_there_and_others(self, tmp_path, value):
-        array, expected = create(tmp_path), HALF.copy()
-        write_alone(tmp_path, np.s_[4:, :], DATA[4:])
+        array, expected = create_half(tmp_path), HALF.copy()
         points = np.array([7, 0, 5, 3]), np.array([7, 1, 2, 6])
         array.vindex[points] = expected[points] = value
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
         assert (tmp_path / "c/0/0").stat().st_size == (4 if value else 2) * 128 + 68
 
 
@@ -203,10 +199,7 @@ class TestOtherFillValues:
         for k in range(16):
             part = np.s_[4 * (k // 4) + 1, 4 * (k % 4) : 4 * (k % 4) + 3]
             expected[part] = k
-            if others_write and k % 2:
-                write_alone(tmp_path, part, k)
-            else:
-                array[part] = k
+            (Alone(tmp_path) if others_write and k % 2 else array)[part] = k
             sizes.append(((tmp_path / "c/0/0").stat().st_size - 260) // 128)
             for read in readers():
                 assert np.array_equal(read(tmp_path), expected, equal_nan=True)
@@ -222,7 +215,7 @@ class TestOtherFillValues:
         array[1:9, 3:14] = 1.5
         array[13, 13] = 1.5
         assert (tmp_path / "c/0/0").stat().st_size == 12 * 128 + 260
-        assert (alone(tmp_path)[...] == 1.5).all()
+        assert (Alone(tmp_path)[...] == 1.5).all()
 
     def test_the_first_row_of_a_large_one(self, tmp_path, track):
         """It takes the space of the inner chunks in which it lies, and a few blocks of memory."""
@@ -230,20 +223,16 @@ class TestOtherFillValues:
         peak, _ = track(lambda: array.__setitem__(5, 1.0))
         assert (tmp_path / "c/0/0").stat().st_size < 32 << 20
         assert peak < 1 << 23
-        assert alone(tmp_path)[5, ::999].tolist() == [1.0] * 9
+        assert Alone(tmp_path)[5, ::999].tolist() == [1.0] * 9
 
 
 def readers():
     """Yield functions that read an array without this package."""
-    yield lambda path: alone(path)[...]
+    yield lambda path: Alone(path)[...]
     if importlib.util.find_spec("tensorstore"):
         import tensorstore  # noqa: PLC0415 # an optional peer
 
-        def read(path):
-            spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path)}}
-            return tensorstore.open(spec).result().read().result()
-
-        yield read
+        yield lambda path: tensorstore.open(path).result().read().result()
     if importlib.util.find_spec("zarrs"):
         import zarrs  # noqa: F401, PLC0415 # registers its pipeline
 
@@ -283,7 +272,7 @@ class TestUnusual:
     @pytest.mark.parametrize("change", [overlap, another_length, beyond, in_the_index])
     def test_its_index_says_so(self, tmp_path, change):
         create(tmp_path, index_codecs=[BytesCodec()])
-        write_alone(tmp_path, ..., DATA)
+        Alone(tmp_path)[...] = DATA
         shard = tmp_path / "c/0/0"
         change_index(shard, change)
         before = shard.read_bytes()
@@ -295,7 +284,7 @@ class TestUnusual:
     @pytest.mark.parametrize("mode", [True, "require"])
     def test_a_damaged_index_stays(self, tmp_path, mode):
         create(tmp_path)
-        write_alone(tmp_path, ..., DATA)
+        Alone(tmp_path)[...] = DATA
         shard = tmp_path / "c/0/0"
         raw = bytearray(shard.read_bytes())
         raw[-20] ^= 1
@@ -312,7 +301,7 @@ class TestUnusual:
     def test_another_order_is_kept(self, tmp_path):
         """Where inner chunks lie is what the index says."""
         array = create(tmp_path, index_codecs=[BytesCodec()])
-        write_alone(tmp_path, ..., DATA)
+        Alone(tmp_path)[...] = DATA
         shard = tmp_path / "c/0/0"
         raw, order, morton = shard.read_bytes(), [3, 1, 0, 2], [0, 2, 1, 3]
         shard.write_bytes(b"".join([raw[128 * k : 128 * (k + 1)] for k in order]) + raw[512:])
@@ -323,14 +312,12 @@ class TestUnusual:
         change_index(shard, move)
         moved, expected = shard.read_bytes(), DATA.copy()
         array[2:7, 3:6] = expected[2:7, 3:6] = -1
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
         assert shard.read_bytes()[512:] == moved[512:]
 
     @pytest.mark.parametrize("exists", [False, True])
     def test_longer_than_a_file_may_be(self, tmp_path, monkeypatch, exists):
-        array, ftruncate = create(tmp_path), os.ftruncate
-        if exists:
-            write_alone(tmp_path, np.s_[4:, :], DATA[4:])
+        array, ftruncate = (create_half if exists else create)(tmp_path), os.ftruncate
 
         def truncate(descriptor, num_bytes):
             if num_bytes > 400:
@@ -347,8 +334,7 @@ class TestUnusual:
     @pytest.mark.parametrize("name", ["pwrite", "replace"])
     def test_a_full_disk(self, tmp_path, monkeypatch, name):
         """Nothing is left, and nothing lost."""
-        array = create(tmp_path)
-        write_alone(tmp_path, np.s_[4:, :], DATA[4:])
+        array = create_half(tmp_path)
         before = (tmp_path / "c/0/0").read_bytes()
 
         def full(*_):
@@ -414,16 +400,14 @@ class TestPauses:
 
     @pytest.fixture
     def array(self, tmp_path):
-        array = create(tmp_path)
-        write_alone(tmp_path, np.s_[4:, :], DATA[4:])
-        return array
+        return create_half(tmp_path)
 
     def test_a_reader(self, tmp_path, array, monkeypatch, moment):
         paused, expected = Paused(monkeypatch, array, *MOMENTS[moment]), HALF.copy()
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
         paused.finish()
         expected[1, 5:7] = [-2, -3]
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
 
     @pytest.mark.parametrize("part", [np.s_[6, 1:4], np.s_[2, 1:4]], ids=["there", "missing"])
     def test_a_writer_in_place(self, tmp_path, array, monkeypatch, moment, part):
@@ -434,15 +418,15 @@ class TestPauses:
         paused.finish()
         other.join()
         expected[1, 5:7], expected[part] = [-2, -3], 9
-        assert np.array_equal(alone(tmp_path)[...], expected)
+        assert np.array_equal(Alone(tmp_path)[...], expected)
         assert [path.name for path in (tmp_path / "c/0").iterdir()] == ["0"]
 
     def test_it_is_replaced_by_zarr(self, tmp_path, array, monkeypatch, moment):
         """Who takes no lock: what it wrote is lost if the rename follows at once, and only then."""
         paused = Paused(monkeypatch, array, *MOMENTS[moment])
-        write_alone(tmp_path, np.s_[4:, :], 2 * DATA[4:])
+        Alone(tmp_path)[4:] = 2 * DATA[4:]
         paused.finish()
-        found = alone(tmp_path)[...]
+        found = Alone(tmp_path)[...]
         assert found[1, 5:7].tolist() == [-2, -3]
         found[1, 5:7] = 0
         assert (found[:4] == 0).all()
@@ -450,36 +434,45 @@ class TestPauses:
             assert np.array_equal(found[4:], 2 * DATA[4:])
 
 
-PAUSED_WRITER = """
-import os, sys, time, zarr, fcntl
-path, pipeline, owner, name, number = sys.argv[1:]
-owner, left = {"os": os, "fcntl": fcntl}[owner], [int(number)]
-function = getattr(owner, name)
-def stop(*args, **kwargs):
-    found = os.readlink(f"/proc/self/fd/{args[0]}") if type(args[0]) is int else str(args[0])
-    if "/c/0" in found:
-        if not left[0]:
-            os.kill(os.getpid(), 9)
-        left[0] -= 1
-    return function(*args, **kwargs)
-setattr(owner, name, stop)
-zarr.config.set({"codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require"})
-zarr.open_array(path, mode="r+")[1, 5:7] = [-2, -3]
+KILLED = """
+import json, os, sys, zarr, fcntl
+zarr.config.set({"codec_pipeline.path": sys.argv[1], "numcodecs_bytes.write_in_place": "require"})
+
+def write(path, owner, name, number):
+    owner = {"os": os, "fcntl": fcntl}[owner]
+    function, left = getattr(owner, name), [number]
+    def stop(*args, **kwargs):
+        found = os.readlink(f"/proc/self/fd/{args[0]}") if type(args[0]) is int else str(args[0])
+        if "/c/0" in found:
+            if not left[0]:
+                os.kill(os.getpid(), 9)
+            left[0] -= 1
+        return function(*args, **kwargs)
+    setattr(owner, name, stop)
+    zarr.open_array(path, mode="r+")[1, 5:7] = [-2, -3]
+
+for arguments in json.loads(sys.argv[2]):
+    if os.fork() == 0:
+        write(*arguments)
+        sys.exit()
+    assert os.wait()[1] == 9, arguments
 """
 
 
-def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path):
+def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path, our_pipeline):
     """At most, it leaves a stray file."""
-    pipeline = zarr.config.get("codec_pipeline.path")
-    for k, (owner, name, number) in enumerate(MOMENTS.values()):
-        path = tmp_path / str(k)
-        array, expected = create(path), HALF.copy()
-        write_alone(path, np.s_[4:, :], DATA[4:])
-        arguments = [path, pipeline, owner.__name__, name, str(number)]
-        run_program("-c", PAUSED_WRITER, *arguments, status=-9)
-        assert np.array_equal(alone(path)[...], expected)
+    paths = [tmp_path / str(k) for k in range(len(MOMENTS))]
+    arrays = list(map(create_half, paths))
+    moments = [
+        (str(path), owner.__name__, name, number)
+        for path, (owner, name, number) in zip(paths, MOMENTS.values(), strict=True)
+    ]
+    run_program("-W", "ignore", "-c", KILLED, our_pipeline, json.dumps(moments))
+    for path, array in zip(paths, arrays, strict=True):
+        expected = HALF.copy()
+        assert np.array_equal(Alone(path)[...], expected)
         array[2, 1:7] = expected[2, 1:7] = 5
-        assert np.array_equal(alone(path)[...], expected)
+        assert np.array_equal(Alone(path)[...], expected)
         others = [p.suffix for p in (path / "c/0").iterdir() if p.name != "0"]
         assert others in ([], [".partial"])
 
@@ -488,7 +481,7 @@ def test_it_waits_for_its_lock_as_long_as_it_must(tmp_path, monkeypatch):
     """Beside writers of what is there, who share theirs; and others need not wait for it."""
     monkeypatch.setattr(constants, "MAX_WAIT_SECONDS", 0.01)
     array = create(tmp_path, (16, 8), (8, 8))
-    write_alone(tmp_path, np.s_[4:, :], 1)
+    Alone(tmp_path)[4:] = 1
     with (tmp_path / "c/0/0").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         thread = threading.Thread(target=array.__setitem__, args=(np.s_[1, 1:], 5))
