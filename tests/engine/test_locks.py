@@ -98,6 +98,8 @@ class TestNewFiles:
         assert array[::2, 1:].tolist() == [[k + 2] * 7 for k in range(4)]
         assert not array[1::2].any()
         assert [path.name for path in chunk.parent.iterdir()] == ["0"]
+        mode_of_others = (chunk.parents[2] / "zarr.json").stat().st_mode
+        assert chunk.stat().st_mode == mode_of_others
 
     @pytest.mark.parametrize("is_linked", [False, True], ids=["", "hard-linked"])
     def test_the_first_name_of_a_killed_maker_is_removed(self, array, chunk, is_linked):

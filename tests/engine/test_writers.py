@@ -177,46 +177,6 @@ def test_killed_writers_harm_nobody(tmp_path, writers, seed, kind):
     assert len(list(tmp_path.rglob("*.partial"))) <= 2
 
 
-STRIDES = """
-if k == 7:
-    for r in range(2 * rounds):
-        array[:160, ::2] = r
-    open(path + "/done", "w").close()
-while k < 6 and not os.path.exists(path + "/done"):
-    for _ in range(20):
-        array[k, 1:] = k
-"""
-
-
-def test_a_writer_of_strides_beside_six_of_rows(tmp_path, writers):
-    """It has its turn, again and again, while the others never stop."""
-    array = create(tmp_path, "plain")
-    assert writers.write(tmp_path, STRIDES) == [0] * NUM
-    assert (array[6:160, ::2] == 2 * ROUNDS - 1).all()
-
-
-@pytest.mark.usefixtures("_in_place")
-def test_reads_meanwhile_see_old_or_new(tmp_path):
-    array = zarr.create_array(
-        tmp_path, shape=(256, 256), chunks=(256, 256), dtype="f8", compressors=None
-    )
-    array[...] = 1
-    seen, stop = set(), threading.Event()
-
-    def read():
-        while not stop.is_set():
-            seen.update(np.unique(array[...]).tolist())
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    for k in range(2, 40):
-        array[:, 1::2] = k
-        array[3, 1:] = k
-    stop.set()
-    thread.join()
-    assert seen <= set(map(float, range(1, 40)))
-
-
 START = """
 import atexit, os, signal, sys, threading, zarr
 zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
