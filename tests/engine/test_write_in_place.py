@@ -4,7 +4,6 @@ import errno
 import functools
 import os
 import re
-import resource
 import time
 from pathlib import Path
 
@@ -134,27 +133,6 @@ def test_pieces_or_all_between_them(tmp_path, written, selection, lock, num_writ
     assert (kinds.count("read"), kinds.count("write")) == (num_reads, num_writes)
 
 
-def test_cold_pieces_are_asked_for_one_by_one(tmp_path, monkeypatch):
-    """A request for all that lies between them does nothing if that is long."""
-    array, asked = create(tmp_path, (64, 4096)), []
-    array[...] = 1
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    waits = iter(range(1000))
-
-    class Waits:
-        """What a thread has used that has waited for its disk since it was asked before."""
-
-        ru_nvcsw = usage.ru_nvcsw
-
-        def __init__(self, _):
-            self.ru_inblock = next(waits)
-
-    monkeypatch.setattr(resource, "getrusage", Waits)
-    monkeypatch.setattr(os, "posix_fadvise", lambda *args: asked.append(args[1:]))
-    array[:, 3] = 5
-    assert asked == [(8 * 4096 * k + 24, 8, os.POSIX_FADV_WILLNEED) for k in range(64)]
-
-
 class Lazy:
     """An array that is none of NumPy's."""
 
@@ -266,14 +244,6 @@ class TestValues:
                 assert peak < 12 << 20  # of 32 MiB
             assert np.array_equal(array[:, 1:], values[:, 1:])
             assert not array[:, 0].any()
-
-    def test_values_that_fit_are_not_copied(self, tmp_path, track):
-        array = create(tmp_path, (512, 1024), (512, 1024))
-        array[...] = 2
-        values = np.ones((511, 1024))
-        peak, _ = track(lambda: array.__setitem__(slice(1, None), values))
-        assert peak < values.nbytes / 4
-        assert np.array_equal(array[1:], values)
 
     def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
         """And once: their file may have one position, and to compute them may take long."""
