@@ -6,6 +6,7 @@ pieces it takes.
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -90,19 +91,9 @@ def test_readers_see_whole_versions_while_writers_write(tmp_path, set_constants,
     assert np.array_equal(zarr.open_array(tmp_path)[...], data_of(NUM_VERSIONS - 1))
 
 
-@pytest.fixture
-def _hurried():
-    """Switch threads as often as can be."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.mark.usefixtures("_hurried")
 @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 @pytest.mark.filterwarnings("ignore:The data type:FutureWarning")
-def test_threads_share_a_codec():
+def test_threads_share_a_codec(request):
     """Guards against a codec that keeps something of one call for the next."""
     dtypes = ("<i2", ">i4", "<f8", ">c8", "<U3", "<M8[s]", "<i2,>f8,?", ">u8", "<f2,S3")
     specs = [spec_of((2, 3), np.dtype(dtype).newbyteorder("=")) for dtype in dtypes]
@@ -122,6 +113,8 @@ def test_threads_share_a_codec():
         assert encode_chunk(codec, data, spec).to_bytes() == expected
         assert decode_chunk(codec, expected, spec).as_ndarray_like().tobytes() == data.tobytes()
 
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # as often as can be
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(use, range(200)))
 

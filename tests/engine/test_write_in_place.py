@@ -306,10 +306,24 @@ def with_a_method(path):
     return store
 
 
+ZSTD, CRC = zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()
 SHARDS_IN_SHARDS = zarr.codecs.ShardingCodec(
     chunk_shape=(4, 4), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 2))]
 )
-ZSTD, CRC = zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()
+OTHERS = {  # what makes a store, settings, and why
+    "subclass": (Subclass, {}, ".*Subclass is not zarr's LocalStore"),
+    "wrapper": (
+        lambda path: zarr.storage.LoggingStore(zarr.storage.LocalStore(path)),
+        {},
+        ".*LoggingStore is not zarr's LocalStore",
+    ),
+    "memory": (lambda _: zarr.storage.MemoryStore(), {}, ".*MemoryStore is not zarr's LocalStore"),
+    "method": (with_a_method, {}, "the method `set` of this LocalStore is replaced"),
+    "v2": (str, {"zarr_format": 2, "compressors": numcodecs.Zlib()}, "compressed .* by zlib"),
+    "compressed in shards": (str, SHARDS | {"compressors": ZSTD}, "compressed .* by zstd"),
+    "checked in shards": (str, SHARDS | {"compressors": CRC}, "compressed .* by crc"),
+    "shards in shards": (str, {"serializer": SHARDS_IN_SHARDS}, "shards in shards"),
+}
 
 
 class TestNotInPlace:
@@ -343,34 +357,12 @@ class TestNotInPlace:
         self.check(tmp_path / "a", why)
         assert other.read_bytes() == before
 
-    @pytest.mark.parametrize(
-        ("make", "why"),
-        [
-            (Subclass, ".*Subclass is not zarr's LocalStore"),
-            (lambda path: zarr.storage.LoggingStore(zarr.storage.LocalStore(path)), ".*LoggingS"),
-            (lambda _: zarr.storage.MemoryStore(), ".*MemoryStore is not zarr's LocalStore"),
-            (with_a_method, "the method `set` of this LocalStore is replaced"),
-        ],
-        ids=["subclass", "wrapper", "memory", "replaced method"],
-    )
-    def test_other_stores(self, tmp_path, make, why):
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_other_stores_and_codecs(self, tmp_path, name):
+        make, settings, why = OTHERS[name]
         store = make(tmp_path)
-        create(store)[...] = self.DATA
+        create(store, **settings)[...] = self.DATA
         self.check(store, why)
-
-    @pytest.mark.parametrize(
-        ("settings", "why"),
-        [
-            ({"zarr_format": 2, "compressors": numcodecs.Zlib()}, "compressed or filtered by zlib"),
-            (SHARDS | {"compressors": ZSTD}, "compressed or filtered by zstd"),
-            (SHARDS | {"compressors": CRC}, "compressed or filtered by crc"),
-            ({"serializer": SHARDS_IN_SHARDS}, "shards in shards"),
-        ],
-        ids=["v2", "compressed in shards", "checked in shards", "shards in shards"],
-    )
-    def test_other_codecs(self, tmp_path, settings, why):
-        create(tmp_path, **settings)[...] = self.DATA
-        self.check(tmp_path, why)
 
     @pytest.mark.parametrize("size", [0, 511, 513])
     def test_a_file_of_the_wrong_length_is_an_error_and_stays(self, tmp_path, size):
