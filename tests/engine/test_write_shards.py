@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -239,12 +240,11 @@ class TestUnusual:
         assert [path.name for path in (tmp_path / "c/0").iterdir()] == ["0"]
 
 
-class Paused(threading.Thread):
-    """Completes a shard by writing to it, and waits at a moment of that."""
+class Paused:
+    """A write that completes a shard, and waits at a moment of that."""
 
-    def __init__(self, monkeypatch, array, owner, name, number=0):
-        super().__init__(target=self._write, args=(array,))
-        self.reached, self.may_go_on, self.error = threading.Event(), threading.Event(), None
+    def __init__(self, monkeypatch, array, owner, name, number):
+        reached, self._may_go_on = threading.Event(), threading.Event()
         function, calls = getattr(owner, name), itertools.count()
 
         def pause(*args, **kwargs):
@@ -253,24 +253,17 @@ class Paused(threading.Thread):
                 if isinstance(args[0], int):
                     path = str(Path(f"/proc/self/fd/{args[0]}").readlink())
                 if "/c/0" in path and next(calls) == number:
-                    self.reached.set()
-                    assert self.may_go_on.wait(30)
+                    reached.set()
+                    assert self._may_go_on.wait(30)
             return function(*args, **kwargs)
 
         monkeypatch.setattr(owner, name, pause)
-        self.start()
-        assert self.reached.wait(30)
+        self._write = ThreadPoolExecutor(1).submit(array.__setitem__, np.s_[1, 5:7], [-2, -3])
+        assert reached.wait(30)
 
     def finish(self):
-        self.may_go_on.set()
-        self.join()
-        assert self.error is None
-
-    def _write(self, array):
-        try:
-            array[1, 5:7] = [-2, -3]
-        except Exception as error:  # noqa: BLE001
-            self.error = error
+        self._may_go_on.set()
+        self._write.result()
 
 
 MOMENTS = {
@@ -320,7 +313,7 @@ class TestPauses:
 
 
 KILLED = """
-import json, os, sys, zarr, fcntl
+import fcntl, json, os, sys, zarr, numcodecs_bytes.zarr_pipeline
 zarr.config.set({"codec_pipeline.path": sys.argv[1], "numcodecs_bytes.write_in_place": "require"})
 
 def write(path, owner, name, number):
