@@ -339,11 +339,11 @@ folder, pipeline, kind = sys.argv[1:]
 zarr.config.set({"codec_pipeline.path": pipeline})
 checksums = [zarr.codecs.Crc32cCodec()] if kind == "crc32c" else None
 store = folder if kind == "files" else Dict()
-array = zarr.create_array(store, shape=(4, 1 << 19), chunks=(1, 1 << 19), dtype="f8",
+array = zarr.create_array(store, shape=(4, 1 << 18), chunks=(1, 1 << 18), dtype="f8",
     compressors=checksums, serializer={"name": "bytes", "configuration": {"endian": "big"}})
 array = zarr.open_array(store)
 assert type(array.metadata.codecs[0]).__module__ == "numcodecs_bytes.zarr"
-data = np.arange(4.0 * (1 << 19)).reshape(4, -1)
+data = np.arange(4.0 * (1 << 18)).reshape(4, -1)
 
 def write():
     for row in range(4):
