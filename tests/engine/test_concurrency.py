@@ -25,7 +25,7 @@ import pytest
 import quick_start
 import zarr
 import zarr.storage
-from helpers import create, decode_chunk, encode_chunk, run_python, spec_of
+from helpers import create, decode_chunk, encode_chunk, run_python, spec_of, use_threads
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.registry import get_codec_class
@@ -294,6 +294,17 @@ class TestManyReads:
             for read in reads:
                 assert np.array_equal(read.result(), got)
         assert np.array_equal(got, data_of(0))
+
+    def test_all_threads_of_one_are_waited_for(self, tmp_path, calls):
+        create_chunks(tmp_path)[...] = data_of(0)
+
+        def wait(_):
+            time.sleep(0.3 if "helpers" in threading.current_thread().name else 0.01)
+
+        calls.at_open = wait
+        with use_threads(4):
+            assert np.array_equal(open_local(tmp_path)[...], data_of(0))
+        assert calls.num_closed == len(calls.opened)  # nobody fills the output any more
 
     def test_a_cancelled_one_leaves_its_output_alone(self, tmp_path, calls):
         create_chunks(tmp_path, (800, 16))[...] = 1
