@@ -379,9 +379,11 @@ class TestNotInPlace:
         "settings", [{}, {"compressors": ZSTD}, SHARDS | {"compressors": ZSTD}], ids=str
     )
     def test_whole_chunks_are_written_by_zarr_also_if_required(self, tmp_path, settings):
+        """A linked one, which keeps its copy, and a damaged one."""
         array = create(tmp_path / "a", (7, 8), **{"chunks": (4, 4), **settings})
         array[:] = 1
         make_hard_link(next(p for p in (tmp_path / "a/c").rglob("0/0") if p.is_file()))
+        (tmp_path / "a/c/0/1").write_bytes(b"damaged")
         array[:] = 2
         assert (array[...] == 2).all()
         raw = np.frombuffer((tmp_path / "a/c/copy").read_bytes()[:8])
