@@ -1,9 +1,10 @@
-"""Fixtures: what is asked of the system for local files, constants, and peaks of memory."""
+"""Fixtures: what is asked of the system for local files, writes in place, and constants."""
 
 import os
 import threading
 
 import pytest
+import zarr
 
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.layout import layout_of
@@ -92,3 +93,43 @@ def set_constants(monkeypatch):
 def _never_looks(set_constants):
     """Read no byte to find out whether a file is in memory."""
     set_constants(LOOK_FROM=1 << 60)
+
+
+@pytest.fixture
+def _in_place(our_pipeline):  # noqa: ARG001 # which is set
+    """Write in place or raise, in each of this package's pipelines."""
+    with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+        yield
+
+
+class Written(list):
+    """Each write and each read by `os`: which, the lock that is held, position, and bytes."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        fcntl = pytest.importorskip("fcntl")
+        self.lock = None
+        pwrite, preadv, flock = os.pwrite, os.preadv, fcntl.flock
+
+        def lock(descriptor, how):
+            flock(descriptor, how)
+            names = {fcntl.LOCK_SH: "shared", fcntl.LOCK_EX: "exclusive"}
+            self.lock = names.get(how & ~fcntl.LOCK_NB)
+
+        def write(descriptor, view, position):
+            self.append(("write", self.lock, position, bytes(view)))
+            return pwrite(descriptor, view, position)
+
+        def read(descriptor, views, position, *flags):
+            self.append(("read", self.lock, position, sum(map(len, views))))
+            return preadv(descriptor, views, position, *flags)
+
+        monkeypatch.setattr(fcntl, "flock", lock)
+        monkeypatch.setattr(os, "pwrite", write)
+        monkeypatch.setattr(os, "preadv", read)
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Return what is written to local files, and read of them, from now on."""
+    return Written(monkeypatch)

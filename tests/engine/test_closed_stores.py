@@ -21,12 +21,12 @@ def test_a_closed_store_whose_folder_is_gone(tmp_path):
 
 def test_a_link_that_is_pointed_elsewhere(tmp_path):
     """obstore's LocalStore looks at it once; the other folder was read."""
-    obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
+    stores = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
     for number in (1, 2):
         create(tmp_path / f"v{number}", (200, 200))[:] = number
     link = tmp_path / "latest"
     link.symlink_to("v1")
-    array = zarr.open_array(ObjectStore(obstore_store.LocalStore(str(link))), mode="r")
+    array = zarr.open_array(ObjectStore(stores.LocalStore(str(link))), mode="r")
     link.unlink()
     link.symlink_to("v2")
     assert array[3, 3] == 1

@@ -1,14 +1,12 @@
 """Threads and processes that share an array or a codec, cancelled reads, programs that end.
 
 Of a chunk that others overwrite, delete or create meanwhile, a read sees one version, however many
-pieces it takes.
-
-The children of spawned processes import this module, and are to find the codec by themselves: so it
-imports nothing that imports numcodecs_bytes.
+runs it takes.
 """
 
 import asyncio
 import contextlib
+import functools
 import gc
 import itertools
 import os
@@ -18,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numcodecs
@@ -27,7 +25,9 @@ import pytest
 import quick_start
 import zarr
 import zarr.storage
+from helpers import create, decode_chunk, encode_chunk, run_python, spec_of, use_threads
 from zarr.core.buffer import cpu
+from zarr.core.sync import sync
 from zarr.registry import get_codec_class
 
 CHUNKS = (8, 16)
@@ -46,25 +46,9 @@ def data_of(version):
 VERSIONS = np.stack([np.full(SHAPE, FILL_VALUE), *map(data_of, range(NUM_VERSIONS))])
 
 
-def create(path, shape=SHAPE):
-    zarr.create_array(
-        path,
-        shape=shape,
-        chunks=CHUNKS,
-        dtype="int64",
-        compressors=None,
-        serializer={"name": "bytes", "configuration": {"endian": "big"}},
-        fill_value=FILL_VALUE,
-        config={"write_empty_chunks": True},
-    )
-    return zarr.open_array(path, mode="r+")
-
-
-def assert_ours(array):
-    (codec,) = array.metadata.codecs
-    assert (
-        f"{type(codec).__module__}.{type(codec).__qualname__}" == "numcodecs_bytes.zarr.BytesCodec"
-    )
+def create_chunks(path, shape=SHAPE):
+    config = {"write_empty_chunks": True}
+    return create(path, shape, CHUNKS, "i8", fill_value=FILL_VALUE, config=config)
 
 
 def write_rows(array, first, last):
@@ -78,140 +62,61 @@ def write_rows(array, first, last):
 CHUNK_OF = np.add.outer(np.arange(64) // CHUNKS[0] * 2, np.arange(32) // CHUNKS[1])
 
 
-def check_read(array, selection, versions=VERSIONS):
+def check_read(array, selection):
     """Read once; all of a chunk is of the same version."""
     got = array[selection]
-    is_of_version = got == versions[(slice(None), *selection)]
+    is_of_version = got == VERSIONS[(slice(None), *selection)]
     chunk_of = CHUNK_OF[selection]
     for chunk in np.unique(chunk_of):
         assert is_of_version[:, chunk_of == chunk].all(axis=1).any(), got[chunk_of == chunk]
 
 
-def check_final(path):
-    array = zarr.open_array(path)
-    assert_ours(array)
-    assert np.array_equal(array[...], data_of(NUM_VERSIONS - 1))
-
-
-def read_until(is_over, array):
-    """Read everything again and again, once more when the writers are done."""
-    num_after_the_last_write = 0
-    for selection in itertools.cycle(SELECTIONS):
-        num_after_the_last_write += is_over()
-        check_read(array, selection)
-        if num_after_the_last_write == len(SELECTIONS):
-            break
-
-
 @pytest.mark.usefixtures("our_pipeline")
-@pytest.mark.parametrize("gap", [1 << 13, 0], ids=["one piece", "many pieces"])
+@pytest.mark.parametrize("gap", [1 << 13, 0], ids=["one run", "many runs"])
 @pytest.mark.parametrize("is_written", [True, False], ids=["chunks exist", "chunks are new"])
 def test_readers_see_whole_versions_while_writers_write(tmp_path, set_constants, gap, is_written):
     """Guards against state that calls share: a codec, its plans, its caches of data types."""
     set_constants(GAP_BYTES=gap)
-    array = create(tmp_path)
+    array = create_chunks(tmp_path)
     if is_written:
         array[...] = FILL_VALUE
+    readers = [array, zarr.open_array(tmp_path)]
     with ThreadPoolExecutor(6) as pool:
-        writers = [pool.submit(write_rows, array, row, row + 16) for row in range(0, 64, 16)]
-        readers = [
-            pool.submit(read_until, lambda: all(writer.done() for writer in writers), opened)
-            for opened in (array, zarr.open_array(tmp_path))
-        ]
-        for future in (*writers, *readers):
-            future.result()
-    check_final(tmp_path)
+        writes = [pool.submit(write_rows, array, row, row + 16) for row in range(0, 64, 16)]
+        while not all(write.done() for write in writes):
+            for selection in SELECTIONS:
+                list(pool.map(check_read, readers, [selection] * 2))
+        for write in writes:
+            write.result()
+    assert np.array_equal(zarr.open_array(tmp_path)[...], data_of(NUM_VERSIONS - 1))
 
 
-def write_opened(path, first, last):
-    """Open by path in a process that knows nothing of the package, and write."""
-    assert not [name for name in sys.modules if name.startswith("numcodecs_bytes")]
-    array = zarr.open_array(path, mode="r+")
-    assert_ours(array)
-    write_rows(array, first, last)
-
-
-def write_pickled(array, codec, first, last):
-    """Write through an array that came by pickle, and use a codec that did."""
-    assert_ours(array)
-    assert codec.decode(codec.encode(np.arange(3.0))).tolist() == [0, 1, 2]
-    write_rows(array, first, last)
-
-
-@pytest.fixture
-def _hurried():
-    """Switch threads as often as can be."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(interval)
-
-
-@pytest.mark.usefixtures("_hurried")
-class TestSharedCodecs:
+@pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+@pytest.mark.filterwarnings("ignore:The data type:FutureWarning")
+def test_threads_share_a_codec(request):
     """Guards against a codec that keeps something of one call for the next."""
+    dtypes = ("<i2", ">i4", "<f8", ">c8", "<U3", "<M8[s]", "<i2,>f8,?", ">u8", "<f2,S3")
+    specs = [spec_of((2, 3), np.dtype(dtype).newbyteorder("=")) for dtype in dtypes]
+    of_numcodecs = numcodecs.get_codec({"id": "bytes", "endian": "big"})
+    of_zarr = get_codec_class("bytes")(endian="big")
 
-    DTYPES = ("<i2", ">i4", "<f8", ">c8", "<U3", "<M8[s]", "?", "<i2,>f8,?", ">u8", "<f2,S3")
-
-    @staticmethod
-    def in_threads(act):
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(act, range(400)))
-
-    @staticmethod
-    def data_and_stored(dtype, number):
-        """Return elements of bytes 0 and 1, which are bools too, and how they are stored."""
-        native = np.dtype(dtype).newbyteorder("=")
+    def use(number):
+        spec = specs[number % len(specs)]
+        dtype = spec.dtype.to_native_dtype()
+        # Elements of bytes 0 and 1, which are bools too.
         pattern = np.array([int(digit) for digit in f"{number + 5:b}"], np.uint8)
-        data = np.resize(pattern, 6 * native.itemsize).view(native).reshape(2, 3)
-        return data, data.astype(native.newbyteorder(">")).tobytes()
+        data = np.resize(pattern, 6 * dtype.itemsize).view(dtype).reshape(2, 3)
+        expected = data.astype(dtype.newbyteorder(">")).tobytes()
+        assert bytes(of_numcodecs.encode(data)) == expected
+        assert of_numcodecs.decode(expected, np.zeros_like(data)).tobytes() == data.tobytes()
+        codec = of_zarr.evolve_from_array_spec(spec)
+        assert encode_chunk(codec, data, spec).to_bytes() == expected
+        assert decode_chunk(codec, expected, spec).as_ndarray_like().tobytes() == data.tobytes()
 
-    def test_threads_share_instances_of_bytes(self):
-        of_i4 = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<i4"})
-        of_any = numcodecs.get_codec({"id": "bytes", "endian": "big"})
-        dtypes = [dtype for dtype in self.DTYPES if dtype != "?"]  # says nothing of elements
-
-        def use(number):
-            for codec, dtype in ((of_i4, "<i4"), (of_any, dtypes[number % len(dtypes)])):
-                data, stored = self.data_and_stored(dtype, number)
-                assert bytes(codec.encode(data)) == stored
-                assert codec.decode(stored, out=np.zeros_like(data)).tobytes() == data.tobytes()
-
-        self.in_threads(use)
-
-    @pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-    @pytest.mark.filterwarnings("ignore:The data type:FutureWarning")
-    def test_threads_share_an_instance_of_zarrs_codec(self):
-        from helpers import spec_of  # noqa: PLC0415 # which children do without
-
-        shared = get_codec_class("bytes")(endian="big")
-        specs = [spec_of((2, 3), np.dtype(dtype).newbyteorder("=")) for dtype in self.DTYPES]
-
-        def use(number):
-            spec = specs[number % len(specs)]
-            data, expected = self.data_and_stored(spec.dtype.to_native_dtype(), number)
-            codec = shared.evolve_from_array_spec(spec)
-            stored = codec._encode_sync(spec.prototype.nd_buffer.from_ndarray_like(data), spec)
-            assert stored.to_bytes() == expected
-            assert codec._decode_sync(stored, spec).as_ndarray_like().tobytes() == data.tobytes()
-
-        self.in_threads(use)
-
-
-def test_writers_in_other_processes_find_the_codec(tmp_path):
-    """Guards against a codec that only the process has that imported the package."""
-    array = create(tmp_path)
-    array[...] = FILL_VALUE
-    codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f8"})
-    with ProcessPoolExecutor(2, quick_start.CONTEXT, max_tasks_per_child=1) as pool:
-        writers = [
-            pool.submit(write_opened, str(tmp_path), 0, 32),
-            pool.submit(write_pickled, array, codec, 32, 64),
-        ]
-        read_until(lambda: all(writer.done() for writer in writers), array)
-        for writer in writers:
-            writer.result()
-    check_final(tmp_path)
+    request.addfinalizer(functools.partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)  # as often as can be
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(200)))
 
 
 def change_until(path, is_over):
@@ -260,7 +165,7 @@ def test_no_selection_mixes_versions_that_another_process_writes(
     """LocalStore mixed 0.2 to 2 % of selections, ObjectStore 4 to 9 %, fsspec 15 %."""
     set_constants(GAP_BYTES=0)
     versions = VERSIONS[:, : CHUNKS[0], : CHUNKS[1]]
-    create(tmp_path, CHUNKS)[...] = versions[1]
+    create_chunks(tmp_path, CHUNKS)[...] = versions[1]
     array = open_array(tmp_path)
     selections = [np.ix_(range(8), [3]), np.ix_([1, 4, 7], range(4, 9)), np.ix_([7, 0, 3], [0, 9])]
     is_over = quick_start.CONTEXT.Event()
@@ -303,6 +208,11 @@ def eventually(is_true):
     return False
 
 
+async def tasks_of_loop():
+    """Return what else runs on the event loop."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
 def num_open_files():
     folder = Path("/proc/self/fd")
     if not folder.exists():
@@ -314,7 +224,7 @@ def num_open_files():
 class TestNothingIsLeft:
     @pytest.fixture
     def array(self, open_array, tmp_path):
-        create(tmp_path)[...] = data_of(0)
+        create_chunks(tmp_path)[...] = data_of(0)
         return open_array(tmp_path)
 
     @pytest.mark.usefixtures("our_pipeline")
@@ -325,13 +235,13 @@ class TestNothingIsLeft:
             if number == 20:
                 num_files, num_threads = num_open_files(), threading.active_count()
         assert eventually(lambda: num_open_files() <= num_files)
-        assert eventually(lambda: not asyncio.all_tasks(zarr.core.sync._get_loop()))
+        assert eventually(lambda: not sync(tasks_of_loop()))
         assert threading.active_count() <= num_threads + 2  # what obstore starts
 
     def test_no_file_and_no_task_after_cancelled_reads(self, array):
         async def read_and_cancel():
             for number in range(100):
-                reading = asyncio.ensure_future(array._async_array.getitem((slice(None), 3)))
+                reading = asyncio.ensure_future(array.async_array.getitem((slice(None), 3)))
                 await asyncio.sleep(0.0001 * (number % 20))
                 reading.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -346,7 +256,7 @@ class TestNothingIsLeft:
         """Semaphores kept every loop that they had made wait: 61 after 60 of `asyncio.run`."""
 
         async def read():
-            columns = [array._async_array.getitem((slice(None), column)) for column in range(4)]
+            columns = [array.async_array.getitem((slice(None), column)) for column in range(4)]
             await asyncio.gather(*columns)
             return weakref.ref(asyncio.get_running_loop())
 
@@ -355,34 +265,14 @@ class TestNothingIsLeft:
         # One in a hundred obstore keeps, with zarr's own codec as well.
         assert eventually(lambda: sum(loop() is not None for loop in loops) < 5)
 
-    def test_no_file_after_errors(self, array, tmp_path):
-        (tmp_path / "c/3/1").write_bytes(b"short")
-        before = num_open_files()
-        for _ in range(50):
-            with pytest.raises(ValueError, match="holds 5 bytes"):
-                array[...]
-        assert eventually(lambda: num_open_files() <= before)
-
 
 @pytest.mark.usefixtures("our_pipeline")
 class TestManyReads:
-    def test_at_once(self, tmp_path):
-        """Two thousand, each of several chunks."""
-        create(tmp_path)[...] = data_of(0)
-        array = open_local(tmp_path)
-
-        async def read():
-            reads = [array._async_array.getitem((k % 64, slice(None))) for k in range(2000)]
-            return await asyncio.gather(*reads)
-
-        for k, row in enumerate(asyncio.run(read())):
-            assert np.array_equal(row, data_of(0)[k % 64])
-
     def test_a_short_one_does_not_wait_for_long_ones(self, tmp_path, calls):
         """Whose threads, as many as there may be, all wait for their files."""
         num = 5
         for name in ("long", "short"):
-            create(tmp_path / name)[...] = data_of(0)
+            create_chunks(tmp_path / name)[...] = data_of(0)
         is_waiting, go_on = threading.Semaphore(0), threading.Event()
 
         def wait(path):
@@ -405,8 +295,19 @@ class TestManyReads:
                 assert np.array_equal(read.result(), got)
         assert np.array_equal(got, data_of(0))
 
+    def test_all_threads_of_one_are_waited_for(self, tmp_path, calls):
+        create_chunks(tmp_path)[...] = data_of(0)
+
+        def wait(_):
+            time.sleep(0.3 if "helpers" in threading.current_thread().name else 0.01)
+
+        calls.at_open = wait
+        with use_threads(4):
+            assert np.array_equal(open_local(tmp_path)[...], data_of(0))
+        assert calls.num_closed == len(calls.opened)  # nobody fills the output any more
+
     def test_a_cancelled_one_leaves_its_output_alone(self, tmp_path, calls):
-        create(tmp_path, (800, 16))[...] = 1
+        create_chunks(tmp_path, (800, 16))[...] = 1
         array = open_local(tmp_path)
         out = cpu.NDBuffer(np.zeros((800, 16), "i8"))
         is_reading, is_cancelled = threading.Event(), threading.Event()
@@ -419,7 +320,7 @@ class TestManyReads:
         async def cancel():
             selection = (slice(None), slice(None))
             reading = asyncio.ensure_future(
-                array._async_array.get_orthogonal_selection(selection, out=out)
+                array.async_array.get_orthogonal_selection(selection, out=out)
             )
             assert await asyncio.to_thread(is_reading.wait, 60)
             reading.cancel()
@@ -438,72 +339,72 @@ class TestManyReads:
         assert (out.as_numpy_array() == 7).all()
 
 
-AT_EXIT = """
+PROGRAM = """
 import atexit, os, sys, threading
 import numpy as np, zarr, zarr.codecs
-from zarr.core.buffer import default_buffer_prototype
 
 class Dict(zarr.storage.MemoryStore):  # a user's store, which needs no threads
     pass
 
-folder, pipeline, kind, when = sys.argv[1:]
+folder, pipeline, kind = sys.argv[1:]
 zarr.config.set({"codec_pipeline.path": pipeline})
 checksums = [zarr.codecs.Crc32cCodec()] if kind == "crc32c" else None
 store = folder if kind == "files" else Dict()
-array = zarr.create_array(store, shape=(4, 1 << 19), chunks=(1, 1 << 19), dtype="f8",
+array = zarr.create_array(store, shape=(4, 1 << 18), chunks=(1, 1 << 18), dtype="f8",
     compressors=checksums, serializer={"name": "bytes", "configuration": {"endian": "big"}})
 array = zarr.open_array(store)
 assert type(array.metadata.codecs[0]).__module__ == "numcodecs_bytes.zarr"
-data = np.arange(4.0 * (1 << 19)).reshape(4, -1)
+data = np.arange(4.0 * (1 << 18)).reshape(4, -1)
 
 def write():
     for row in range(4):
         array[row] = data[row]
 
-def read():
+def read(name):
     for row in range(4):
         assert (array[row] == data[row]).all()
         assert (array[row, 5:90:7] == data[row, 5:90:7]).all()
     assert (array[:, 5::1000] == data[:, 5::1000]).all()
-    os.write(1, b"done ")
+    os.write(1, name + b" ")
 
-def work():
+def work(name):
     if threading.current_thread() is not threading.main_thread():
         threading.main_thread().join()
     if kind != "files":  # which zarr alone can't write then
         write()
-    read()
+    read(name)
 
 write()
 """
-WHEN = {
-    "atexit": "atexit.register(work)",
-    "atexit, once more": "read(); atexit.register(work)",
-    "a thread": "threading.Thread(target=work).start()",
-    "eight threads": "for _ in range(8): threading.Thread(target=read).start()",
-    "before other threads end": "threading._register_atexit(work)",
-    "fork": "read()\nif os.fork() == 0: read(); os._exit(0)\nos.wait()",
-}
+# Before anything was read, no thread of this package has been started.
+ENDS = """
+threading.Thread(target=work, args=(b"thread",)).start()
+atexit.register(work, b"atexit")
+"""
+FORKS = """
+read(b"first")
+if os.fork() == 0:
+    read(b"child")
+    sys.exit()
+assert os.wait()[1] == 0
+atexit.register(work, b"atexit")
+for _ in range(8):
+    threading.Thread(target=read, args=(b"thread",)).start()
+"""
 
 
 @pytest.mark.parametrize(
-    ("kind", "when"),
+    ("kind", "program", "names"),
     [
-        *(("files", when) for when in WHEN),
-        *itertools.product(["bytes", "crc32c"], ["atexit", "a thread"]),
+        *((kind, ENDS, ["thread", "atexit"]) for kind in ("files", "bytes", "crc32c")),
+        ("files", FORKS, ["first", "child", *["thread"] * 8, "atexit"]),
     ],
+    ids=["files", "bytes", "crc32c", "fork"],
 )
-def test_programs_that_end_or_fork(tmp_path, our_pipeline, kind, when):
+def test_programs_that_end_or_fork(tmp_path, our_pipeline, kind, program, names):
     """Chunks of 1 MiB and more were lost: no thread is started any more."""
-    from helpers import run_python  # noqa: PLC0415 # which children do without
-
-    if when == "fork" and not hasattr(os, "fork"):
-        pytest.skip("this system has no fork")
     if kind != "files" and "Fused" in our_pipeline:
         pytest.skip("zarr's own fused pipeline can't write then")
-    program, options = AT_EXIT + WHEN[when], {"timeout": 100}
-    done = run_python(
-        *("-W", "ignore", "-c", program, tmp_path, our_pipeline, kind, when), options=options
-    )
-    num = {"eight threads": 8, "fork": 2, "atexit, once more": 2}.get(when, 1)
-    assert (done.stdout.split(), done.stderr) == (["done"] * num, "")
+    arguments = ("-W", "ignore", "-c", PROGRAM + program, tmp_path, our_pipeline, kind)
+    done = run_python(*arguments, options={"timeout": 100})
+    assert (done.stdout.split(), done.stderr) == (names, "")

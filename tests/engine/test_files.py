@@ -61,7 +61,7 @@ class TestLength:
             with pytest.raises(ValueError, match=message):
                 array[selection]
 
-    @pytest.mark.parametrize("columns", [np.s_[20:30], 27], ids=["one piece", "many pieces"])
+    @pytest.mark.parametrize("columns", [np.s_[20:30], 27], ids=["one run", "many runs"])
     @pytest.mark.parametrize("when", ["at_open", "at_read"])
     def test_one_that_is_truncated_meanwhile(self, chunk, calls, set_constants, when, columns):
         """After it was opened, or after its length was checked."""

@@ -215,7 +215,7 @@ class TestWhatIsRead:
             # In blocks of up to 1 MiB; the gaps between them are not read.
             (np.s_[100:200, 10:3500], 4, 99 * 32 * KIB + 3490 * 8 - 3 * 606 * 8),
             (np.s_[5:5, 3], 0, 0),
-            # Each point and each row is a piece.
+            # Each point and each row is a run.
             (([255, 3, 90], [0, 4095, 7]), 3, 24),
             ([200, 5, 9], 3, 3 * 32 * KIB),
         ],
@@ -261,7 +261,7 @@ def num_from_disk():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="bytes from disks aren't counted")  # noqa: PTH110
 @pytest.mark.parametrize("stored", ["chunk", "shard"])
-def test_of_a_cold_file_pieces_are_read_and_no_more(tmp_path, stored):
+def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
     """40 bytes each of two places 1 MiB apart took 1 MiB from a disk, or over a network."""
     data = np.arange(1 << 22, dtype="f8").reshape(2048, 2048)
     inner = {"chunks": (128, 1024), "shards": (2048, 2048)}

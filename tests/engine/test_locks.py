@@ -1,132 +1,123 @@
 """Files that are written in place: locked, checked and made, whatever others do."""
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
 import stat
-from pathlib import Path
+import threading
+import time
 
+import numpy as np
 import pytest
+import zarr
+from helpers import create
 
-from numcodecs_bytes._engine import locks
-from numcodecs_bytes._engine.locks import LockedError, NotInPlace, ReplacedError
+from numcodecs_bytes._engine import constants
 
-HOW = {"shared": False, "exclusive": True}
+pytestmark = pytest.mark.usefixtures("_in_place")
+IF_POSSIBLE = {"numcodecs_bytes.write_in_place": True}
 
 
 @pytest.fixture
-def path(tmp_path):
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c/0").write_bytes(bytes(64))
-    return tmp_path / "c/0"
+def array(tmp_path):
+    """Return an array of one chunk of 8 x 8 ones."""
+    array = create(tmp_path, (8, 8))
+    array[...] = 1
+    return array
 
 
-def lock(path, *, is_exclusive=True):
-    """Lock a file for a moment, as often as it is replaced; return its length."""
-    for _ in range(5):
-        with (
-            contextlib.suppress(ReplacedError),
-            locks.locked(str(path), is_exclusive=is_exclusive) as (_, num_bytes),
-        ):
-            return num_bytes
-    raise AssertionError("it keeps being replaced")
+@pytest.fixture
+def chunk(tmp_path):
+    return tmp_path / "c/0/0"
 
 
-def create(path, raw):
-    """Make a file as a writer does; return whether it was the first one."""
-    with locks.temporary(str(path)) as (descriptor, name):
-        locks.set_length(descriptor, len(raw))
-        os.write(descriptor, raw)
-        return locks.publish(name, str(path))
+@contextlib.contextmanager
+def locked(path, how):
+    """Lock a file, as another process would."""
+    with path.open("rb") as file:
+        fcntl.flock(file, how)
+        yield
 
 
-@pytest.mark.parametrize("held", HOW)
-@pytest.mark.parametrize("wanted", HOW)
-def test_who_waits_for_whom(path, held, wanted):
-    """Only shared locks are held together."""
-    with locks.locked(str(path), is_exclusive=HOW[held]):
-        if held == wanted == "shared":
-            assert lock(path, is_exclusive=False) == 64
-        else:
-            with pytest.raises(LockedError):
-                lock(path, is_exclusive=HOW[wanted])
-    assert lock(path, is_exclusive=HOW[wanted]) == 64
+def in_thread(array, selection, value):
+    """Start to write in a thread."""
+    thread = threading.Thread(target=array.__setitem__, args=(selection, value))
+    thread.start()
+    return thread
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file(path, make):
-    path.unlink()
-    make(path)
-    with pytest.raises(NotInPlace, match="it is not a regular file"):
-        lock(path)
+def test_what_is_no_file(array, chunk, make):
+    chunk.unlink()
+    make(chunk)
+    with pytest.raises(RuntimeError, match="c/0/0.*require.*it is not a regular file"):
+        array[1, 1:] = 5
 
 
 REFUSED = {
-    "open": (os, "open", "it can't be made"),
-    "flock": (fcntl, "flock", "it can't be locked"),
-    "length": (os, "ftruncate", "it can't be made that long"),
-    "link": (os, "link", "it can't be made, as it needs a second name for a moment"),
+    "open": (os, "open", "made", "opened for writing"),
+    "lock": (fcntl, "flock", "locked", "locked"),
+    "length": (os, "ftruncate", "made that long", None),
+    "link": (os, "link", "made, as it needs a second name for a moment", None),
 }
 
 
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "exists"])
 @pytest.mark.parametrize("refused", REFUSED)
-def test_what_the_system_refuses_is_left_to_zarr(tmp_path, path, monkeypatch, refused):
+def test_what_the_system_refuses_is_left_to_zarr(array, chunk, monkeypatch, refused, exists):
     """And a file that can't be made leaves nothing."""
-    module, name, why = REFUSED[refused]
+    module, name, *why = REFUSED[refused]
+    before = chunk.read_bytes()
+    if not exists:
+        chunk.unlink()
 
     def refuse(*_):
         raise OSError(errno.EPERM, "no")
 
     monkeypatch.setattr(module, name, refuse)
-    with pytest.raises(NotInPlace, match=rf"{why} \(no\)"):
-        create(tmp_path / "d/0", b"ab")
-    if refused in ("open", "flock"):
-        with pytest.raises(NotInPlace, match=r"it can't be (opened for writing|locked) \(no\)"):
-            lock(path)
-    monkeypatch.undo()
-    assert not list((tmp_path / "d").iterdir())
+    if why[exists]:
+        with pytest.raises(RuntimeError, match=rf"it can't be {why[exists]} \(no\)"):
+            array[1, 1:] = 5
+    assert [path.read_bytes() for path in chunk.parent.iterdir()] == [before] * exists
+    with zarr.config.set(IF_POSSIBLE):
+        array[1, 1:] = 5
+    assert array[1].tolist() == [exists, *[5] * 7]
 
 
 class TestNewFiles:
-    def test_the_first_one_wins(self, tmp_path):
-        """Its mode is that of any file."""
-        path = tmp_path / "c/0/0"
-        assert create(path, b"ab")
-        assert not create(path, b"cd")
-        assert path.read_bytes() == b"ab"
-        assert list(path.parent.iterdir()) == [path]
-        (tmp_path / "1").touch()
-        assert path.stat().st_mode == (tmp_path / "1").stat().st_mode
-
-    def test_two_names_at_a_moment(self, tmp_path):
-        """Nobody takes a file for a hard link while its maker has not removed its first name."""
-        path = str(tmp_path / "0")
-        with locks.temporary(path) as (_, name):
-            assert locks.publish(name, path)
-            assert Path(path).stat().st_nlink == 2
-            with Path(path).open("rb") as file, contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                pytest.skip("on this file system (FUSE), names have locks of their own")
-            with pytest.raises(LockedError):
-                lock(path, is_exclusive=False)
-        assert lock(path, is_exclusive=False) == 0
+    def test_the_first_of_many_wins(self, array, chunk, monkeypatch):
+        """Threads that all find it missing, and all make a file for it."""
+        barrier, truncate = threading.Barrier(4), os.ftruncate
+        monkeypatch.setattr(os, "ftruncate", lambda *args: (barrier.wait(20), truncate(*args)))
+        chunk.unlink()
+        threads = [in_thread(array, np.s_[2 * k, 1:], k + 2) for k in range(4)]
+        for thread in threads:
+            thread.join()
+        assert array[::2, 1:].tolist() == [[k + 2] * 7 for k in range(4)]
+        assert not array[1::2].any()
+        assert [path.name for path in chunk.parent.iterdir()] == ["0"]
+        mode_of_others = (chunk.parents[2] / "zarr.json").stat().st_mode
+        assert chunk.stat().st_mode == mode_of_others
 
     @pytest.mark.parametrize("is_linked", [False, True], ids=["", "hard-linked"])
-    def test_the_first_name_of_a_killed_maker_is_removed(self, path, is_linked):
-        """That of a copy made of hard links is not."""
-        others = ["0.def.partial", "00.abc.in-place.partial"]  # zarr's, and of another chunk
-        path.with_name("0.abc.in-place.partial").hardlink_to(path)
+    def test_the_first_name_of_a_killed_maker_is_removed(self, array, chunk, is_linked):
+        """That of a copy made of hard links is not, nor are other files."""
+        others = ["0.abc.partial", "00.abc.in-place.partial"]  # zarr's, and of another chunk
+        chunk.with_name("0.abc.in-place.partial").hardlink_to(chunk)
         for name in others:
-            path.with_name(name).write_bytes(b"of another file")
+            chunk.with_name(name).write_bytes(b"of another file")
         if is_linked:
-            path.with_name("copy").hardlink_to(path)
-        with pytest.raises(NotInPlace, match="hard") if is_linked else contextlib.nullcontext():
-            lock(path)
+            chunk.with_name("copy").hardlink_to(chunk)
+        refused = pytest.raises(RuntimeError, match=r"it has another name \(a hard link\)")
+        with refused if is_linked else contextlib.nullcontext():
+            array[1, 1:] = 5
+        assert array[...].sum() == (64 if is_linked else 57 + 35)
         expected = sorted(["0", *others, *(["copy"] if is_linked else [])])
-        assert sorted(p.name for p in path.parent.iterdir()) == expected
+        assert sorted(path.name for path in chunk.parent.iterdir()) == expected
 
-    def test_a_number_of_names_that_is_a_second_old(self, path, monkeypatch):
+    def test_a_number_of_names_that_is_a_second_old(self, array, monkeypatch):
         """FUSE remembers it until the mode is set."""
         fstat, fchmod, remembered = os.fstat, os.fchmod, [2]
 
@@ -141,7 +132,8 @@ class TestNewFiles:
 
         monkeypatch.setattr(os, "fstat", old_number)
         monkeypatch.setattr(os, "fchmod", forget)
-        assert lock(path) == 64
+        array[1, 1:] = 5
+        assert array[1].tolist() == [1] + [5] * 7
 
 
 @pytest.mark.parametrize(
@@ -150,48 +142,44 @@ class TestNewFiles:
 @pytest.mark.parametrize("is_linked", [False, True], ids=["", "hard-linked"])
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["replaced", "deleted"])
 def test_a_file_that_is_replaced_at_that_moment(  # noqa: PLR0917
-    path, monkeypatch, module, name, is_linked, is_deleted
+    array, chunk, monkeypatch, module, name, is_linked, is_deleted
 ):
-    """It is never taken for the one that has its name: its number of names is then another's."""
-    new, function = path.with_name("new"), getattr(module, name)
-    new.write_bytes(bytes(32))
+    """What is written goes to the one that has the name then; the old one may have had two."""
+    new, copy, function = chunk.with_name("new"), chunk.with_name("copy"), getattr(module, name)
+    new.write_bytes(np.full(64, 2, ">f8").tobytes())
     if is_linked:
-        path.with_name("copy").hardlink_to(path)
+        copy.hardlink_to(chunk)
 
     def replace(*args, **kwargs):
         result = function(*args, **kwargs)
         if new.exists():
-            new.replace(path)
+            new.replace(chunk)
             if is_deleted:
-                path.unlink()
+                chunk.unlink()
         return result
 
     monkeypatch.setattr(module, name, replace)
-    if is_deleted:
-        with pytest.raises(FileNotFoundError):
-            lock(path)
-    else:
-        assert lock(path) == 32  # of the new file
+    array[2, 1:] = 3
+    assert array[2].tolist() == [0 if is_deleted else 2] + [3] * 7
+    assert array[...].sum() == (0 if is_deleted else 2 * 57) + 3 * 7
+    assert not is_linked or (np.fromfile(copy, ">f8") == 1).all()
 
 
-def test_a_copy_takes_the_place_of_a_locked_file_only(path):
-    """The old one is open while it is compared, so that no other one may get its number."""
-    with locks.locked(str(path), is_exclusive=True) as (old, _):
-        for _ in range(20):
-            path.unlink()
-            path.write_bytes(bytes(32))
-        with locks.temporary(str(path)) as (_, name), pytest.raises(ReplacedError):
-            locks.replace(name, str(path), old)
-    with (
-        locks.locked(str(path), is_exclusive=True) as (old, _),
-        locks.temporary(str(path)) as (_, name),
-    ):
-        locks.replace(name, str(path), old)
-    assert [p.name for p in path.parent.iterdir()] == ["0"]
-    assert lock(path) == 0
+def test_a_chunk_that_keeps_being_replaced(tmp_path, array, chunk, monkeypatch):
+    flock = fcntl.flock
+
+    def replace(descriptor, how):
+        flock(descriptor, how)
+        (tmp_path / "new").write_bytes(bytes(512))
+        (tmp_path / "new").replace(chunk)
+
+    monkeypatch.setattr(fcntl, "flock", replace)
+    monkeypatch.setattr(constants, "MAX_TRIES", 20)
+    with pytest.raises(RuntimeError, match="it keeps being replaced"):
+        array[2, 1:] = 3
 
 
-def test_a_lock_that_a_forked_process_holds_is_given_back(path, monkeypatch):
+def test_a_lock_that_a_forked_process_holds_is_given_back(array, monkeypatch):
     copies, flock = [], fcntl.flock
 
     def fork(descriptor, how):
@@ -199,8 +187,62 @@ def test_a_lock_that_a_forked_process_holds_is_given_back(path, monkeypatch):
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", fork)
-    lock(path)
+    array[:, ::2] = 2  # with an exclusive lock
     monkeypatch.undo()
-    assert lock(path) == 64
+    in_thread(array, np.s_[1, 1:], 5).join(30)
     for copy in copies:
         os.close(copy)
+    assert array[1].tolist() == [2] + [5] * 7
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("how", ["lock", "write"])
+    def test_a_write_that_is_cancelled_is_not_done_later(self, tmp_path, monkeypatch, how):
+        """While it waits for a lock, or between two blocks."""
+        array = create(tmp_path, (8, 8))
+        array[...] = 1
+        if how == "write":
+            monkeypatch.setattr(constants, "BLOCK_BYTES", 64)
+            pwrite = os.pwrite
+            monkeypatch.setattr(os, "pwrite", lambda *args: time.sleep(0.05) or pwrite(*args))
+
+        async def write_for_a_while():
+            await asyncio.wait_for(array.async_array.setitem(np.s_[1:], 5), 0.1)
+
+        is_locked = fcntl.LOCK_EX if how == "lock" else fcntl.LOCK_UN
+        with locked(tmp_path / "c/0/0", is_locked), pytest.raises(TimeoutError):
+            asyncio.run(write_for_a_while())
+        written = array[...].sum()
+        assert written == 64 if how == "lock" else written < 64 + 56 * 4
+        time.sleep(0.2)
+        assert array[...].sum() == written
+
+    def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
+        """More writes than there are threads wait for one chunk, and say so; others, reads too."""
+        monkeypatch.setattr(constants, "LONG_SECONDS", 0.05)
+        array = create(tmp_path, (8, 8), (8, 4))
+        array[...] = 1
+        with locked(tmp_path / "c/0/0", fcntl.LOCK_EX):
+            threads = [in_thread(array, np.s_[k % 8, 1:4], 5) for k in range(40)]
+            threads.append(in_thread(array, np.s_[:, :3:2], 6))  # needs an exclusive lock
+            array[:, 5] = 2
+            assert array[...].sum() == 64 + 8
+            deadline = time.monotonic() + 20
+            while len(caplog.messages) < len(threads) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        for thread in threads:
+            thread.join()
+        assert (array[:, 0] == 6).all()
+        assert (array[:, [1, 3]] == 5).all()
+        assert len(caplog.messages) == len(threads)  # once each
+        assert "waiting for a lock on chunk 'c/0/0' of LocalStore" in caplog.messages[0]
+
+    def test_hulls_are_written_run_by_run_if_others_never_stop(self, tmp_path, written):
+        """A writer of every second element begins beside writers of rows, who share their lock."""
+        array = create(tmp_path, (64, 64))
+        array[...] = 1
+        written.clear()
+        with locked(tmp_path / "c/0/0", fcntl.LOCK_SH):
+            array[:, ::2] = 2
+            assert array[...].sum() == 64 * (32 + 64)
+        assert {lock for kind, lock, *_ in written if kind == "write"} == {"shared"}

@@ -9,9 +9,9 @@ from helpers import create, select
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20
-SHAPE = (1 << 15, 1 << 12)  # 1 GiB
+SHAPE = (1 << 13, 1 << 12)  # 256 MiB
 RNG = np.random.default_rng(0)
-POINTS = tuple(RNG.integers(0, n, 10**6) for n in SHAPE)
+POINTS = tuple(RNG.integers(0, n, 10**5) for n in SHAPE)
 FEW_ROWS, FEW_COLUMNS = (RNG.integers(0, n, 500) for n in SHAPE)
 
 
@@ -32,41 +32,41 @@ def sparse(tmp_path):
 
 
 @pytest.mark.parametrize("endian", ["little", "big"])
-def test_of_a_chunk_of_a_gibibyte(sparse, track, endian):
+def test_of_a_large_chunk(sparse, track, endian):
     array = sparse(SHAPE, SHAPE, endian=endian)
     for way, selection, num_indices in [
         ("basic", np.s_[77], 0),
         ("basic", np.s_[:, 7], 0),
         ("basic", np.s_[1000:1064, 2000:2064], 0),
-        ("basic", np.s_[3:2000, 1:-1], 0),
-        ("basic", np.s_[40:30_000:40], 0),
+        ("basic", np.s_[3:1000, 1:-1], 0),
+        ("basic", np.s_[40:8000:40], 0),
         ("basic", np.s_[:, ::64], 0),
         ("oindex", (FEW_ROWS, FEW_COLUMNS), 0),
         ("oindex", (FEW_ROWS, slice(None)), 0),
         ("oindex", (slice(None), FEW_COLUMNS[:40]), 0),
-        ("vindex", POINTS, 10**6),
-        ("vindex", tuple(np.sort(p) for p in POINTS), 10**6),
+        ("vindex", POINTS, 10**5),
+        ("vindex", tuple(np.sort(p) for p in POINTS), 10**5),
     ]:
         select(array, way, np.s_[0] if way == "basic" else ([0], [0]))  # plans, threads, modules
         peak, result = track(lambda w=way, s=selection: select(array, w, s))
         assert not result.any()
         # zarr itself makes up to seven arrays of indices.
-        assert peak <= result.nbytes + 32 * MIB + 10 * 8 * num_indices, (way, selection)
+        assert peak <= result.nbytes + 16 * MIB + 10 * 8 * num_indices, (way, selection)
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
-    array = sparse((60 << 21,), (1 << 21,))
+    array = sparse((30 << 21,), (1 << 21,))
     peak, result = track(lambda: array[::521])
     assert not result.any()
     assert peak <= result.nbytes + 16 * MIB
 
 
 def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
-    """Of 256 MiB, of which a row and a column are selected."""
-    shape = 1 << 13, 1 << 12
-    create(tmp_path, shape, (1 << 11, 1 << 12), shards=shape)[::4096] = 1
+    """Of 32 MiB, of which a row and a column are selected."""
+    shape = 1 << 11, 1 << 12
+    create(tmp_path, shape, (1 << 10, 1 << 12), shards=shape)[:2] = 1
     array = zarr.open_array(tmp_path, mode="r")
-    for selection, num_ones in ((np.s_[4096], 4096), (np.s_[:, 5], 2)):
+    for selection, num_ones in ((np.s_[1], 4096), (np.s_[:, 5], 2)):
         peak, result = track(lambda s=selection: array[s])
         assert result.sum() == num_ones
-        assert peak <= result.nbytes + 16 * MIB
+        assert peak <= result.nbytes + 8 * MIB

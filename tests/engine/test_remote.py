@@ -65,8 +65,8 @@ def opened(server, request):
 
 
 class TestRequests:
-    def test_pieces_of_a_chunk(self, opened):
-        """A row is one range; pieces that are far apart are one each; zarr's limit is kept."""
+    def test_runs_of_a_chunk(self, opened):
+        """A row is one range; runs that are far apart are one each; zarr's limit is kept."""
         large = opened("large")
         assert np.array_equal(large.array[3, 1000:1500], LARGE[3, 1000:1500])
         assert np.array_equal(large.array[5, ::1000], LARGE[5, ::1000])
@@ -123,9 +123,9 @@ class TestRequests:
         """Its index, then what is selected of its inner chunks."""
         shards = opened("shards")
         assert np.array_equal(shards.array[3, 1000:1500], LARGE[3, 1000:1500])
-        index, piece = shards.ranges
+        index, run = shards.ranges
         assert index == f"-{16 * 8 * 16 + 4}"
-        assert int(piece.split("-")[1]) - int(piece.split("-")[0]) == 499
+        assert int(run.split("-")[1]) - int(run.split("-")[0]) == 499
         shards.forget()
         points = (np.array([0, 15, 3, 3]), np.array([5, MB - 1, 9, 9]))
         assert np.array_equal(shards.array.vindex[points], LARGE[points])
