@@ -239,7 +239,7 @@ def test_chunks_of_a_group_in_xarray(tmp_path):
 def test_a_group_without_names():
     group = zarr.create_group({})
     group.create_array("a", shape=(4,), dtype="f4")
-    with pytest.raises(ValueError, match="has no arrays whose dimensions have names"):
+    with pytest.raises(ValueError, match="has no arrays with named dimensions"):
         numcodecs_bytes.dask_chunks(group, "1 MiB")
 
 
