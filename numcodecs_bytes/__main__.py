@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         _check,
         "find problems in the arrays of stores",
         "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and "
-        "its problems: metadata, chunks that have the wrong length or can't be read, bad bools. "
-        "Files that are not chunks are noted. Nothing is written.",
+        "its problems: metadata, chunks that have the wrong length or can't be read, invalid "
+        "bools. Files that are not chunks are noted. Nothing is written.",
     )
     kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
     check.add_argument(

@@ -7,7 +7,8 @@ Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types,
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
 If zarr, or a package that was imported earlier, has registered a data type of the same name, the
-class here is that one. Without ml_dtypes, opening an array of one of its types raises an error.
+class here is the registered one. Without ml_dtypes, opening an array of one of its types raises an
+error.
 
 Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
 also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are
@@ -55,9 +56,9 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
     calls any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
 
-    It has pairs ``[name, type]``, nested for nested structures. Byte orders in it are dropped,
+    The list has pairs ``[name, type]``, nested for nested structures. Its byte orders are dropped,
     because in Zarr v3 the byte order is a setting of the bytes codec. Raises TypeError if `descr`
-    is no such list, and ValueError if a field is an array, which `struct` does not support.
+    is not such a list, and ValueError if a field is an array, which `struct` does not support.
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
@@ -91,7 +92,7 @@ def _name_in(data: object) -> Any:
 
 
 class _NoMatch:
-    """Mixin for data types that zarr must never choose for a NumPy dtype, which has another one."""
+    """Mixin for data types that zarr must never choose for a NumPy dtype: another one is for it."""
 
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
@@ -108,12 +109,12 @@ def _item(data: object) -> object:
 
 
 def _not_a_value(name: object, data: object, expected: str) -> TypeError:
-    """Return the error for an invalid value, a TypeError: zarr hides the text of a ValueError."""
+    """Return the error for an invalid value: TypeError, as zarr hides the text of a ValueError."""
     return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
 
 
 def _from_base64(data: object, num_bytes: int) -> bytes | None:
-    """Return the bytes of a fill value in base64, or None unless it is one of `num_bytes` bytes."""
+    """Return the bytes of a fill value in base64, or None unless it holds `num_bytes` bytes."""
     with contextlib.suppress(TypeError, ValueError):
         raw = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
         return raw if len(raw) == num_bytes else None
@@ -213,7 +214,7 @@ class _Float(zarr.dtype.ZDType[Any, Any], HasItemSize):
         return self.from_json_scalar(data, zarr_format=3)
 
     def _check_scalar(self, data: object) -> bool:
-        raise NotImplementedError  # zarr has it for `cast_scalar`, which checks here
+        raise NotImplementedError  # only zarr's `cast_scalar` uses it; ours checks by itself
 
     def default_scalar(self) -> Any:
         return np.zeros((), self.to_native_dtype())[()]
@@ -379,7 +380,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
 
 def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
-    """Return the name and data type of a field; like zarr, also for the pairs of `structured`."""
+    """Return the name and data type of a field, which may, as in zarr, be one of `structured`."""
     match field:
         case {"name": str(name), "data_type": data} | [str(name), data] if name:
             return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)
@@ -412,7 +413,7 @@ def _register() -> None:
     made = map(_class_of, ML_DTYPES)
     classes: list[Any] = [RawBits, Struct, *made, ComplexFloat32, ComplexFloat64]
     for cls in classes:
-        # A class must be a name of this module for its instances to be pickled.
+        # Instances can be pickled only if their class is an attribute of this module.
         globals()[cls.__name__] = contents.setdefault(cls._zarr_v3_name, cls)
 
 
