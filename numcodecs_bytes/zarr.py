@@ -157,7 +157,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
-        # zarr's sharding uses an evolved codec only if it differs, so `self` may be changed, too.
+        # zarr's sharding uses an evolved codec only if it differs; else `self` gets the new state.
         evolved, state = self, self._state
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
@@ -214,7 +214,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
             stored = self._stored_dtype(array.dtype)
-        # The shapes may differ: numcodecs filters flatten arrays in C order, or reshape them.
+        # The shapes may differ: some numcodecs filters flatten arrays in C order, or reshape them.
         if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "

@@ -92,7 +92,7 @@ def _name_in(data: object) -> Any:
 
 
 class _NoMatch:
-    """Mixin for data types that zarr must never choose for a NumPy dtype: another one is for it."""
+    """Mixin for data types that zarr must never choose for a NumPy dtype, which has another one."""
 
     @classmethod
     def from_native_dtype(cls, dtype: AnyDType) -> Self:
@@ -380,7 +380,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
 
 def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
-    """Return the name and data type of a field, which may, as in zarr, be one of `structured`."""
+    """Return the name and data type of a field; like zarr, accept the pairs of `structured`."""
     match field:
         case {"name": str(name), "data_type": data} | [str(name), data] if name:
             return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)

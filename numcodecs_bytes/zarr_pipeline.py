@@ -125,7 +125,7 @@ def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpe
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
-    """Return a function that says how a pipeline's chunks are stored, or why zarr must read them."""
+    """Return what says how the chunks of a pipeline are stored, or why zarr must read them."""
     codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
     others = [*(c for c in transposes if type(c) is not TransposeCodec)]
     others += pipeline.bytes_bytes_codecs
@@ -167,7 +167,7 @@ def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | Whole:
 
 
 def _note_left(item: Any, why: str, *, is_required: bool) -> None:
-    """Note why a chunk is left to zarr; raise if only part of it is written, and it must not be."""
+    """Note why a chunk is left to zarr; raise if a write to part of it must be in place."""
     byte_setter, spec, _, _, is_complete, *_ = item
     if is_required and not is_complete:
         raise RuntimeError(
@@ -240,7 +240,7 @@ class ReadsParts:
         return {}
 
     def __reduce__(self) -> Any:
-        """Pickle as zarr's own pipeline if nothing of ours is used: loading it then needs only zarr."""
+        """Pickle as zarr's own pipeline if nothing of ours is used, so that others can load it."""
         kind, codecs = type(self), list(self)  # type: ignore[call-overload]
         is_whole = isinstance(self._layout_of, Whole)
         if is_whole and not any(map(_is_ours, codecs)) and not write_in_place():
@@ -249,7 +249,7 @@ class ReadsParts:
         return make, (kind, object, None), self._fields()
 
     def __eq__(self, other: object) -> bool:
-        """Whether zarr's pipelines would be equal, so that an array equals what it is pickled as."""
+        """Whether zarr's pipelines would be equal, so that an array equals its pickled copy."""
         if type(other) not in {type(self), self._zarrs_class()}:
             return NotImplemented
         return self._fields() == ReadsParts._fields(other)  # type: ignore[arg-type]
