@@ -64,7 +64,7 @@ WORTH_BYTES = 1 << 16
 # If a connection is lost after this time, the request is not repeated: it would be lost again.
 PATIENCE_SECONDS = 1.0
 
-# How long zarr reads a store after a strike. Its server may be replaced; the next request will tell.
+# How long zarr reads a store after a strike. Its server may have been replaced by then.
 STRUCK_SECONDS = 600.0
 
 # The number to use if zarr's `async.concurrency` is None.

@@ -80,7 +80,7 @@ def test_a_file_that_is_truncated_meanwhile_is_an_error(chunk):
 
 DAMAGE = {
     "the index of the shard is damaged": (True, -1),  # its checksum
-    "the index has an inner chunk of another length, or beyond the shard": (False, -56),  # a length
+    "the index has an inner chunk of a wrong length, or beyond the shard": (False, -56),  # a length
 }
 
 

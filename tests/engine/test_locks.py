@@ -65,8 +65,8 @@ def test_what_is_no_file(path, make):
 REFUSED = {
     "open": (os, "open", "it can't be made"),
     "flock": (fcntl, "flock", "it can't be locked"),
-    "length": (os, "ftruncate", "it can't be made that long"),
-    "link": (os, "link", "it can't be made, as it needs a second name for a moment"),
+    "length": (os, "ftruncate", "it can't be given its length"),
+    "link": (os, "link", "it can't be made, because it needs a second name for a moment"),
 }
 
 

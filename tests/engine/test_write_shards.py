@@ -338,7 +338,7 @@ class TestUnusual:
             ftruncate(descriptor, num_bytes)
 
         monkeypatch.setattr(os, "ftruncate", truncate)
-        with pytest.raises(RuntimeError, match="it can't be made that long .File too large"):
+        with pytest.raises(RuntimeError, match="it can't be given its length .File too large"):
             array[1, 5:7] = 3
         with zarr.config.set(IF_POSSIBLE):
             array[1, 5:7] = 3
