@@ -28,7 +28,7 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Wher
 
 
 def ready_to_copy(stored: Array, layout: Layout) -> Array:
-    """Return stored elements as an array that NumPy copies correctly into one of the layout's dtype.
+    """Return stored elements as an array that NumPy copies correctly into one of `layout.dtype`.
 
     Shares memory with them, unless NumPy can't swap that dtype, or there are invalid bytes.
     """
@@ -88,7 +88,7 @@ def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
 
 
 def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
-    """Return a place in the output as bytes if the runs of a plan, end to end, can be read into it."""
+    """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
     if not (plan.is_solid and layout.is_plain and out.dtype == layout.dtype and are_slices(place)):
         return None
     region = out[(*place, ...)].transpose(plan.stored_axes)

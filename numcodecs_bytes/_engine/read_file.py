@@ -15,7 +15,7 @@ _of_thread = threading.local()
 
 
 def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where) -> tuple[int, int]:
-    """Read a selection of a chunk to its place in the output; return the numbers of reads and bytes.
+    """Read a selection of a chunk to its place in the output; return how many reads and bytes.
 
     Reads straight into the output if stored elements need no conversion and the memory is
     contiguous, else block by block through memory that stays in the CPU cache. Raises EOFError if

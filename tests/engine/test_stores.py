@@ -431,7 +431,7 @@ def test_a_client_that_hides_the_heads_of_answers(simple, caplog):
 
     store = of_fsspec(simple, get_client=get_client, **ASYNC)
     assert np.array_equal(zarr.open_array(store, mode="r")[7], DATA[7])
-    assert "does not show the heads of its answers" in caplog.text
+    assert "does not show the headers of responses" in caplog.text
     assert strikes.state_of(store).why_struck
 
 

@@ -125,5 +125,5 @@ def test_pythons_own_web_server(tmp_path):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         (report,) = check(f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
-    why = "it answers a range with status 200, and no Content-Range to (0, 1)"
+    why = "it answers a range with status 200 and no Content-Range instead of bytes (0, 1)"
     assert (report.partial_reads, report.problems) == (f"{ODD} ({why})", [])
