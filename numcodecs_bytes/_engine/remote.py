@@ -90,7 +90,7 @@ class Object:
     def _check(self, num_bytes: int | None, version: object) -> None:
         """Raise if an answer tells another length or version than expected."""
         if self._expected is not None and num_bytes not in (None, self._expected):
-            raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes} bytes")
+            raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         is_comparable = version is not None or not self._is_split
         is_same = is_comparable and self._told in (None, (num_bytes, version))
         self._told, self.length = (num_bytes, version), num_bytes

@@ -52,7 +52,7 @@ def writable_path(byte_setter: Any) -> str | Whole:
 
 
 async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes: copied if need be, unless they are too large."""
+    """Return values that no write to a file changes, by a copy unless they are too large."""
     if not _may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
         return values
     return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
@@ -63,7 +63,7 @@ def _num_bytes(values: Any) -> int:
 
 
 def _may_be_mapped(values: Any) -> bool:
-    """Whether the memory of an array may be mapped from a file, or be shared otherwise."""
+    """Whether the memory of an array may be mapped from a file, not private to this process."""
     base: Any = values
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

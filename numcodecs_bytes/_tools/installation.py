@@ -1,4 +1,4 @@
-"""What of this package is in use in this environment, and which files and variables set that."""
+"""Which parts of this package are in use in this environment, and what sets that."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -62,7 +62,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def explain_other_codec() -> str:
-    """Return which other class numcodecs uses and how to mend that, or ""."""
+    """Return which other class numcodecs uses and how to fix that, or ""."""
     try:
         found = _numcodecs_class()
     except Exception:  # noqa: BLE001 # an entry point can raise anything
@@ -77,7 +77,7 @@ def explain_other_codec() -> str:
 
 
 def _numcodecs_class() -> type:
-    """Return the class that numcodecs uses, which may not be made without settings."""
+    """Return the class that numcodecs uses, without making an instance if it is registered."""
     registered: Any = numcodecs.registry.codec_registry.get("bytes")
     return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
 

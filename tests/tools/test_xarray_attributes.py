@@ -115,7 +115,7 @@ def assert_same(store):
     before = read(store, 2)
     report = migrate(store)[0]
     if report.status == "refused":
-        assert isinstance(before, Exception) or "but can't be told so" in report.reasons[0]
+        assert isinstance(before, Exception) or "but can't be told to" in report.reasons[0]
         return
     assert report.status == "migrated"
     if isinstance(before, Exception):
@@ -262,6 +262,6 @@ def test_check_says_how_to_mend_it():
     (problem,) = with_fill_value(store, -999.0)
     assert problem == (
         "xarray can't read its group: the attribute _FillValue is -999.0, which it can't decode "
-        'for float32: replace it by "AAAAAAA4j8A="'
+        'for float32: replace it with "AAAAAAA4j8A="'
     )
     assert with_fill_value(store, "AAAAAAA4j8A=") == []
