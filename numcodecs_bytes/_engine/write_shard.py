@@ -4,8 +4,8 @@ A shard is *complete* if it has space for all of its inner chunks: then its inde
 again, and they are written like chunks. A shard that lacks space is replaced by a copy that has
 more, in which all offsets stay the same, so that readers with the old index read the same.
 
-Zeros take no space on disk, so a shard is completed at once if the fill value is zero. If not, the
-number of inner chunks that it has space for is doubled, so that it is copied only a few times.
+Zeros take no space on disk, so a shard is completed at once if the fill value is zero. If not, it
+gets space for at least as many more inner chunks as it has, so that it is copied only a few times.
 """
 
 from typing import Any

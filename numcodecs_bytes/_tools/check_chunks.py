@@ -71,7 +71,7 @@ def _expected_length(array: Any, codecs: list[str]) -> int | None:
 
 
 def _length_in_header(array: Any, key: str) -> int:
-    """Return the length in a Blosc chunk's header; Blosc reads so much, even beyond the chunk."""
+    """Return the length in a chunk's Blosc header: Blosc reads that far, even beyond the chunk."""
     header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
     return int.from_bytes(header.to_bytes()[12:16], "little")
 
@@ -129,7 +129,7 @@ def _problem_in(array: Any, index: Index) -> str:
 
 
 def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
-    """Yield the regions of a chunk to decode at a time: in a shard, inner chunks of 64 MiB."""
+    """Yield the regions of a chunk to decode at a time: in a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
     chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)

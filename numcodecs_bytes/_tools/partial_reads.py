@@ -37,7 +37,7 @@ def _why_whole(source: Any) -> str:
 
 
 def ask_for_a_range(array: Any, index: tuple[int, ...]) -> None:
-    """Read an element of a chunk, so that a store that does not answer byte ranges is remembered."""
+    """Read an element of a chunk: if the store does not answer byte ranges, that is remembered."""
     start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
     # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.
     with contextlib.suppress(Exception), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
