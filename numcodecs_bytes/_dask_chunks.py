@@ -40,9 +40,8 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that each
     part is one range of bytes, unless they can't be read in part. Smaller ones are grouped.
 
-    The chunks are for reading. Tasks that write them share stored chunks, and overwrite each
-    other's data unless they write in place (the option `numcodecs_bytes.write_in_place`) or one
-    after the other.
+    The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
+    unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
 
     Parameters
     ----------
@@ -105,9 +104,8 @@ def _stored(array: Any) -> Stored:
 def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
     """Return the lengths of Dask's chunks along each axis, which for some axes are given.
 
-    The chunks grow from a unit along one axis after another, level by level, until they reach the
-    size. So they are complete along the axes before the one that grew last, and one unit long along
-    those after it.
+    The chunks grow from a unit along one axis after another, level by level, up to the size. So
+    they are complete along the axes before the one that grew last, and one unit along those after.
     """
     lengths = dict(enumerate(stored.unit)) | given
     for level, axis in itertools.product(stored.levels, stored.axes):

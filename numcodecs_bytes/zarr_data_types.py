@@ -6,9 +6,8 @@ they first need a data type; with older versions, ``import numcodecs_bytes.zarr_
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
-If zarr, or a package that was imported earlier, has registered a data type of the same name, the
-class here is the registered one. Without ml_dtypes, opening an array of one of its types raises an
-error.
+If zarr, or a package imported earlier, has registered a data type of the same name, the class here
+is the registered one. Without ml_dtypes, opening an array of one of its types raises an error.
 
 Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
 also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are

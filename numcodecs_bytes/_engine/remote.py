@@ -1,9 +1,8 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or part of a file that references point into. All of its runs are
-coalesced into ranges, requested at once, and must be of one version. If a request is not answered
-as it should be, zarr reads that object, and all that were not requested yet, when all requests in
-flight have ended.
+An object is a chunk, a shard, or part of a file that references point into. Its runs are coalesced
+into ranges, requested at once, and must be of one version. If a request is not answered properly,
+zarr reads that object, and those not requested yet, when all requests in flight have ended.
 """
 
 import asyncio
@@ -133,8 +132,7 @@ class Object:
     ) -> list[UInt8Array]:
         """Return the runs of each part, end to end; put those of several ranges into `memory`.
 
-        A range over gaps has at most `most` bytes. Raises what `ask` raises, after all requests
-        have ended.
+        A range over gaps has at most `most` bytes. Raises what `ask` does, after all requests end.
         """
         num_bytes = [plan.num_bytes for plan, *_ in parts]
         longest = most if self.may_split() else sys.maxsize

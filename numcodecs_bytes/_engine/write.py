@@ -1,9 +1,8 @@
 """Writes selections of uncompressed chunks in local files in place, and no other bytes.
 
-So writers of disjoint selections need not wait for each other, and lose nothing. `write_file` knows
-how a chunk is written, `write_chunk` and `write_shard` what belongs where in a file, and `locks`
-what writers wait for. Threads only try to get a lock. If one fails, its write waits on the event
-loop, then tries again.
+So writers of disjoint selections need not wait for each other, and lose nothing. `write_file` says
+how a chunk is written, `write_chunk` and `write_shard` what belongs where in a file, `locks` what
+writers wait for. A thread only tries to get a lock: the event loop waits, and tries again.
 """
 
 import asyncio
