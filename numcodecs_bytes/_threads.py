@@ -19,7 +19,7 @@ LAST_SECONDS = 1.0
 
 
 async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
-    """Run a function in a thread of a pool, or if None, the event loop's; return its result."""
+    """Run a function in a thread of a pool (if None, the event loop's); return its result."""
     loop = asyncio.get_running_loop()
     try:
         future = loop.run_in_executor(executor, function)

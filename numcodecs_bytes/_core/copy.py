@@ -51,7 +51,7 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
-    """Fill an array with the elements that stored bytes, which may overlap it, hold.
+    """Fill an array with the elements that stored bytes hold; the two may overlap.
 
     `out` may have any layout; it is filled in C order, or column by column if it is column-major.
     """

@@ -34,6 +34,6 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
         if not is_stored or member.compress_size != member.file_size:
             raise Left("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if the header of the member is damaged
-    # Its header: 26 bytes, the lengths of a name and of an extra field, then these two themselves.
+    # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = os.pread(descriptor, 30, member.header_offset)
     return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

@@ -43,7 +43,7 @@ LOOK_EVERY = 8
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
 # 30 ms at 100 MB/s is worth 3 MB. With a quarter of this gap, reads took up to 20 times as long;
-# with four times as much, 4.9 times. The requests in flight share it; if not, 3.2 times.
+# with four times as much, 4.9 times. The requests in flight share it; otherwise, 3.2 times.
 LATENCY_BYTES = 2_500_000
 
 # Longer gaps are fetched, but not copied with the runs around them: a box through four chunks of

@@ -1,4 +1,4 @@
-"""Runs of local files: files are opened without side effects, runs read completely.
+"""Runs of local files: opens files without side effects, and reads or prefetches runs.
 
 No file is mapped into memory, because truncating a mapped file crashes the process.
 """

@@ -46,7 +46,7 @@ def are_slices(place: Any) -> bool:
 
 
 def within(out: Array, place: Where) -> tuple[Array, Callable[[Where], Where]]:
-    """Return a view of the output, and a function from where in the selection to where in it."""
+    """Return a view of the output, and a function that says where in it a part belongs."""
     if are_slices(place):
         return out[(*place, ...)], lambda where: where
     return out, partial(place_within, place)

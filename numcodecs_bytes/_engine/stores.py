@@ -1,4 +1,4 @@
-"""Where the chunks of a store are: the only module that knows classes of stores.
+"""Where the chunks of a store are, by a table of the classes of stores that are known.
 
 A store is known only if its class is exactly one in the table, or the user has named that class in
 the option ``stores_with_ranges``. The same holds for file systems of fsspec. What a subclass or a
@@ -96,7 +96,7 @@ def _is_named(instance: object) -> bool:
 
 
 def _is_of_fsspec(instance: object) -> bool:
-    """Whether a file system is fsspec's own: there, threads that read an archive interfere."""
+    """Whether a file system is fsspec's own, where threads that read one archive interfere."""
     return name_of_class(instance).startswith("fsspec.")
 
 
@@ -126,7 +126,7 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
 
 
 def _of_any(store: Any) -> SourceOf:
-    """Return where the chunks are of a store that answers ranges."""
+    """Return a function that says where the chunks are in a store that answers ranges."""
     return lambda path: Remote(partial(_from_store, store, path), store)
 
 
@@ -140,7 +140,7 @@ async def _from_store(
 
 
 def _of_manifest_store(store: Any) -> SourceOf:
-    """Return where VirtualiZarr's chunks are, with the lengths that their manifest gives.
+    """Return a function that says where VirtualiZarr's chunks are, as long as their manifest says.
 
     Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
     """
@@ -222,7 +222,7 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
 def _in_file_system(
     store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
 ) -> Source:
-    """Return where a chunk is that is a file, or `num_bytes` of one."""
+    """Return the source of a chunk that is a file, or `num_bytes` of one."""
     name, inner = name_of_class(file_system), file_system
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs

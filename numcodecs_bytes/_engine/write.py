@@ -2,7 +2,7 @@
 
 So writers of disjoint selections need not wait for each other, and lose nothing. `write_file` says
 how a chunk is written, `write_chunk` and `write_shard` what belongs where in a file, `locks` what
-writers wait for. A thread only tries to get a lock: the event loop waits, and tries again.
+writers wait for. Threads only try to get a lock; writes that got none wait on the event loop.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def writable_path(byte_setter: Any) -> str | Whole:
 
 
 async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes, by a copy unless they are too large."""
+    """Return values that no write to a file changes: copied if need be, unless too large."""
     if not _may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
         return values
     return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
@@ -71,7 +71,7 @@ def _may_be_mapped(values: Any) -> bool:
 
 
 class Writes:
-    """Writes values to parts of chunks, each by a `ChunkFile`."""
+    """Writes values to parts of chunks, each with a `ChunkFile`."""
 
     def __init__(
         self,

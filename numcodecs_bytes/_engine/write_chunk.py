@@ -51,7 +51,7 @@ class ChunkFile:
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
     def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:  # noqa: ARG002
-        """Return what has space in the file, and what has none; raise if the file is wrong."""
+        """Return what has space in the file, and what has none; raise if the file is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
             name = name_of_chunk(self._byte_setter)
