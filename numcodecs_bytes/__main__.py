@@ -31,7 +31,7 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _progress_bar(unit: str) -> Any:
-    """Return a context manager: of a progress bar, shown if stderr is a terminal, or of None."""
+    """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 # optional
     except ImportError:

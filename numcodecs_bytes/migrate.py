@@ -202,7 +202,7 @@ def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]
 
 
 def _kind(documents: _Documents) -> str:
-    """Return the kind of a node, "array" or "group", as its Zarr v2 metadata, if any, say."""
+    """Return the kind of a node, "array" or "group", by its Zarr v2 metadata if it has any."""
     new = documents.get("zarr.json")
     is_new_array = isinstance(new, dict) and new.get("node_type") == "array"
     is_array = ".zarray" in documents or (".zgroup" not in documents and is_new_array)
@@ -221,7 +221,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _below(path: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths, of some, that are below a group."""
+    """Return those paths that are below a group."""
     prefix = f"{path}/".lstrip("/")
     return [other for other in paths if other != path and other.startswith(prefix)]
 

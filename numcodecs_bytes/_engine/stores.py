@@ -140,7 +140,7 @@ async def _from_store(
 
 
 def _of_manifest_store(store: Any) -> SourceOf:
-    """Return a function that says where VirtualiZarr's chunks are, as long as their manifest says.
+    """Return a function that says where VirtualiZarr's chunks are; a manifest gives their lengths.
 
     Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
     """

@@ -29,7 +29,7 @@ from numcodecs_bytes._tools.hierarchy import (
 def check_chunks(
     array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
 ) -> Index | None:
-    """Report the problems of an array's chunks; return the index of the first one, if any."""
+    """Report the problems of an array's chunks; return the index of the first chunk, if any."""
     try:
         num_in_all = math.prod(grid_of(array))
     except NotImplementedError as error:
@@ -100,7 +100,7 @@ def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_enco
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:
-    """Return the problem with a chunk's size in bytes, or ""; for encoded chunks, pass None."""
+    """Return what is wrong with a chunk's size in bytes, or ""; encoded chunks may have any size."""
     if isinstance(size, IsADirectoryError):
         return "is a folder, so zarr reads the fill value: remove it, or write the chunk again"
     if isinstance(size, Exception):

@@ -42,7 +42,7 @@ def open_store(
     storage_options: dict[str, Any] | None = None,
     version: dict[str, str] | None = None,
 ) -> zarr.abc.store.Store:
-    """Open the store of any kind at a path or URL; the arguments are those of `check`."""
+    """Open the store at a path or URL, of any kind; the arguments are those of `check`."""
     location, path = str(location), Path(location)
     options = dict(storage_options or {})
     is_url = "://" in location

@@ -173,7 +173,7 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
 
 
 def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise ValueError unless an array's first chunk reads the same with both metadata."""
+    """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [_array(document, at) for document in (old, new)]
     region = first_chunk(arrays[0])
     if region is None:

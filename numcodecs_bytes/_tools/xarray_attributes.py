@@ -1,4 +1,4 @@
-"""Converts the attributes by which xarray names dimensions and masks elements to Zarr v3.
+"""Converts to Zarr v3 the attributes by which xarray names dimensions and masks elements.
 
 In a Zarr v2 array, xarray masks the fill value or, if that is null, the attribute `_FillValue`. In
 a Zarr v3 array, it masks only that attribute, which must be a number in a special encoding
