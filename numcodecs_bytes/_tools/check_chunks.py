@@ -100,7 +100,7 @@ def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_enco
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:
-    """Return the problem with a chunk's size in bytes, or ""; None is expected if it is encoded."""
+    """Return the problem with a chunk's size, or ""; `expected` is None for encoded chunks."""
     if isinstance(size, IsADirectoryError):
         return "is a folder, so zarr reads the fill value: remove it, or write the chunk again"
     if isinstance(size, Exception):
