@@ -762,8 +762,8 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             (".zarray", "{}", "this is Zarr metadata: give its folder, {0}\n"),
-            ("a.json", "[1]", "these are not kerchunk references, which are a JSON object"),
-            ("a.json", "{", "these are not kerchunk references, which are a JSON object"),
+            ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
+            ("a.json", "{", "this is not a kerchunk reference file, which is a JSON object"),
             ("a.txt", "text", "this is a file, but not a zip file"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),

@@ -151,7 +151,7 @@ def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
     names: Any = document if isinstance(document, dict) else ()
     if "refs" in names or any(name.endswith(_ZARR_METADATA) for name in names):
         return dict(document)
-    raise ValueError('these are not kerchunk references, which are a JSON object with "refs"')
+    raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')
 
 
 def _need(package: str, extra: str) -> None:
