@@ -1,11 +1,11 @@
 """Reduce a big-endian array of 1 GiB on Dask workers that have less memory than that.
 
-The workers are processes of their own, which import nothing of this package: zarr finds it in them,
-too. A chunk of the array is 128 MiB, a block of Dask's only 16 MiB of it, and that is all that a
-worker fetches; with zarr alone each block costs its whole chunk, and these workers run out of
-memory. Arrays and codecs reach the workers by pickle, or are opened there.
+The workers are separate processes that do not import this package: zarr finds it there, too. A
+chunk of the array is 128 MiB, a Dask block is only 16 MiB of it, and that is all that a worker
+fetches; with zarr alone, each block costs its whole chunk, and these workers run out of memory.
+Arrays and codecs reach the workers by pickle, or are opened there.
 
-Nothing below imports numcodecs_bytes: that it is installed is enough.
+Nothing below imports numcodecs_bytes: installing it is enough.
 
 Needs ``pip install ".[examples]"``, and 1 GiB in the folder for temporary files.
 """
@@ -30,7 +30,7 @@ MEMORY_OF_A_WORKER = "400 MB"
 
 
 def pattern() -> np.ndarray:
-    """Return what each layer of the array holds, its number apart: whole numbers, so exact."""
+    """Return what each layer holds, apart from its number: integers, so that sums are exact."""
     return np.add.outer(np.arange(2048), np.arange(2048)) % 251
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "big.zarr")
         expected = write(path)
-        # Dask's own warnings of memory and of the network are not what this is about.
+        # Dask's own warnings about memory and the network do not matter here.
         options = {"dashboard_address": None, "silence_logs": "ERROR"}
         with (
             LocalCluster(

@@ -1,12 +1,13 @@
 """Read rows of a FITS table and pixels of a FITS image in place, fetching only their bytes.
 
-FITS is big-endian: a binary table is an array of packed big-endian records, in Zarr v3 the data
-type `struct` and the codec `bytes` with `endian: big`. astropy writes the file and says where in it
-the data lie; references, in the form that kerchunk defined, say so to zarr. (kerchunk and
-VirtualiZarr make them for images; VirtualiZarr declines tables.) Nothing of the file is copied.
+FITS is big-endian: a binary table is an array of packed big-endian records; in Zarr v3, that is the
+data type `struct` and the codec `bytes` with `endian: big`. astropy writes the file and gives the
+offsets of the data in it; references, in the format that kerchunk defined, pass them on to zarr.
+(kerchunk and VirtualiZarr make references for images; VirtualiZarr declines tables.) No data are
+copied.
 
-That numcodecs_bytes is installed is enough to read in part; the imports below count what is
-fetched, describe the table, and give zarr 3.1.6 the data type `struct`.
+Installing numcodecs_bytes is enough to read in part; the imports below count what is fetched,
+describe the table, and give zarr 3.1.6 the data type `struct`.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -47,7 +48,7 @@ def write_fits(path: Path) -> None:
 
 
 def refer_to(hdu: Any, path: Path) -> dict[str, Any]:
-    """Return references to the data of a header-data unit: an array of one chunk."""
+    """Return references to the data of a header-data unit, as an array of one chunk."""
     if isinstance(hdu, fits.BinTableHDU):
         data_type = parse_numpy_descr(hdu.columns.dtype.descr)
         shape = [hdu.header["NAXIS2"]]
@@ -73,7 +74,7 @@ def refer_to(hdu: Any, path: Path) -> dict[str, Any]:
 
 
 def open_references(references: dict[str, Any]) -> zarr.Group:
-    """Return the group of some arrays."""
+    """Return the group of the arrays that references describe."""
     group = {"zarr.json": json.dumps({"zarr_format": 3, "node_type": "group"})}
     options = {"fo": group | references, "remote_protocol": "file", "asynchronous": True}
     store = FsspecStore.from_url("reference://", storage_options=options, read_only=True)
@@ -102,14 +103,14 @@ def main() -> None:
             ("ten stars", stars, np.s_[1000:1010]),
             ("every 100,000th star", stars, np.s_[7::100_000]),
             ("a line of the image", sky, np.s_[512]),
-            # One read, of all that lies between the box's first and its last pixel.
+            # A single read, from the first to the last pixel of the box.
             ("16 x 16 pixels", sky, np.s_[500:516, 500:516]),
         ):
             with numcodecs_bytes.trace() as traced:
                 values = array[selection]
             assert np.array_equal(values, expected[array.basename][selection])
             total = traced.report()["total"]
-            # What is selected, and small gaps.
+            # What is selected, plus short gaps.
             assert total["bytes_fetched"] <= array.nbytes // 4
             print(
                 f"{selected:26}{array.nbytes:>12}{total['bytes_selected']:>10}"

@@ -1,8 +1,8 @@
-"""Read a row of an Icechunk repository: of a NetCDF-3 file in place, and of a chunk of its own.
+"""Read rows from an Icechunk repository: of a NetCDF-3 file in place, and of one of its own chunks.
 
-The repository keeps only where the file's bytes are; the variable is one chunk of 16 MiB, big
-endian. zarr alone reads all of it for a row. With this package a row takes its own 2,048 bytes.
-That it is installed is enough; it is imported below only to count.
+For the file, the repository stores only references to its bytes; the variable is one big-endian
+chunk of 16 MiB. For a row, zarr alone reads all of it. With this package, a row takes 2,048 bytes.
+Installing the package is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """

@@ -1,8 +1,8 @@
-"""Read parts of a NetCDF-3 file through its kerchunk references, and of a Zarr v2 store.
+"""Read parts of a NetCDF-3 file through its kerchunk references, and parts of a Zarr v2 store.
 
-All kerchunk references, and many archives, are Zarr v2, of which zarr reads whole chunks: here the
+All kerchunk references, and many archives, are Zarr v2, of which zarr reads whole chunks: here, the
 variable on a web server, 32 MiB of big-endian float32. With this package, only the bytes of a
-selection are fetched, also by Dask tasks that are smaller than the chunk. That it is installed is
+selection are fetched, even by Dask tasks that are smaller than the chunk. Installing the package is
 enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
@@ -41,14 +41,14 @@ def serve(folder: Path) -> str:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that says nothing of a client that has seen enough."""
+    """A server that does not complain if a client closes the connection early."""
 
     def handle_error(self, *_: object) -> None:  # noqa: D102
         pass
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Answers requests."""
+    """Answers requests for files and ranges of them."""
 
     def __init__(self, folder: Path, *args: Any) -> None:
         self.folder = folder

@@ -4,9 +4,9 @@ An early draft of the Zarr v3 data type `struct` had such lists in the metadata:
 
     "data_type": [["name", ">U10"], ["age", ">i4"], ["weight", ">f4"]]
 
-zarr refuses them before it asks any plugin. What the chunks hold is the same as for `struct`, so
-only the metadata change: the data type, the fill value, and the byte order, which the bytes codec
-has and the list had for each field.
+zarr refuses them before it calls any plugin. The chunks hold the same bytes as for `struct`, so
+only the metadata change: the data type, the fill value, and the byte order, which is now a setting
+of the bytes codec, while the list had one for each field.
 """
 
 import base64
@@ -33,7 +33,7 @@ def byte_orders(descr: list[Any]) -> set[str]:
 
 
 def with_endian(codecs: list[Any], endian: str) -> list[Any]:
-    """Return the codecs, the bytes codec with an `endian` where it has none, also in shards."""
+    """Return the codecs, with `endian` added to bytes codecs that have none, also in shards."""
     rewritten = []
     for codec in codecs:
         name, configuration = codec["name"], dict(codec.get("configuration", {}))
@@ -46,7 +46,7 @@ def with_endian(codecs: list[Any], endian: str) -> list[Any]:
 
 
 def rewrite(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata of an array with `struct` for its list of fields."""
+    """Return the metadata of an array with `struct` in place of its list of fields."""
     descr = document["data_type"]
     data_type = parse_numpy_descr(descr)
     # Without `endian`, the numbers are as the list says.

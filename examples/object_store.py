@@ -1,10 +1,10 @@
 """Read slices of an array on a web server or in a bucket, and count what the server sends.
 
-The server is a small one of this example's own, in a thread: it answers byte ranges, as S3, Google
-Cloud Storage and web servers do, and counts. zarr reads it through obstore; with another store of
-obstore's, `S3Store("bucket", ...)` for example, the same code reads a bucket.
+The server is a small one that this example runs in a thread: it answers byte ranges, as S3, Google
+Cloud Storage and web servers do, and counts the bytes. zarr reads from it through obstore; with
+another of obstore's stores, such as `S3Store("bucket", ...)`, the same code reads a bucket.
 
-Nothing below imports numcodecs_bytes: that it is installed is enough.
+Nothing below imports numcodecs_bytes: installing it is enough.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -26,7 +26,7 @@ from obstore.store import HTTPStore
 OURS = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 ALONE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 SHAPE = (2048, 2048)
-# Of one chunk of 16 MiB: what is selected, and what is sent for it in how many requests.
+# What is selected from one chunk of 16 MiB, the number of requests for it, and the bytes sent.
 SLICES = {
     "a row": (np.s_[1000], 1, 2048 * 4),
     "eight rows": (np.s_[1000:1008], 1, 8 * 2048 * 4),
@@ -39,10 +39,10 @@ SLICES = {
 
 
 class RangeHandler(http.server.SimpleHTTPRequestHandler):
-    """Answer a GET request, with a part of the file where `Range` asks for one."""
+    """Answers GET requests, with part of a file if `Range` asks for it."""
 
     protocol_version = "HTTP/1.1"  # keeps the connection open
-    sent: ClassVar[list[int]] = []  # the bytes of each answer that was of a chunk
+    sent: ClassVar[list[int]] = []  # how many bytes of a chunk each answer had
 
     def do_GET(self) -> None:  # noqa: D102
         path = Path(self.translate_path(self.path))
@@ -68,7 +68,7 @@ class RangeHandler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing of each request."""
+        """Print nothing for each request."""
 
 
 @contextmanager

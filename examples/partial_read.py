@@ -1,9 +1,8 @@
 """Read a slice of a NetCDF-3 file in place, as a Zarr v3 array, fetching only the slice's bytes.
 
-The file is written by scipy: its variable is big-endian, uncompressed and one piece, 64 MiB of the
-sun's height over the globe. VirtualiZarr says where in the file it lies, and hands it to zarr as a
-store. Nothing of the file is copied. That numcodecs_bytes is installed is enough; it is imported
-below only to count.
+The file is written by scipy: its variable, the sun's height over the globe, is 64 MiB, big-endian,
+uncompressed and contiguous. VirtualiZarr finds its offset in the file, and hands it to zarr as a
+store. No data are copied. Installing numcodecs_bytes is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -25,7 +24,7 @@ SHAPE = (64, 512, 512)
 SLICES = {
     "a row": (np.s_[40, 100], 1, 512 * 4),
     "a point in time": (np.s_[40], 1, 512 * 512 * 4),
-    # Each time is one request, for all that lies between its first and last value.
+    # Each time is one request, for everything from its first to its last value.
     "Europe, all times": (np.s_[:, 376:456, 242:314], 64, 64 * (79 * 512 + 72) * 4),
     "one place, all times": (np.s_[:, 400, 270], 64, 64 * 4),
 }

@@ -1,8 +1,8 @@
-"""Read and write parts of uncompressed chunks, and count the bytes, beside what zarr alone fetches.
+"""Read and write parts of uncompressed chunks, and count the bytes, compared with zarr alone.
 
 The data stand in for a model's output: 64 time steps of a field of 512 x 512, big-endian float32,
-64 MiB. It is stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for each
-8 time steps. To read parts of them takes no setting; to write them in place, two.
+64 MiB. They are stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for
+every 8 time steps. Reading parts of them takes no settings; writing them in place takes two.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ def show(what: str, alone: str, ours: str) -> None:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes in readable units."""
     for unit in ("B", "KiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}"
@@ -75,7 +75,7 @@ def main() -> None:
         ):
             found = count(lambda a=array, s=selection: a[s])  # type: ignore[misc]
             show(what, size(found["bytes_zarr_alone"]), size(found["bytes_fetched"]))
-            # From memory, only what is shown; from a slow disk, more is read at once.
+            # From the page cache, only what is shown; from a slow disk, more is read at once.
             assert found["bytes_fetched"] <= found["bytes_zarr_alone"] // 4
             assert np.array_equal(array[selection], data[selection])
 

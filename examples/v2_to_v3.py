@@ -1,8 +1,8 @@
-"""Make Zarr v2 arrays Zarr v3, without touching a chunk: ``python -m numcodecs_bytes migrate``.
+"""Turn Zarr v2 into Zarr v3, without touching a chunk: ``python -m numcodecs_bytes migrate``.
 
-zarr's own ``zarr migrate v3`` knows no codec for the filter `bytes`, and takes every structure for
-little endian. Below, a hierarchy of both is migrated and read as before; what Zarr v3 can't say is
-refused, with the reason.
+zarr's own ``zarr migrate v3`` has no codec for the filter `bytes`, and treats every structure as
+little-endian. Below, a hierarchy of both is migrated, and reads as before; what Zarr v3 can't
+express is refused, with the reason.
 """
 
 import subprocess
@@ -18,7 +18,7 @@ from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
 DATA = np.arange(90 * 70, dtype="f4").reshape(90, 70) / 8
 BYTES = {"id": "bytes", "endian": "big", "dtype": "<f4"}
-# Filters, compressor, order, data type of the v2 array.
+# The filters, compressor, order and data type of each Zarr v2 array.
 ARRAYS = {
     "bytes": ([BYTES], None, "C", "<f4"),
     "bytes-zstd": ([BYTES], {"id": "zstd", "level": 3}, "C", "<f4"),
@@ -30,7 +30,7 @@ if hasattr(zarr.dtype, "Struct"):  # not in zarr 3.1.6
 
 
 def values_of(dtype: np.dtype) -> np.ndarray:
-    """Return the data, in all fields of a structure."""
+    """Return the data; of a structure, all fields hold them."""
     values = np.empty(DATA.shape, dtype)
     for part in [values[name] for name in dtype.names or ()] or [values]:
         part[...] = DATA
@@ -38,7 +38,7 @@ def values_of(dtype: np.dtype) -> np.ndarray:
 
 
 def refusal_by_zarr(path: Path) -> str:
-    """Return what zarr's own tool says of the filter."""
+    """Return what zarr's own tool says about the filter."""
     try:
         migrate_v2_to_v3(input_store=zarr.storage.LocalStore(path))
     except ValueError as error:
@@ -59,8 +59,8 @@ def chunks_in(path: Path) -> dict[Path, tuple[int, bytes]]:
 
 
 def main() -> None:
-    """Write the arrays, migrate them, compare; then one that can't be migrated."""
-    warnings.simplefilter("ignore")  # zarr's, of data types and codecs that are in no specification
+    """Write the arrays, migrate them, and compare; then try one that can't be migrated."""
+    warnings.simplefilter("ignore")  # zarr's, about data types and codecs without a specification
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "old")
         zarr.create_group(path, zarr_format=2)

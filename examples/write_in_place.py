@@ -1,8 +1,8 @@
-"""Eight processes write rows of one chunk, or shard, and loggers append: rewritten, and in place.
+"""Write rows of one chunk, or shard, from eight processes, with zarr alone and in place.
 
-zarr alone reads a chunk, changes it and writes it again, so writers that share a chunk lose each
-other's rows. Written in place, each writes its own bytes and no other, and none is lost. The same
-holds for shards: a file that many write into.
+zarr alone reads a chunk, changes it and writes it back, so writers that share a chunk overwrite
+each other's rows. In place, each process writes only its own bytes, and no row is lost. The same
+holds for a shard, a single file for many chunks. A logger and a movie show how long writes take.
 
 The array is uncompressed, and in local files: see docs/write-in-place.md.
 """
@@ -18,7 +18,7 @@ import zarr
 
 NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 65_536
 ALONE: dict[str, Any] = {}  # by default, chunks are written as by zarr alone
-# With True, zarr would rewrite what can't be written in place.
+# With True instead of "require", zarr would rewrite what can't be written in place.
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": "require",
     "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",

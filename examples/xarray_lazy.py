@@ -1,10 +1,10 @@
-"""Write a packed, big-endian dataset with xarray; read slices of it that fetch only their bytes.
+"""Write a packed, big-endian dataset with xarray; read slices of it, fetching only their bytes.
 
 Sea surface temperature is packed into int16 by the CF attributes `scale_factor`, `add_offset` and
-`_FillValue`, as in many a climate archive, and stored uncompressed in two chunks of 16 MiB. xarray
-hands zarr the codec that `encoding` names as `serializer`, indexes lazily, and decodes what comes.
+`_FillValue`, as in many climate archives, and stored uncompressed in two chunks of 16 MiB. xarray
+passes zarr the codec that `encoding` names as `serializer`, indexes lazily, and decodes the result.
 
-That numcodecs_bytes is installed is enough; it is imported below only to count.
+Installing numcodecs_bytes is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """
@@ -34,7 +34,7 @@ SOME_ROWS = xr.DataArray([10, 200, 400], dims="point")
 SLICES = {
     "one day": lambda sst: sst.sel(time="2024-02-10"),
     "a parallel on one day": lambda sst: sst.isel(time=40, lat=100),
-    # The rows of the box lie so close that one request fetches all from its first to its last.
+    # The rows of the box are so close together that one read fetches everything between them, too.
     "a box, mean over it": lambda sst: sst.sel(
         time="2024-01-05", lat=slice(30, 46), lon=slice(-10, 36)
     ).mean(),
@@ -44,7 +44,7 @@ SLICES = {
 
 
 def sea_surface_temperature() -> xr.Dataset:
-    """Return 64 days of it in degrees Celsius, warm at the equator, without values on the land."""
+    """Return 64 days of it in degrees Celsius, warm at the equator, without values on land."""
     time = np.datetime64("2024-01-01", "ns") + np.arange(SHAPE[0]) * np.timedelta64(1, "D")
     lat = np.linspace(-90, 90, SHAPE[1])
     lon = np.linspace(-180, 180, SHAPE[2], endpoint=False)

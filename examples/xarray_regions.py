@@ -1,8 +1,8 @@
-"""Write regions of a sharded dataset with xarray, by threads, processes and Dask's workers.
+"""Write regions of a sharded dataset with xarray, from threads, processes and Dask's workers.
 
-A model writes one time step after the other, and many of them share a shard. That is what xarray
-warns of (`safe_chunks`), and with zarr alone, steps are lost: each writer reads the shard, changes
-it and writes it again. Written in place, none is lost.
+A model writes one time step after the other, and many steps share a shard. xarray warns about that
+(`safe_chunks`), and with zarr alone, steps are lost: each writer reads the shard, changes it and
+writes it back. Written in place, none is lost.
 
 Every writer must write in place; see docs/write-in-place.md.
 
@@ -33,7 +33,7 @@ IN_PLACE = {
 
 
 def write_in_place() -> None:
-    """Set the two keys in this process: a worker calls this when it starts."""
+    """Set the two keys in this process; a worker calls this when it starts."""
     zarr.config.set(IN_PLACE)
 
 
@@ -89,7 +89,7 @@ def by_dask(path: Path, set_up: Callable[[], None]) -> None:
 
 
 def num_lost(path: Path) -> int:
-    """Return of how many time steps something is lost."""
+    """Return how many time steps are lost, at least in part."""
     found = xr.open_zarr(path, consolidated=False)["t2m"].values
     expected = np.arange(1, NUM_STEPS + 1)[:, None, None]
     return int((found != expected).any(axis=(1, 2)).sum())

@@ -1,6 +1,6 @@
 """python -m numcodecs_bytes: report on the installation, check or migrate stores.
 
-What imports zarr is imported where it is needed, so that Ctrl-C is answered from the beginning.
+Modules that import zarr are imported where they are needed, so that Ctrl-C works from the start.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from numcodecs_bytes import __version__
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _EXIT_STATUS = (
-    "Exit status: 0 if nothing is amiss; 1 if something is, or nothing is found; 2 if a store "
-    "can't be read or written, or an argument is wrong; 130 after Ctrl-C."
+    "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
+    "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
 )
 
 
@@ -31,7 +31,7 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 
 
 def _progress_bar(unit: str) -> Any:
-    """Return a context of a progress bar on stderr, if that is a terminal, or of None."""
+    """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 # optional
     except ImportError:
@@ -40,7 +40,7 @@ def _progress_bar(unit: str) -> Any:
 
 
 def _describe(error: Exception) -> str:
-    """Return what an error says, and its class unless that is no news."""
+    """Return the text of an error, with its class unless that adds nothing."""
     from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
 
     is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
@@ -59,7 +59,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     names = ("branch", "tag", "snapshot")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
     where = {"storage_options": options.storage_options, "version": chosen}
-    arrays: list[dict[str, Any]] = []  # that are shown
+    arrays: list[dict[str, Any]] = []  # the reports that are shown
     unreadable: list[dict[str, str]] = []
     num_arrays = num_chunks = num_problems = 0
     has_none = False
@@ -84,7 +84,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         if num_arrays == num_before:
             has_none = True
             why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
-            if "://" in location:  # where folders may be unlisted, and files look like folders
+            if "://" in location:  # servers may not list folders, and files may look like folders
                 advice = advise_references(location)
                 why += "; if the server lists no folders, give the URL of an array, or consolidate"
                 why = f"{location}: {advice}" if advice else f"{why} metadata"
@@ -126,8 +126,8 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     lines = [*map(str, nodes), f"{counted}, {num_wrong} {wrong}{excluded}"]
     if not (num_wrong or num_excluded or options.dry_run or options.undo):
         lines.append(
-            "zarr warns while the metadata of both formats exist. Once all your programs read Zarr "
-            "v3 (see the notes above, if any), remove the Zarr v2 metadata: "
+            "zarr warns as long as metadata of both formats exist. Once all your programs read "
+            "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
     return status, "\n".join(lines)
@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
         _check,
         "find problems in the arrays of stores",
         "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and "
-        "its problems: metadata, chunks that have a wrong length or can't be read, invalid bools. "
-        "Files that are not chunks are noted. Nothing is written.",
+        "its problems: metadata, chunks that have the wrong length or can't be read, invalid "
+        "bools. Files that are not chunks are noted. Nothing is written.",
     )
     kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
     check.add_argument(
@@ -201,21 +201,21 @@ def _parser() -> argparse.ArgumentParser:
         "add Zarr v3 metadata to a Zarr v2 hierarchy",
         "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
         "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
-        "above them, unless you exclude what can't be migrated.",
+        "above them, unless you exclude those nodes.",
     )
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
     migrate.add_argument("--dry-run", help="write nothing", **flag)
-    text = "replace a zarr.json with different contents, unless it has more than Zarr v2"
+    text = "replace a zarr.json that differs, unless it holds something that Zarr v2 lacks"
     migrate.add_argument("--overwrite", help=text, **flag)
     text = "remove the zarr.json files instead, if they are what this command writes"
     migrate.add_argument("--undo", help=text, **flag)
-    text = "leave an array or group, and all below it, in Zarr v2; can be repeated"
+    text = "leave an array or group, and everything below it, in Zarr v2; can be repeated"
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
     return parser
 
 
 def _say(text: str, status: int = 2) -> None:
-    """Print to stdout; if that is not possible, exit, with a status if it was closed on purpose."""
+    """Print to stdout; if that fails, exit: with `status` if it was closed on purpose, else 2."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # may lack characters of names
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             import zarr  # noqa: F401, PLC0415 # see above
-        except Exception as error:  # noqa: BLE001 # it reads files and variables of the user
+        except Exception as error:  # noqa: BLE001 # it reads the user's files and variables
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)
             return 2
@@ -243,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except PermissionError as error:  # of a package that reads its configuration when imported
+    except PermissionError as error:  # from a package that reads its configuration when imported
         print(f"can't start: {error}", file=sys.stderr)
         return 2
     return int(status)
@@ -252,7 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
 def run() -> NoReturn:
     """Run the command line as a program."""
     status = main()
-    if status == _INTERRUPTED:  # zarr's threads go on reading: an orderly exit waits for them
+    if status == _INTERRUPTED:  # an orderly exit would wait for zarr's threads, which go on reading
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(status)

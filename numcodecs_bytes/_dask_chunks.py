@@ -1,6 +1,6 @@
 """Chunks for Dask that split stored chunks only where each byte is still read once: `dask_chunks`.
 
-zarr is imported only when it is called, because importing numcodecs must stay quick.
+zarr is imported only when the function is called, because importing numcodecs must stay fast.
 """
 
 import itertools
@@ -24,10 +24,10 @@ class Stored(NamedTuple):
 
     shape: tuple[int, ...]
     item_size: int
-    unit: tuple[Any, ...]  # shape of what is read at least: one element, or a stored chunk
+    unit: tuple[Any, ...]  # shape of the least that can be read: one element, or a stored chunk
     # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
     levels: tuple[tuple[int, ...], ...]
-    axes: tuple[int, ...]  # beginning with that along which elements are stored side by side
+    axes: tuple[int, ...]  # starting with the one along which elements are stored side by side
 
 
 @overload
@@ -37,35 +37,34 @@ def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ..
 def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
-    Larger stored chunks (or inner chunks of shards) are split along the axes that are stored
-    slowest, so that a part is one range of bytes, unless they can't be read in part. Smaller ones
-    are grouped.
+    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that each
+    part is one range of bytes, unless they can't be read in part. Smaller ones are grouped.
 
-    They are for reading. Tasks that write with them share stored chunks, and lose each other's data
-    unless they write in place (the option `numcodecs_bytes.write_in_place`) or one after the other.
+    The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
+    unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
 
     Parameters
     ----------
     source : zarr.Array or zarr.Group
         An array, or a group of arrays with named dimensions, such as xarray writes.
     size : int or str
-        Largest size of a chunk of Dask's in bytes as stored, such as ``"64 MiB"``. Only an element,
-        or a chunk that can't be split, may be larger.
+        Largest size of a Dask chunk, in bytes as stored, such as ``"64 MiB"``. Only a single
+        element, or a chunk that can't be split, may be larger.
 
     Returns
     -------
     tuple or dict
-        Of an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
-        along each axis, or, where one length can't align with stored chunks, the length of each. Of
-        a group, for ``xarray.open_zarr(path, chunks=...)``: the same by the name of the dimension.
-        There, the array with the most bytes decides first.
+        For an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
+        along each axis, or, where one length can't align with stored chunks, the length of each.
+        For a group, for ``xarray.open_zarr(path, chunks=...)``: the same by dimension name; the
+        array with the most bytes decides first.
 
     Raises
     ------
     TypeError
         If `source` is neither an array nor a group.
     ValueError
-        If `size` is no size, or no array of a group has named dimensions.
+        If `size` is not a size, or no array of a group has named dimensions.
     """
     import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
 
@@ -103,10 +102,10 @@ def _stored(array: Any) -> Stored:
 
 
 def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
-    """Return the lengths of Dask's chunks along each axis; those that are given stay.
+    """Return the lengths of Dask's chunks along each axis, which for some axes are given.
 
-    They grow from a unit along one axis after the other, from level to level, until they reach the
-    size. So they are whole along the axes before the last one, and one unit along those after it.
+    The chunks grow from a unit along one axis after another, level by level, up to the size. So
+    they are complete along the axes before the one that grew last, and one unit along those after.
     """
     lengths = dict(enumerate(stored.unit)) | given
     for level, axis in itertools.product(stored.levels, stored.axes):
@@ -125,17 +124,17 @@ def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[L
 
 
 def _longest(lengths: Lengths, length: int) -> int:
-    """Return the longest of Dask's chunks along an axis, at least 1."""
+    """Return the length of the longest of Dask's chunks along an axis, at least 1."""
     longest = lengths if isinstance(lengths, int) else max(lengths)
     return max(min(longest, length), 1)
 
 
 def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
-    """Return lengths with which each run of `num` units on an axis has about `num_parts` parts."""
+    """Return lengths that split every `num` units along an axis into about `num_parts` parts."""
     run = num * unit
     if run >= length:
         return math.ceil(num / num_parts) * unit
-    # One length for all, which xarray and Dask need to write to zarr, if it is not too small.
+    # The same length for all, which xarray and Dask need to write to zarr, if it is not too small.
     for k in range(num_parts, 2 * num_parts):
         if num % k == 0:
             return run // k
@@ -150,12 +149,12 @@ def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
     found = sorted((one for one in found if one[2]), key=lambda one: (-one[1].nbytes, one[0]))
     if not found:
         raise ValueError(
-            f"the group {group.name!r} has no arrays whose dimensions have names, which xarray "
-            "needs: pass a group that has, or an array"
+            f"the group {group.name!r} has no arrays with named dimensions, which xarray needs: "
+            "pass a group that has some, or an array"
         )
     chunks: dict[str, Lengths] = {}
     for name, array, dimensions in found:
-        if dimensions != [name]:  # else xarray makes an index of it, in memory
+        if dimensions != [name]:  # else xarray loads it into memory, as an index
             given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
             lengths = plan_chunks(_stored(array), size, given)
             chunks |= dict(zip(dimensions, lengths, strict=True))

@@ -25,7 +25,7 @@ def name_of_store(store: object) -> str:
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
-    """Add a note to an error that names the chunk, or one of `num` chunks, unless one does."""
+    """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
     others = f", or another one of {num}" if num > 1 else ""
     with contextlib.suppress(Exception):  # some errors are immutable
         if not any(note.startswith("while ") for note in getattr(error, "__notes__", ())):

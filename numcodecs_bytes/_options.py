@@ -18,7 +18,7 @@ NAMES = ("max_gap_bytes", "stores_with_ranges", "write_in_place")
 
 
 def max_gap_bytes() -> int | None:
-    """Return the largest gap between two byte ranges that are fetched as one; None if not set."""
+    """Return the largest gap that is fetched with the runs around it; None if not set."""
     value = _value_of("max_gap_bytes")
     num_bytes = parse_size(value)
     if num_bytes is None and value is not None:
@@ -27,7 +27,7 @@ def max_gap_bytes() -> int | None:
 
 
 def stores_with_ranges() -> list[type]:
-    """Return the classes that the user says have reliable byte ranges, as far as installed."""
+    """Return the classes that the user says have reliable byte ranges, if they are installed."""
     value = _value_of("stores_with_ranges")
     classes = []
     for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
@@ -58,8 +58,8 @@ def write_in_place() -> bool | str:
 
 
 def _value_of(name: str) -> Any:
-    """Return the value of an option, None if it is not set, or set to an empty variable."""
-    warn_of_unknown_keys()  # which may be set after an array is opened
+    """Return the value of an option; None if it is not set, or set to an empty variable."""
+    warn_of_unknown_keys()  # again, because they may be set after an array is opened
     value = zarr.config.get(f"numcodecs_bytes.{name}", None)
     return None if isinstance(value, str) and not value.strip() else value
 
@@ -72,14 +72,14 @@ def _error(name: str, expected: str, value: Any) -> ValueError:
 
 
 def unknown_keys() -> list[str]:
-    """Return the keys of zarr's config that look like options of this package, but are none."""
+    """Return the keys of zarr's config that look like options of this package, but are not."""
     found = []
     for section, options in zarr.config.config.items():
         name = str(section).replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [one for one in options if str(one).replace("-", "_") not in NAMES]
             found += [f"numcodecs_bytes.{one}" for one in names]
-        elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # an underscore is missing, too
+        elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # misspelt, or one underscore
             found.append(str(section))
     return found
 
@@ -92,7 +92,7 @@ def warn_of_unknown_keys() -> None:
 
 @functools.cache
 def _warn_of(keys: str) -> None:
-    # Logged, since no line of the program is at fault if a file or a variable sets it.
+    # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
         "%s in zarr's config has no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
         "(in environment variables, ZARR_NUMCODECS_BYTES__%s, with two underscores)",

@@ -14,13 +14,12 @@ from typing import TypeVar
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
-# How long a caller that is cancelled waits for its thread, which may be filling an array or writing
-# a file.
+# How long a cancelled caller waits for its thread, which may be filling an array or writing a file.
 LAST_SECONDS = 1.0
 
 
 async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
-    """Run a function in a thread, of the event loop if `executor` is None; return its result."""
+    """Run a function in a thread of a pool (if None, the event loop's); return its result."""
     loop = asyncio.get_running_loop()
     try:
         future = loop.run_in_executor(executor, function)
@@ -30,7 +29,7 @@ async def run_in_thread(executor: Executor | None, function: Callable[[], T]) ->
 
 
 async def run_while_wanted(executor: Executor, function: Callable[[IsWanted], T]) -> T:
-    """Do the same as `run_in_thread`, with a function that is told whether to go on."""
+    """Do the same as `run_in_thread`, with a function that can ask whether to go on."""
     is_cancelled = False
     loop = asyncio.get_running_loop()
     try:  # without a task, which would take 20 us
@@ -57,7 +56,7 @@ MAX_FILE_THREADS = 32
 
 
 def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor]:
-    """Return a function that returns a pool of threads, the same in all of a process."""
+    """Return a function that returns a pool of threads, always the same one in a process."""
     make = functools.partial(ThreadPoolExecutor, num_threads, thread_name_prefix=name)
     pool = functools.cache(make)
     if hasattr(os, "register_at_fork"):  # threads do not survive a fork
@@ -65,15 +64,15 @@ def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor
     return pool
 
 
-# Four pools, because a task waits for those before it in the queue. None is the event loop's own
-# executor, whose threads block on stores.
-# Computations, one per core: on two cores, 32 threads took 1.7 to 2.7 times as long.
+# Four pools, because a task waits for those before it in the queue. None of them is the event
+# loop's own executor, whose threads block on stores.
+# Computations, one thread per core: on two cores, 32 threads took 1.7 to 2.7 times as long.
 compute_pool = _pool(os.cpu_count(), "numcodecs_bytes")
 # Reads of files, one thread for each batch.
 file_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_files")
-# Threads that help to read a batch, until all of it is read; a read waits only for those of its own
-# that have started. With one pool of 64 threads for both, a short read behind four long ones took 8
-# instead of 0.1 s, if each has 32 threads (a machine of 32 cores).
+# Threads that help to read a batch until all of it is read; a read waits only for its own helpers
+# that have started. With one pool of 64 threads for both, a short read behind four long ones, each
+# with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
 helper_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_helpers")
-# Writes, which may wait for a lock for any time.
+# Writes, which may wait for a lock indefinitely.
 write_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_writes")

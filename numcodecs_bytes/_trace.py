@@ -9,7 +9,7 @@ from numcodecs_bytes._names import name_of_store
 
 Counts = dict[str, Any]
 
-# What is counted of an array, and the head of its column in the table.
+# What is counted for an array, and the heading of its column in the table.
 _COLUMNS = {
     "chunks": "chunks",
     "chunks_whole": "read whole",
@@ -27,7 +27,7 @@ def _nothing() -> Counts:
 
 
 def _add(counts: Counts, more: Counts) -> None:
-    """Add numbers, and those of the reasons, to others of the same names."""
+    """Add numbers, including those of each reason, to the counts of the same name."""
     for name, value in more.items():
         if isinstance(value, dict):
             _add(counts[name], value)
@@ -43,7 +43,7 @@ class Trace:
         self._not_seen: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        global active  # noqa: PLW0603 # a plain tuple, because it is looked at for every chunk
+        global active  # noqa: PLW0603 # a plain tuple, because it is looked up for every chunk
         with _lock:
             active = (*active, self)
         return self
@@ -54,17 +54,17 @@ class Trace:
             active = tuple(one for one in active if one is not self)
 
     def report(self) -> dict[str, Any]:
-        """Return the counts as a dict: of each array in "arrays", and their sum in "total".
+        """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
         that do not exist, ``chunks_whole`` those fetched whole although less was selected, and
-        ``why_whole`` how many for which reason. ``requests`` counts requests and reads of files.
+        ``why_whole`` the latter by reason. ``requests`` counts requests and reads of files.
         ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
-        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write a
+        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
         part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
-        ``why_not_in_place`` the chunks that were not, although that was asked for, by reason.
+        and ``why_not_in_place`` the chunks that were not, although it was asked for, by reason.
 
-        "not_seen" has the number of chunks that zarr read itself, by reason.
+        "not_seen" holds the number of chunks that zarr read itself, by reason.
         """
         with _lock:
             arrays, not_seen = copy.deepcopy((self._arrays, self._not_seen))
@@ -82,12 +82,12 @@ _lock = threading.Lock()
 
 
 def trace() -> Trace:
-    """Count what is fetched of Zarr arrays, and written in place, in a ``with`` statement.
+    """Count what is fetched from Zarr arrays, and written in place, in a ``with`` statement.
 
-    Returns a `Trace`: printed, it is a table; `Trace.report` returns the same as a dict. Of
-    compressed chunks, and of shards that zarr reads, only the number is known. With another codec
-    pipeline than those of this package, nothing is counted. All threads of the process are counted,
-    but no other process.
+    Returns a `Trace`: printed, it is a table; `Trace.report` returns the same as a dict. For
+    compressed chunks, and for shards that zarr reads, only the number is known. With a codec
+    pipeline that is not from this package, nothing is counted. All threads of the process are
+    counted, but no other processes.
     """
     return Trace()
 
@@ -104,7 +104,7 @@ class Fetched(NamedTuple):
 def note_read(
     byte_getter: object, num_axes: int, num_bytes: int, fetched: Fetched, num_selected: int | None
 ) -> None:
-    """Count a chunk of `num_bytes`; `num_selected` is in bytes, and None if it is missing."""
+    """Count a chunk of `num_bytes`; `num_selected` is in bytes, or None if the chunk is missing."""
     alone = num_bytes if fetched.num_bytes_alone is None else fetched.num_bytes_alone
     counts: Counts = {
         "chunks": 1,
@@ -114,9 +114,9 @@ def note_read(
         "bytes_zarr_alone": 0 if num_selected is None else alone,
         "bytes_selected": num_selected or 0,
     }
-    # It counts as read whole if nine tenths of it were fetched, and less was selected.
+    # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
     if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
-        why = fetched.why or "one read takes less: small, or what is selected is close together"
+        why = fetched.why or "a single read is faster: it is small, or the gaps are short"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     note(byte_getter, num_axes, counts)
 
@@ -164,7 +164,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
                 cells.append(show(counts[key]).rjust(len(head)))
             yield "  ".join([name.ljust(width), *cells])
     elif not report["not_seen"]:
-        import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+        import zarr  # noqa: PLC0415 # so that `import numcodecs_bytes` does not
 
         yield (
             "numcodecs_bytes read and wrote nothing "
@@ -182,7 +182,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _size(num_bytes: int) -> str:
-    """Return a number of bytes as people read it."""
+    """Return a number of bytes in readable units."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"

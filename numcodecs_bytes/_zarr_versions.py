@@ -14,13 +14,13 @@ import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
 
-# New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. It takes
-# a missing `endian` in metadata as native, evolves codecs for the array's data type, even if
+# New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. 3.1.6
+# treats a missing `endian` in metadata as native, evolves codecs for the array's data type, even if
 # filters change that, and writes the metadata of the evolved codecs.
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")
 
 # Before 3.3, MemoryStore keeps the buffer that it is given without copying it. If encoding did not
-# copy either, that is the caller's array (zarr-python#4156).
+# copy either, that buffer is the caller's array (zarr-python#4156).
 STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
 
 # New in 3.3.
@@ -29,7 +29,7 @@ FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline"
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 
-_pipelines: Any = zarr.core.codec_pipeline  # which has it from elsewhere in newer versions
+_pipelines: Any = zarr.core.codec_pipeline  # newer versions define it elsewhere, and import it
 fill_value_or_default = _pipelines.fill_value_or_default
 
 # 3.1.6 has this in `zarr.dtype`.

@@ -1,8 +1,8 @@
 """python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
-Reads, never writes. If the bytes codec is the only codec, only the size of a chunk is requested,
-and local files are opened, to see whether they can be read. Bools, and chunks that were stored with
-other codecs, are decoded by zarr, one at a time.
+It reads, and never writes. If the bytes codec is the only codec, only the size of a chunk is
+requested, and local files are opened to see whether they can be read. Bools, and chunks that were
+stored with other codecs, are decoded by zarr, one chunk at a time.
 """
 
 import contextlib
@@ -53,15 +53,15 @@ def check(
     bar : optional
         A progress bar with tqdm's interface; it counts chunks.
     storage_options : dict, optional
-        What fsspec is to be given for a URL, or for kerchunk references.
+        Settings of fsspec for a URL, or for kerchunk references.
     version : dict, optional
-        Which version of an Icechunk repository to check, by the name of its "branch", "tag" or
-        "snapshot"; by default branch main.
+        Which version of an Icechunk repository to check: the name of a "branch", "tag" or
+        "snapshot", under that key; by default the branch main.
 
     Yields
     ------
     ArrayReport
-        The report of each array, as soon as it is checked.
+        The report on each array, as soon as it has been checked.
     """
     if isinstance(store, str | Path):
         location = open_store(store, storage_options=storage_options, version=version)
@@ -141,7 +141,7 @@ def _compare_with_v2(
 def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(at.store, join(at.path, name))
-    if isinstance(document, TypeError | ValueError | IsADirectoryError):  # not of the store
+    if isinstance(document, TypeError | ValueError | IsADirectoryError):  # not the store's error
         report.add_problem(f"{name} can't be read: {describe_error(document)}")
     return document if isinstance(document, dict) else None
 
@@ -178,7 +178,7 @@ def _check_v3_codecs(array: Any, document: dict[str, Any], report: ArrayReport) 
 
 
 def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
-    """Report an attribute that makes xarray, which needs names of dimensions, raise an error."""
+    """Report an attribute at which xarray, which needs named dimensions, raises an error."""
     attributes, names = array.attrs.asdict(), array.metadata.dimension_names
     if "_FillValue" not in attributes or len(names or ()) != len(array.shape):
         return

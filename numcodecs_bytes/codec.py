@@ -9,8 +9,8 @@ Configuration:
 
 Without ``endian``, only data types without a byte order can be stored. ``dtype`` is the data type
 of the decoded elements in the notation of Zarr v2 metadata. It is not part of the specification,
-where the codec gets the data type from the array's metadata. Without it the codec does not know the
-size of an element when decoding, and raises an error wherever a wrong guess would return wrong
+where the codec gets the data type from the array's metadata. Without it, the codec does not know
+the size of an element when decoding, and raises an error wherever a wrong guess would return wrong
 values.
 """
 
@@ -130,8 +130,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         buf : array or buffer
             The stored bytes. An array is read in memory order, as in numcodecs.
         out : array or writable buffer, optional
-            Filled in its own memory order, so a column-major one column by column, and returned. To
-            fill a column-major `out`, pass the column-major *array* that `encode` returned, not
+            Filled in its own memory order (if it is column-major, column by column), and returned.
+            To fill a column-major `out`, pass the column-major *array* that `encode` returned, not
             ``bytes()`` of it, which is in C order. If the codec has no `dtype`, the elements have
             the data type of `out`, unless that is untyped: uint8, raw bytes, or a plain buffer.
 
@@ -251,7 +251,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             )
 
     def _target(self, out: Any) -> Array:
-        """Return `out` as an array of the elements to decode into it."""
+        """Return `out` as an array of the elements that are decoded into it."""
         target = _as_array(out)
         if isinstance(out, np.generic) or not target.flags.writeable:
             raise ValueError(

@@ -1,8 +1,8 @@
 """python -m numcodecs_bytes migrate: add Zarr v3 metadata to Zarr v2, without touching chunks.
 
 Everything is read, converted and compared before anything is written. zarr's own `migrate_v2_to_v3`
-does not support dimension names, consolidated metadata, and hierarchies that can be migrated only
-in part.
+does not support dimension names, consolidated metadata, or hierarchies that can be migrated only in
+part.
 """
 
 import json
@@ -53,7 +53,7 @@ class NodeReport:
     reasons : list of str
         Why it was refused or kept, or how to open it if it was excluded.
     notes : list of str
-        What programs that read Zarr v3 should know of it.
+        What programs that read Zarr v3 should know about it.
     """
 
     path: str
@@ -81,10 +81,10 @@ def migrate(  # noqa: PLR0913 # the options of the command
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
 
-    Neither chunks nor Zarr v2 metadata is changed. An array is migrated only if two chunks read the
-    same with the metadata of both: a small one that is written as Zarr v2 in memory, and the first
-    one of the array itself. A group of Zarr v3 hides nodes of Zarr v2, so a group is migrated after
-    all nodes below it that are not excluded, or not at all.
+    Neither chunks nor Zarr v2 metadata are changed. An array is migrated only if two chunks read
+    the same with the metadata of both formats: a small one that is written as Zarr v2 in memory,
+    and the first one of the array itself. A Zarr v3 group hides Zarr v2 nodes, so a group is
+    migrated after all nodes below it that are not excluded, or not at all.
 
     Parameters
     ----------
@@ -93,14 +93,14 @@ def migrate(  # noqa: PLR0913 # the options of the command
     dry_run : bool
         Whether to write nothing.
     overwrite : bool
-        Whether to replace existing Zarr v3 metadata that is different, but does not say more.
+        Whether to replace existing Zarr v3 metadata that differs, unless it says more.
     undo : bool
-        Whether to remove Zarr v3 metadata that equals what would be written. A group of Zarr v3 and
-        all nodes below it are kept if one is.
+        Whether to remove Zarr v3 metadata that equals what would be written. If a node is kept, so
+        are the topmost Zarr v3 group above it and all nodes below that.
     exclude : collection of str
         Paths of arrays and groups that stay as they are, with all nodes below them.
     bar : optional
-        A progress bar with tqdm's interface; it counts nodes, and the documents that are written.
+        A progress bar with tqdm's interface; it counts nodes, then the documents that are written.
     storage_options : dict, optional
         Settings of fsspec for a URL.
 
@@ -120,7 +120,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = _open(store, storage_options, dry_run=dry_run)
     nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
-    plan = _Plan(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
+    plan = _Changes(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
     todo = nodes.items() if undo else reversed(nodes.items())
     for path, documents in _counted(todo, bar, "comparing", len(nodes)):
         plan.add(path, documents)
@@ -134,16 +134,16 @@ def migrate(  # noqa: PLR0913 # the options of the command
         try:
             _put(opened, key, document)
         except Exception as error:
-            # Its text may name the file that zarr writes first, with a random name.
+            # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             raise OSError(
-                f"{key} can't be written: {why}; mend that and run migrate again to finish"
+                f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
     return plan.reports
 
 
 def _open(store: Any, storage_options: dict[str, Any] | None, *, dry_run: bool) -> Any:
-    """Open a store unless it is open; raise ValueError for a zip archive."""
+    """Return a store, opened if need be; raise ValueError for a zip archive."""
     is_zip, is_open = isinstance(store, zarr.storage.ZipStore), not isinstance(store, str | Path)
     if not is_open:
         is_url = "://" in str(store)
@@ -202,7 +202,7 @@ def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]
 
 
 def _kind(documents: _Documents) -> str:
-    """Return the kind of a node, "array" or "group", of Zarr v2 if it has metadata of both."""
+    """Return the kind of a node, "array" or "group", by its Zarr v2 metadata if it has any."""
     new = documents.get("zarr.json")
     is_new_array = isinstance(new, dict) and new.get("node_type") == "array"
     is_array = ".zarray" in documents or (".zgroup" not in documents and is_new_array)
@@ -221,12 +221,12 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _below(path: str, paths: Iterable[str]) -> list[str]:
-    """Return those of some paths that are below a group."""
+    """Return those paths that are below a group."""
     prefix = f"{path}/".lstrip("/")
     return [other for other in paths if other != path and other.startswith(prefix)]
 
 
-class _Plan:
+class _Changes:
     """The outcome for each node, and the documents to write or, if None, to remove, in order."""
 
     def __init__(
@@ -243,11 +243,11 @@ class _Plan:
         self.changes: dict[str, dict[str, Any] | None] = {}
         self.failed: list[str] = []  # the nodes that are refused or kept
         self.old = [path for path, documents in nodes.items() if _has_v2(documents)]
-        # Zarr v3 documents, as they will be.
+        # Zarr v3 documents, as they will be in the end.
         self.new = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
 
     def add(self, path: str, documents: _Documents) -> None:
-        """Plan what a node needs, and report it, or why that can't be done."""
+        """Plan the changes to a node, and report them, or why they can't be made."""
         report = NodeReport(path, _kind(documents), "")
         try:
             with warnings.catch_warnings():
@@ -262,7 +262,7 @@ class _Plan:
             self.reports.append(report)
 
     def _migrate(self, report: NodeReport, documents: _Documents) -> None:
-        """Plan what a node needs, after all nodes below it."""
+        """Plan to migrate a node, after all nodes below it."""
         path, found = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded" if _has_v2(documents) else ""
@@ -290,7 +290,7 @@ class _Plan:
             report.status = "undone"
 
     def finish_undo(self) -> dict[str, dict[str, Any] | None]:
-        """Keep all nodes of a Zarr v3 group of which one is kept; return what is to be removed."""
+        """Keep all nodes of a Zarr v3 group if one of them is kept; return what to remove."""
         tops = {
             path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
         }
@@ -303,7 +303,7 @@ class _Plan:
         return {join(report.path, "zarr.json"): None for report in undone if not report.reasons}
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> dict[str, Any]:
-        """Return the document that a node needs, or raise what prevents its migration."""
+        """Return the document that a node needs, or raise the error that prevents its migration."""
         document, found = _convert(documents, notes), documents.get("zarr.json")
         if found is None or _differing(_without_consolidated(found), document):
             if ".zarray" in documents:
@@ -396,7 +396,7 @@ def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Return a group's document with those of all nodes below it as consolidated metadata."""
+    """Return a group's document with the documents of all nodes below it consolidated in it."""
     store = zarr.storage.MemoryStore()
     for other in _below(path, others):
         if isinstance(others[other], Exception):

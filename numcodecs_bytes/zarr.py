@@ -7,7 +7,7 @@ Configuration:
 
 ``endian`` is required if the data type has a byte order, and dropped if it has none. Once the
 package is installed, zarr uses this class for every Zarr v3 array that it opens: importing this
-module, as the entry points do, makes it zarr's default.
+module, as the entry points do, makes the class zarr's default.
 
 Deviations from the specification, all of them to read what others wrote: the older codec name
 ``endian`` is read (and written as ``bytes``); structured types without ``endian`` are read as
@@ -67,18 +67,18 @@ class _State(NamedTuple):
     """What a codec knows besides its `endian`."""
 
     # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
-    # 3.1.6 evolves the codec for the array's data type, even if a filter passes it another one.
+    # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
     declared_endian: Endian | None = None
     endian_if_missing: Endian | None = None
-    dtype: AnyDType | None = None  # that the codec was evolved for
+    dtype: AnyDType | None = None  # what the codec was evolved for
     in_our_pipeline: bool = False
 
 
 class BytesCodec(zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
-    A subclass of zarr's own codec, because zarr's sharding and others check for that class. The two
-    compare equal if their `endian` is the same.
+    A subclass of zarr's own codec, because zarr's sharding and other code check for that class. The
+    two compare equal if their `endian` is the same.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         object.__setattr__(self, "_state", state)
 
     def in_our_pipeline(self) -> Self:
-        """Return a copy of the codec for a pipeline of this package, which calls it on purpose."""
+        """Return a copy of the codec for a pipeline of this package; see `_check_pipeline`."""
         marked = copy.copy(self)
         marked._set(self._state._replace(in_our_pipeline=True))  # noqa: SLF001
         return marked
@@ -118,7 +118,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
         """Whether zarr's sharding may decode dense shards without calling the codec.
 
-        That would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+        Doing so would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
         """
         dtype = self._state.dtype
         if dtype is None:
@@ -157,7 +157,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
-        # Zarr's sharding uses an evolved codec only if it differs, so one that need not is changed.
+        # zarr's sharding uses an evolved codec only if it differs; else `self` gets the new state.
         evolved, state = self, self._state
         if not has_byte_order(dtype):
             evolved = type(self)(endian=None)
@@ -183,18 +183,18 @@ class BytesCodec(zarr.codecs.BytesCodec):
         raw: Any = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
-        # In native order, not a byte-swapped view: numcodecs filters view it as another dtype.
+        # In native order, not as a byte-swapped view: numcodecs filters view it as another dtype.
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
     async def encode(self, chunks_and_specs: Any) -> Any:
-        """Encode chunks, like zarr, which calls this also if it deletes all of them."""
+        """Encode chunks like zarr, which calls this even if it deletes all of them."""
         self._check_pipeline()
         return await super().encode(chunks_and_specs)
 
     def _check_pipeline(self) -> None:
-        """Raise or warn if chunks are to be written in place, which other pipelines do not."""
+        """Raise or warn if chunks are to be written in place, which other pipelines do not do."""
         if self._state.in_our_pipeline or not (mode := write_in_place()):
             return
         why = (
@@ -214,7 +214,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
             stored = self._stored_dtype(array.dtype)
-        # The shapes may differ: numcodecs filters flatten arrays in C order, others reshape them.
+        # The shapes may differ: some numcodecs filters flatten arrays in C order, or reshape them.
         if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
@@ -263,7 +263,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if not isinstance(other, zarr.codecs.BytesCodec):
             return NotImplemented
         # Between two codecs of this class, `is_fixed_size` matters: zarr's sharding uses an evolved
-        # codec only if it differs from the original. zarr's own codec equals ours whatever it is.
+        # codec only if it differs from the original. For zarr's own codec, it does not matter.
         return self.endian == other.endian and (
             not isinstance(other, BytesCodec) or self.is_fixed_size == other.is_fixed_size
         )
@@ -287,8 +287,8 @@ def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
         as_float = dtype.newbyteorder(array.dtype.byteorder)
         if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
             return array.view(as_float)
-    # Other data types than declared are accepted if they are swapped alike: filters return them,
-    # and zarr's own codec stores them (`astype` to float32 followed by `delta` of int32).
+    # Data types other than the declared one are accepted if they are swapped alike: filters return
+    # them, and zarr's own codec stores them (`astype` to float32 followed by `delta` of int32).
     if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
         raise TypeError(
             f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
@@ -306,7 +306,7 @@ def _check_zarr() -> None:
 
 
 def _use_by_default() -> None:
-    """Let zarr use `BytesCodec` for "bytes", and for "endian" unless "bytes" is another codec's."""
+    """Make zarr use `BytesCodec` for "bytes", and for "endian" unless "bytes" is set otherwise."""
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
     # Whatever can fail comes first: a default that zarr can't import would break all arrays.
     chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)

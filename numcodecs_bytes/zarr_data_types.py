@@ -6,8 +6,8 @@ they first need a data type; with older versions, ``import numcodecs_bytes.zarr_
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
-If zarr, or a package that was imported earlier, has registered a data type of the same name, the
-class here is that one. Without ml_dtypes, opening an array of one of its types raises an error.
+If zarr, or a package imported earlier, has registered a data type of the same name, the class here
+is the registered one. Without ml_dtypes, opening an array of one of its types raises an error.
 
 Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
 also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are
@@ -55,9 +55,9 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
     calls any plugin: rewrite the metadata with ``parse_numpy_descr(descr).to_json(zarr_format=3)``.
 
-    It has pairs ``[name, type]``, nested for nested structures. Byte orders in it are dropped,
+    The list has pairs ``[name, type]``, nested for nested structures. Its byte orders are dropped,
     because in Zarr v3 the byte order is a setting of the bytes codec. Raises TypeError if `descr`
-    is no such list, and ValueError if a field is an array, which `struct` does not support.
+    is not such a list, and ValueError if a field is an array, which `struct` does not support.
     """
     if not isinstance(descr, list):
         raise TypeError(f"expected a list such as [['age', '<i4'], ...], got {descr!r}")
@@ -108,12 +108,12 @@ def _item(data: object) -> object:
 
 
 def _not_a_value(name: object, data: object, expected: str) -> TypeError:
-    """Return the error for an invalid value, a TypeError: zarr hides the text of a ValueError."""
+    """Return the error for an invalid value: TypeError, as zarr hides the text of a ValueError."""
     return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
 
 
 def _from_base64(data: object, num_bytes: int) -> bytes | None:
-    """Return the bytes of a fill value in base64, or None unless it is one of `num_bytes` bytes."""
+    """Return the bytes of a fill value in base64, or None unless it holds `num_bytes` bytes."""
     with contextlib.suppress(TypeError, ValueError):
         raw = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
         return raw if len(raw) == num_bytes else None
@@ -171,7 +171,7 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
         return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)
 
 
-class _Float(zarr.dtype.ZDType[Any, Any], HasItemSize):
+class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
     """A data type of ml_dtypes; subclasses have fill values of another kind."""
 
     dtype_cls: ClassVar[Any] = np.dtype
@@ -213,7 +213,7 @@ class _Float(zarr.dtype.ZDType[Any, Any], HasItemSize):
         return self.from_json_scalar(data, zarr_format=3)
 
     def _check_scalar(self, data: object) -> bool:
-        raise NotImplementedError  # zarr has it for `cast_scalar`, which checks here
+        raise NotImplementedError  # only zarr's `cast_scalar` uses it; ours checks by itself
 
     def default_scalar(self) -> Any:
         return np.zeros((), self.to_native_dtype())[()]
@@ -225,7 +225,7 @@ class _Float(zarr.dtype.ZDType[Any, Any], HasItemSize):
         return _float_to_json(self.cast_scalar(data))
 
 
-class _Complex(_Float):
+class _Complex(_MLDataType):
     def cast_scalar(self, data: object) -> Any:
         """Return a number, or a list of its real and imaginary part, as a scalar."""
         data = _item(data)
@@ -245,7 +245,7 @@ class _Complex(_Float):
         return list(map(_float_to_json, parts))
 
 
-class _Integer(_Float):
+class _Integer(_MLDataType):
     def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:  # noqa: ARG002
         num_values = 2**self._row.num_bits
         smallest = 0 if self._row.name.startswith("uint") else -num_values // 2
@@ -379,7 +379,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
 
 def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
-    """Return the name and data type of a field; like zarr, also for the pairs of `structured`."""
+    """Return the name and data type of a field; like zarr, accept the pairs of `structured`."""
     match field:
         case {"name": str(name), "data_type": data} | [str(name), data] if name:
             return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)
@@ -398,9 +398,9 @@ class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
     _zarr_v3_name: ClassVar[Any] = "complex_float64"
 
 
-def _class_of(row: MLDType) -> type[_Float]:
+def _class_of(row: MLDType) -> type[_MLDataType]:
     """Return a new class for a row of the table."""
-    kind = {"float": _Float, "complex": _Complex, "integer": _Integer}[row.kind]
+    kind = {"float": _MLDataType, "complex": _Complex, "integer": _Integer}[row.kind]
     bases = (kind,) if row.num_bits <= 8 else (_HasByteOrder, kind)
     members = {"__module__": __name__, "__doc__": f"`{row.name}`.", "_zarr_v3_name": row.name}
     return type(row.class_name, bases, {**members, "_row": row})
@@ -412,7 +412,7 @@ def _register() -> None:
     made = map(_class_of, ML_DTYPES)
     classes: list[Any] = [RawBits, Struct, *made, ComplexFloat32, ComplexFloat64]
     for cls in classes:
-        # A class must be a name of this module for its instances to be pickled.
+        # Instances can be pickled only if their class is an attribute of this module.
         globals()[cls.__name__] = contents.setdefault(cls._zarr_v3_name, cls)
 
 

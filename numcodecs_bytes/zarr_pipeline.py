@@ -1,14 +1,14 @@
 """Codec pipelines that read uncompressed chunks in part, and many of them together.
 
-zarr's own pipelines read whole chunks. `BytesPipeline`, which importing this module makes zarr's
-default, as the entry points do, reads what a selection needs, of
+zarr's own pipelines read whole chunks. Importing this module, as the entry points do, makes
+`BytesPipeline` zarr's default. It reads only what a selection needs, from
 
 - Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
-- shards whose inner chunks are stored so
-- Zarr v2 arrays without filters and compressor, or with `Bytes` as the only one of them, in either
+- shards whose inner chunks are stored that way
+- Zarr v2 arrays without filters or a compressor, or with `Bytes` as the only one of them, in either
   ``order``
 
-where the chunks are in files, or in a store that answers byte ranges reliably. Parts of chunks in
+if the chunks are in files, or in a store that answers byte ranges reliably. Parts of chunks in
 local files are written in place if `numcodecs_bytes.write_in_place` asks for it. Everything else is
 left to zarr's pipeline.
 """
@@ -76,12 +76,12 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout | Whole:
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         return Whole(f"elements of variable length ({dtype})")
-    stored = copied_as(dtype)  # in native order, but NumPy copies some types only as others
+    stored = copied_as(dtype)  # native order, but NumPy copies some types only as integers
     if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
-        # In a comparison, NumPy takes None as float64.
+        # In a comparison, NumPy treats None as float64.
         is_of_array = codec.dtype is not None and codec.dtype == dtype
         if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
-            return Whole(f'the codec "bytes" has another dtype than the array, {dtype}')
+            return Whole(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
         stored = stored_dtype(dtype, codec.endian)
     is_column_major = chunk_spec.order == "F"
     axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
@@ -125,7 +125,7 @@ def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpe
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
-    """Return what says how the chunks of a pipeline are stored, or why zarr has to read them."""
+    """Return what says how the chunks of a pipeline are stored, or why zarr must read them."""
     codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
     others = [*(c for c in transposes if type(c) is not TransposeCodec)]
     others += pipeline.bytes_bytes_codecs
@@ -139,7 +139,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
         names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
         return Whole(f"compressed or filtered by {' and '.join(names)}")
     if type(codec) is zarr.codecs.ShardingCodec:
-        # Where a codec of the index needs an event loop, threads can't decode it.
+        # If a codec of the index needs an event loop, threads can't decode the index.
         if transposes or not has_sync_index(codec):
             return Whole("transposed shards, or an index encoded by an unknown codec")
         codec = _in_our_pipeline(codec)
@@ -151,7 +151,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
 
 
 def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | Whole:
-    """Return how an array's chunks are stored, or why these pipelines read no parts of them."""
+    """Return how an array's chunks are stored, or why these pipelines can't read parts of them."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
     codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
@@ -167,7 +167,7 @@ def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | Whole:
 
 
 def _note_left(item: Any, why: str, *, is_required: bool) -> None:
-    """Note why a chunk is left to zarr, or raise if a part of one must not be."""
+    """Note why a chunk is left to zarr; raise if a write to part of it must be in place."""
     byte_setter, spec, _, _, is_complete, *_ = item
     if is_required and not is_complete:
         raise RuntimeError(
@@ -181,7 +181,7 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
 
 
 async def _check_lengths(items: "Sequence[Any]", stored_as: Callable[[ArraySpec], Any]) -> None:
-    """Raise ValueError if a chunk has the wrong length, of which zarr's own error says nothing."""
+    """Raise ValueError if a chunk has the wrong length, which zarr's own error does not mention."""
     for byte_getter, spec, *_ in items:
         raw, layout = await byte_getter.get(spec.prototype), stored_as(spec)
         if raw is not None:
@@ -190,13 +190,13 @@ async def _check_lengths(items: "Sequence[Any]", stored_as: Callable[[ArraySpec]
 
 
 def _is_array(out: Any) -> bool:
-    """Whether an output is a NumPy array in memory, whose elements are no Python objects."""
+    """Whether an output is a NumPy array in memory whose elements are not Python objects."""
     array = out.as_ndarray_like()
     return type(out) is cpu.NDBuffer and type(array) is np.ndarray and not array.dtype.hasobject
 
 
 def _in_our_pipeline(codec: Any) -> Any:
-    """Return the codec for a pipeline of ours, with the codecs inside of it."""
+    """Return a codec, and the codecs inside it, for a pipeline of ours."""
     if isinstance(codec, BytesCodec):
         return codec.in_our_pipeline()
     if type(codec) is not zarr.codecs.ShardingCodec or not _is_ours(codec):
@@ -209,7 +209,7 @@ def _in_our_pipeline(codec: Any) -> Any:
 
 
 def _is_ours(codec: Any) -> bool:
-    """Whether a codec, or one inside of it, is of this package."""
+    """Whether a codec, or one inside it, is from this package."""
     if type(codec) is zarr.codecs.ShardingCodec:
         return any(map(_is_ours, (*codec.codecs, *codec.index_codecs)))
     if type(codec) is V2Codec:
@@ -224,7 +224,7 @@ class ReadsParts:
 
     @classmethod
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
-        """Return the pipeline of codecs, like zarr's."""
+        """Return a pipeline of the codecs, like zarr's."""
         warn_of_unknown_keys()
         zarrs: Any = super()
         # Copies: the codecs may belong to several arrays.
@@ -236,11 +236,11 @@ class ReadsParts:
 
     @functools.cached_property
     def _kept(self) -> dict[Any, Layout | Shard | Whole]:
-        """How chunks are stored, by their shape: of an array, they differ in nothing else."""
+        """How chunks are stored, by their shape: those of an array differ in nothing else."""
         return {}
 
     def __reduce__(self) -> Any:
-        """Pickle as zarr's own pipeline where nothing of ours is used, so that nobody needs us."""
+        """Pickle as zarr's own pipeline if nothing of ours is used, so that others can load it."""
         kind, codecs = type(self), list(self)  # type: ignore[call-overload]
         is_whole = isinstance(self._layout_of, Whole)
         if is_whole and not any(map(_is_ours, codecs)) and not write_in_place():
@@ -249,7 +249,7 @@ class ReadsParts:
         return make, (kind, object, None), self._fields()
 
     def __eq__(self, other: object) -> bool:
-        """Whether zarr's pipelines would be equal, as an array is to what it was pickled as."""
+        """Whether zarr's pipelines would be equal, so that an array equals its pickled copy."""
         if type(other) not in {type(self), self._zarrs_class()}:
             return NotImplemented
         return self._fields() == ReadsParts._fields(other)  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ class ReadsParts:
         if not isinstance(stored, Whole) and type(byte_getter) is not StorePath:
             stored = Whole(f"{name_of_class(byte_getter)} is no StorePath")
         if isinstance(stored, Whole):
-            if _trace.active and not is_in_shard(byte_getter):  # a shard is noted itself
+            if _trace.active and not is_in_shard(byte_getter):  # else the shard is noted
                 _trace.note_not_seen(stored.why, len(batch))
             return await zarrs.read(batch, out, drop_axes)
         together = self._batch(batch, out.as_ndarray_like(), drop_axes)
@@ -292,7 +292,7 @@ class ReadsParts:
         return results if HAS_RESULTS else None
 
     def _batch(self, items: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
-        """Return what is to be read, and where each chunk lies."""
+        """Return what to read, and where each chunk is stored."""
         source_of = sources_of(items[0][0].store)
         sources = [source_of(byte_getter.path) for byte_getter, *_ in items]
         why_left = {k: s.why for k, s in enumerate(sources) if isinstance(s, Whole)}
@@ -302,14 +302,14 @@ class ReadsParts:
         return Batch(items, sources, out, drop_axes, stored_as, why_left, num_workers, gap)
 
     async def _read_parts(self, batch: Batch, read_whole: Any) -> list[bool | None]:
-        """Read chunks in part; return whether each exists, None if it is left to zarr."""
+        """Read chunks in part; return whether each exists, or None if it is left to zarr."""
         exist: list[bool | None] = [None] * len(batch.items)
         kinds = set(map(type, batch.sources))
         if File in kinds:
             exist = await read_files(batch)
         if Remote not in kinds:
             return exist
-        from numcodecs_bytes._engine import remote  # noqa: PLC0415 # if it is needed
+        from numcodecs_bytes._engine import remote  # noqa: PLC0415 # only if it is needed
 
         left = [k for k, source in enumerate(batch.sources) if isinstance(source, Remote)]
         metadata = ".zarray" if self._is_v2() else "zarr.json"
@@ -319,7 +319,7 @@ class ReadsParts:
     async def _read_whole(
         self, batch: Batch, out: Any, ks: "Sequence[int]", fetched: "Sequence[_trace.Fetched]"
     ) -> list[bool]:
-        """Let zarr read chunks, of which something was fetched before, perhaps."""
+        """Let zarr read chunks, of which something may have been fetched before."""
         zarrs: Any = super()
         items = [batch.items[k] for k in ks]
         try:
@@ -342,8 +342,8 @@ class ReadsParts:
     ) -> None:
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
-        Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and a part of a chunk
-        can't be written in place. Others may be.
+        Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
+        can't be written in place. Other chunks may have been written by then.
         """
         batch = list(batch_info)
         try:
@@ -370,7 +370,7 @@ class ReadsParts:
     async def _write_in_place(
         self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...], *, is_required: bool
     ) -> None:
-        # Most programs only read.
+        # Imported here, because most programs only read.
         from numcodecs_bytes._engine.write import (  # noqa: PLC0415
             Writes,
             with_own_memory,
@@ -387,7 +387,7 @@ class ReadsParts:
                 files[k] = file
         if files:
             value = type(value).from_ndarray_like(await with_own_memory(value.as_ndarray_like()))
-        # Others first: the values may still be the memory of a part, which changes.
+        # Whole chunks first: the values may be mapped from a file that writes in place change.
         if others := [item for k, item in enumerate(batch) if k not in files]:
             await zarrs.write(others, value, drop_axes)
         left = {}
@@ -416,13 +416,13 @@ class ReadsParts:
 
 
 class BytesPipeline(ReadsParts, BatchedCodecPipeline):
-    """zarr's default pipeline, but of uncompressed chunks it reads what a selection needs."""
+    """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
     _setting = "threading.max_workers"
 
 
 zarr.registry.register_pipeline(BytesPipeline)
-# What takes the place of zarr's own default, whichever that is: paths of classes.
+# Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
 _REPLACES = {f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{__name__}.BytesPipeline"}
 
 if FusedCodecPipeline is None:
@@ -440,9 +440,9 @@ else:
 
 
 def warn_if_not_chosen() -> None:
-    """Warn if writes in place are required, but arrays will get a pipeline that makes none."""
+    """Warn if writes in place are required, but arrays will get a pipeline that can't make them."""
     path = zarr.config.get("codec_pipeline.path")
-    with contextlib.suppress(Warning, ValueError):  # a wrong value is raised where it is used
+    with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
         if write_in_place() == "require" and path not in _REPLACES.values():
             warnings.warn(
                 f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
@@ -453,7 +453,7 @@ def warn_if_not_chosen() -> None:
 
 
 def _use_by_default() -> None:
-    """Make the pipeline that extends zarr's default the default."""
+    """Make the pipeline that extends zarr's default pipeline the default."""
     default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
     if default not in (*_REPLACES, *_REPLACES.values()):
         raise AttributeError(f"zarr's default pipeline is {default}")

@@ -523,7 +523,7 @@ class TestKindsOfStores:
         assert {path: report.problems for path, report in found.items() if report.problems} == {
             "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
         }
-        why = "it answers a range with status 200, and no Content-Range to (0, 1)"
+        why = "it answers a range with status 200 and no Content-Range instead of bytes (0, 1)"
         no = f"no: the store does not answer byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
 
@@ -661,7 +661,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             (".zarray", "{}", "this is Zarr metadata: give its folder, {0}\n"),
-            ("a.json", "[1]", "this is not kerchunk references, which are a JSON object"),
+            ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
             ("a.txt", "text", "this is a file, but not a zip file"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),

@@ -330,7 +330,7 @@ class TestConfiguration:
             ({"dtype": []}, ValueError, "at least one byte long"),
             ({"dtype": {"names": ["a"], "formats": ["(0,)i4"]}}, ValueError, "one byte long"),
             ({"dtype": "S"}, ValueError, "at least one byte long"),
-            ({"dtype": "(2,)i4"}, ValueError, "replace a subarray type by its base type"),
+            ({"dtype": "(2,)i4"}, ValueError, "replace a subarray type with its base type"),
             ({"dtype": "longdouble"}, TypeError, "cannot store data type"),
             ({"dtype": [["a", "<i4"], ["b", "|O"]]}, TypeError, "cannot store data type"),
             ({"dtype": np.dtypes.StringDType()}, TypeError, "cannot store data type"),

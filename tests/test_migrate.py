@@ -626,7 +626,7 @@ class TestCommand:
         monkeypatch.setattr(zarr.storage.LocalStore, "set", fail)
         assert main(["migrate", str(folder)]) == 2
         said = capsys.readouterr().err
-        assert "y/zarr.json can't be written: OSError: No space left on device; mend that" in said
+        assert "y/zarr.json can't be written: OSError: No space left on device; fix that" in said
 
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):

@@ -65,7 +65,7 @@ def parse_dtype(data: object) -> AnyDType:
         raise ValueError(
             f"dtype must be the type of an array's elements and at least one byte long, got "
             f"{data!r}; give strings and raw bytes a length (as in '|S8'), and replace a subarray "
-            "type by its base type"
+            "type with its base type"
         )
     return dtype
 
@@ -104,7 +104,7 @@ def _from_descr(data: object) -> object:
 
 
 def _field_from_descr(field: object) -> tuple[Any, ...]:
-    """Convert a field; of a title and a name, only the name is kept."""
+    """Convert a field; if it has a title and a name, only the name is kept."""
     match field:
         case [[*_, str(name)] | str(name), data, *shape] if (
             name and len(shape) < 2 and data is not None

@@ -51,9 +51,9 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
 
 
 def decode_into(raw: Array, stored: AnyDType, out: Array) -> None:
-    """Fill an array with the elements that stored bytes hold, which may overlap it.
+    """Fill an array with the elements that stored bytes hold; the two may overlap.
 
-    Any layout of `out` is filled in C order, or column by column if it is column-major.
+    `out` may have any layout; it is filled in C order, or column by column if it is column-major.
     """
     if np.may_share_memory(raw, out):
         raw = raw.copy()  # for some overlaps NumPy would read what it has already overwritten
@@ -80,7 +80,7 @@ def as_numpy(array: Any) -> Any:
     """Return an array-like as a NumPy array, without a copy, or a GPU array as it is."""
     try:
         return np.asarray(array)
-    except TypeError:  # CuPy's, when NumPy converts its arrays
+    except TypeError:  # CuPy raises it when NumPy converts its arrays
         return array
 
 

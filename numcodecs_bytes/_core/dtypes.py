@@ -4,7 +4,7 @@ Nothing here touches array data. The *stored dtype* describes the bytes of a chu
 no padding and no titles, every multi-byte number is in the byte order of `endian`, and types that
 NumPy does not byte-swap correctly are replaced by integers of the same size.
 
-To add a data type of ml_dtypes, add a row to `ML_DTYPES`; ``docs/contributing.md`` says what else.
+To add a data type of ml_dtypes, add a row to `ML_DTYPES`; the rest is in ``docs/contributing.md``.
 """
 
 import functools
@@ -149,10 +149,10 @@ def copied_as(dtype: AnyDType) -> AnyDType:
 
 @functools.lru_cache(maxsize=256)
 def swap_unit(dtype: AnyDType) -> AnyDType | None:
-    """Return the integer dtype that an element is a sequence of, or None if there is none.
+    """Return the integer dtype of which an element is a sequence, or None if there is none.
 
-    NumPy byte-swaps integers at memory speed, but complex64 at half and unicode and structures at
-    an eighth of it.
+    NumPy byte-swaps integers at memory speed, but complex64 at half that speed, and unicode and
+    structures at an eighth of it.
     """
     units = set()
     for leaf in leaf_dtypes(dtype):

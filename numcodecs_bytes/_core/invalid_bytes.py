@@ -1,4 +1,4 @@
-"""Invalid bools (neither 0 nor 1), and numbers of fewer than 8 bits with high bits set.
+"""Invalid bools (neither 0 nor 1), and numbers of fewer than 8 bits with unused bits set.
 
 Any nonzero byte reads as true (Fortran writes 0xFF), and the unused high bits of small numbers are
 ignored. NumPy and ml_dtypes would compute wrong values from such bytes if they were left unchanged.

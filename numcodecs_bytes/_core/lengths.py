@@ -21,7 +21,7 @@ def check_length(
 
 
 def parse_size(size: Any) -> int | None:
-    """Return a number of bytes, which may be written as Dask does ("1 MiB"); None if it is none."""
+    """Return a number of bytes, perhaps written as in Dask ("1 MiB"); None if it is invalid."""
     pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
     found = re.fullmatch(pattern, str(size), re.IGNORECASE)
     if found is None or isinstance(size, bool):

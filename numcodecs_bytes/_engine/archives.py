@@ -1,4 +1,4 @@
-"""Members of zip archives, as parts of the file of the archive."""
+"""Members of zip archives, as ranges of the archive's file."""
 
 import os
 import struct
@@ -20,20 +20,20 @@ def open_archive(store: ZipStore) -> int:
 
 
 def _archive_of(store: ZipStore) -> Any:
-    if not store._is_open:  # noqa: SLF001 # closed in the meantime
+    if not store._is_open:  # noqa: SLF001 # closed meanwhile
         raise Left("the archive was closed")
     return store._zf  # noqa: SLF001
 
 
 def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int]:
-    """Return where a member of an archive begins in bytes, and its length."""
+    """Return the offset and the length of a member of an archive, in bytes."""
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
         member = archive.getinfo(path)
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
             raise Left("it is compressed, or encrypted, in its zip archive")
-        archive.open(member).close()  # raises if what precedes the member is damaged
-    # A member is preceded by 26 bytes, the lengths of its name and of a field, and these two.
+        archive.open(member).close()  # raises if the header of the member is damaged
+    # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = os.pread(descriptor, 30, member.header_offset)
     return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

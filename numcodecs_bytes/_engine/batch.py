@@ -1,8 +1,8 @@
 """Reads the selections of many chunks in local files into one array.
 
-A thread takes one chunk after the other: opens its file, reads, closes it. Others help where chunks
-are large, or their files cold. What can't be read so is left to zarr, which reads it whole, or
-raises its own error.
+A thread takes one chunk after the other: it opens the file, reads, and closes it. Other threads
+help if chunks are large, or their files cold. What can't be read this way is left to zarr, which
+reads it whole or raises its own error.
 """
 
 import contextvars
@@ -41,13 +41,13 @@ class Batch(NamedTuple):
     """The selections of many chunks of an array, and how to read them."""
 
     items: Sequence[Any]  # what zarr passes to the `read` of its pipelines
-    sources: Sequence[Source]  # where each chunk lies
+    sources: Sequence[Source]  # where each chunk is stored
     out: Array
     drop_axes: tuple[int, ...]
-    stored_as: Callable[[ArraySpec], Any]  # returns a Layout or a Shard, for all chunks the same
+    stored_as: Callable[[ArraySpec], Any]  # returns a Layout, or a Shard, for every chunk
     why_left: dict[int, str]  # why chunks are left to zarr, by their position in `items`
     num_workers: int | None  # the number of threads, if the user has set it
-    gap: int | None  # over which gaps to read, in bytes, if the user has set it
+    gap: int | None  # the largest gap to read, in bytes, if the user has set it
 
     def place(self, k: int) -> tuple[Any, ...]:
         """Return where the selection of a chunk belongs in the output."""
@@ -68,7 +68,7 @@ class Batch(NamedTuple):
             _trace.note_read(byte_getter, len(spec.shape), stored.num_bytes, fetched, num)
 
     def note_whole(self, k: int, before: _trace.Fetched, *, exists: bool) -> None:
-        """Do the same for a chunk that zarr has read, after something was fetched."""
+        """Do the same for a chunk that zarr has read; `before` is what was fetched before that."""
         stored = self.stored_as(self.items[k][1])
         if isinstance(stored, Shard):  # of which zarr may have read parts
             _trace.note_not_seen(before.why or "most of a shard is selected")
@@ -79,10 +79,10 @@ class Batch(NamedTuple):
 
 
 async def read_files(batch: Batch) -> list[bool | None]:
-    """Read the selections of the chunks that lie in local files into the output.
+    """Read the selections of the chunks in local files into the output.
 
-    Returns whether each chunk exists; None if it is left to zarr. Raises ValueError if a file has
-    the wrong length.
+    Returns whether each chunk exists, or None if it is left to zarr. Raises ValueError if a file
+    has the wrong length.
     """
     job = _Job(batch)
     context = contextvars.copy_context()  # with NumPy's errstate, for example
@@ -93,12 +93,12 @@ async def read_files(batch: Batch) -> list[bool | None]:
 
 
 class _Job:
-    """What the threads share that read a batch."""
+    """What the threads that read a batch share."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.exist: list[bool | None] = [None] * len(batch.items)
-        self._shared: dict[Any, int] = {}  # descriptors of files in which several chunks lie
+        self._shared: dict[Any, int] = {}  # descriptors of files that hold several chunks
         self._opening = threading.Lock()
         self._left = deque(k for k, s in enumerate(batch.sources) if isinstance(s, File))
         self._is_wanted: IsWanted = lambda: True
@@ -107,10 +107,10 @@ class _Job:
         self._num_working, self._num_helpers, self._is_over = 0, 0, False
 
     def run(self, is_wanted: IsWanted, *, is_last: bool = False) -> None:
-        """Read what is left; no thread reads afterwards.
+        """Read what is left; when this returns, no thread reads any more.
 
-        When the interpreter ends, it waits for the threads of pools, so these stop. Whoever still
-        waits for the chunks reads them, `is_last`, in its own thread.
+        When the interpreter ends, it waits for the threads of pools, so these stop. A caller that
+        still waits for the chunks reads them in its own thread, with `is_last`.
         """
         batch, self._is_wanted = self.batch, is_wanted
         is_parallel = batch.out.nbytes >= constants.PARALLEL_BYTES * len(batch.items)
@@ -140,7 +140,7 @@ class _Job:
     def _work(self, *, looks: bool = False, is_last: bool = False) -> None:
         """Read one chunk after the other, as several threads do."""
         with self._state:
-            if self._is_over and not is_last:  # this thread comes too late
+            if self._is_over and not is_last:  # this thread has started too late
                 return
             self._num_working += 1
         try:
@@ -152,7 +152,7 @@ class _Job:
                 before = files.usage() if looks and k % constants.LOOK_EVERY == 0 else None
                 self._read(k)
                 if before and files.has_waited(before, is_alone=not self._num_helpers):
-                    looks = False  # as many wait for files at once as zarr itself would let
+                    looks = False  # as many threads wait for files as zarr itself would use
                     self._help(zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
         except BaseException as error:  # noqa: BLE001 # raised by `run`
             self._errors.append(error)
@@ -185,7 +185,7 @@ class _Job:
             raise
 
     def _open(self, file: File) -> int:
-        """Return the descriptor of a file, which may be open already."""
+        """Return the descriptor of a file, which may already be open."""
         if file.key is None:
             return file.open()
         with self._opening:

@@ -1,10 +1,10 @@
 """The numbers of the engine, each with its measurement.
 
-They are read when they are used, as ``constants.GAP_BYTES``, so that a test may change them. Plans
-are kept: call `layout.layout_of.cache_clear` after a change.
+They are looked up when they are used, as ``constants.GAP_BYTES``, so that tests can change them.
+Plans are kept: call `layout.layout_of.cache_clear` after a change.
 """
 
-# Gaps that are, on average, no longer than this are read with the runs around them: to read 8 KiB
+# Gaps that are, on average, no longer than this are read with the runs around them: reading 8 KiB
 # more takes as long as another read. A column with elements 8 KiB apart took 0.46 of the time in a
 # single read if the file was in memory, and 0.4 to 0.6 if it was not; with 12 KiB, 1.7 times as
 # long in memory. With a limit of 4 KiB, cold columns took up to 1.5 times as long as zarr alone.
@@ -16,25 +16,25 @@ GAP_BYTES = 1 << 13
 BLOCK_BYTES = 1 << 20
 
 # Close indices in an array are grouped by block if the hull of all of them is longer than this.
-# Half of the elements of an 8 MiB chunk, in disorder, took 5.5 ms in a single read and 9.5 if they
-# were grouped. A transposed chunk is read in parts of this size, to fill whole cache lines of the
-# output: 2 MB took 0.6 of zarr's time, 1.7 of it in blocks; 120 MB took 0.7, 1.4 of it in blocks.
+# Half of the elements of an 8 MiB chunk, unsorted, took 5.5 ms in a single read and 9.5 if grouped.
+# A transposed chunk is read in parts of this size, to fill whole cache lines of the output: 2 MB
+# took 0.6 of zarr's time, and 1.7 in blocks of BLOCK_BYTES; 120 MB took 0.7, and 1.4 in blocks.
 GROUP_BYTES = 1 << 23
 
-# How many plans of slices and integers a layout keeps, and how many runs they have at most: to plan
+# How many plans of slices and integers a layout keeps, and how many runs each has at most: planning
 # again for each chunk takes 1.2 to 1.35 times as long.
 MAX_PLANS, MAX_KEPT = 64, 256
 
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12
 
-# From how many runs on a few are read first. If the thread had to wait for those, the system is
-# asked for all runs: 1,000 cold points take 12 ms instead of 60. To ask always takes 1.6 times as
-# long if nothing is cold; to look takes 5 us.
+# If there are at least LOOK_FROM runs, a few are read first. If the thread had to wait for those,
+# the system is asked to prefetch all runs: 1,000 cold points take 12 ms instead of 60. Always
+# asking takes 1.6 times as long if nothing is cold; looking takes 5 us.
 LOOK_FROM, NUM_LOOKED_AT = 5, 4
 
-# From this selected size per chunk on, all cores together are faster than one thread. Below it,
-# threads wait for each other: most of the time is spent in Python.
+# If at least this much is selected per chunk, all cores together are faster than one thread. Below
+# it, threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 
 # After how many chunks a thread checks again whether it had to wait, which takes 1 us. If it had,
@@ -42,56 +42,57 @@ PARALLEL_BYTES = 1 << 19
 LOOK_EVERY = 8
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
-# 30 ms at 100 MB/s is worth 3 MB. With a quarter of it reads took up to 20 times as long, with four
-# times as much 4.9 times. It is shared by the requests in flight; else 3.2 times.
+# 30 ms at 100 MB/s is worth 3 MB. With a quarter of this gap, reads took up to 20 times as long;
+# with four times as much, 4.9 times. The requests in flight share it; otherwise, 3.2 times.
 LATENCY_BYTES = 2_500_000
 
 # Longer gaps are fetched, but not copied with the runs around them: a box through four chunks of
 # 16 MiB, 1 ms away, took 0.57 to 0.91 of zarr's time, and 0.82 to 1.19 if they were copied.
 COPIED_GAP_BYTES = 1 << 9
 
-# Long ranges are requested in parts of at least this size, as a connection has a limited rate.
+# Long ranges are requested in parts of at least this size, because a connection has a limited rate.
 PART_BYTES = 1 << 21
 
 # Chunks in one object that are at most this far apart are requested together. zarr alone fetches
 # nothing between them.
 BESIDE_BYTES = 1 << 14
 
-# A chunk is left to zarr if a range would spare less than this: at 1 ms and 1 GB/s, parts of 400
+# A chunk is left to zarr if a range would save no more than this: at 1 ms and 1 GB/s, parts of 400
 # chunks of 64 KiB took 1.1 to 1.2 times as long as the chunks.
 WORTH_BYTES = 1 << 16
 
-# A connection that is lost after this time is not tried again: it would be lost again.
+# If a connection is lost after this time, the request is not repeated: it would be lost again.
 PATIENCE_SECONDS = 1.0
 
-# How long zarr reads a store after a strike. Its server may be replaced; a request will tell.
+# How long zarr reads a store after a strike. Its server may have been replaced by then.
 STRUCK_SECONDS = 600.0
 
-# What counts as zarr's `async.concurrency` if that is None.
+# The number to use if zarr's `async.concurrency` is None.
 UNLIMITED = 1000
 
 # Writes
 
-# Runs are written one by one, unless they are this many times as many as the hulls over gaps of
+# Runs are written one by one, unless there are more than this many for each hull over gaps of up to
 # GAP_BYTES: then the hulls are rewritten. With a gap of 8 KiB, a run takes 1.1 us in memory (tmpfs)
 # and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer runs are not worth the exclusive lock.
 REWRITE_FROM = 8
 
-# How long it takes to write a run: a writer of hulls waits no longer for the exclusive lock.
+# How long it takes to write a run. A writer of hulls waits for the exclusive lock no longer than
+# writing its runs would take.
 RUN_SECONDS = 5e-6
 
-# Values that may be the memory of a file are copied up to this size, in 20 ms. If they are larger,
+# Values that may be mapped from a file are copied up to this size, in 20 ms. If they are larger,
 # the files of the chunks are copied: zarr alone reads and writes as much.
 COPIED_BYTES = 1 << 26
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
-# these limits. To try takes 0.2 ms. With a fourth of the time, some of eight writers of strides got
+# these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got
 # no lock for a second.
 NUM_WAITS, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 16, 2e-4, 0.1
 
-# After which time a log message says what a write waits for; and for how long it waits while the
-# program ends.
+# How long a write waits before a log message says what it waits for, and how long it waits while
+# the program ends.
 LONG_SECONDS, EXIT_SECONDS = 5.0, 1.0
 
-# How often a file that is replaced or deleted in the meantime is opened again.
+# How often a file that is replaced or deleted meanwhile is reopened.
 MAX_TRIES = 1000

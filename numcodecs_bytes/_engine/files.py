@@ -1,6 +1,6 @@
-"""Runs of local files: opened without side effects, read completely, asked for if cold.
+"""Runs of local files: opens files without side effects, and reads or prefetches runs.
 
-No file is mapped into memory, because to truncate a mapped file crashes the process.
+No file is mapped into memory, because truncating a mapped file crashes the process.
 """
 
 import os
@@ -17,9 +17,9 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-# Non-blocking, in case that a regular file is replaced by a pipe while it is opened.
+# Non-blocking, in case a regular file is replaced by a pipe while it is opened.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# macOS refuses to read 2 GiB and more at once.
+# macOS refuses to read 2 GiB or more at once.
 _AT_ONCE_BYTES = 1 << 30
 
 
@@ -28,43 +28,43 @@ class Left(Exception):  # noqa: N818 # not an error
 
 
 class File(NamedTuple):
-    """Where a chunk lies in a local file."""
+    """Where a chunk is in a local file."""
 
     # Opens the file for reading, and returns its descriptor.
     open: Callable[[], int]
     # The exceptions of `open` and `locate` that mean that the chunk does not exist.
     missing: tuple[type[Exception], ...]
-    # Identifies a file in which other chunks lie, too, which is opened once for a batch.
+    # Identifies a file that may hold other chunks, too; it is opened once for a batch.
     key: Any = None
-    # Takes the descriptor, and returns where in the file the chunk begins, and its length in bytes;
-    # may raise `Left`.
+    # Takes the descriptor, and returns the offset and the length of the chunk in the file, in
+    # bytes; may raise `Left`.
     locate: Callable[[int], tuple[int, int]] | None = None
 
 
 class OpenFile(NamedTuple):
-    """A file that is open, and where a chunk begins in it, in bytes."""
+    """An open file, and the offset of a chunk in it, in bytes."""
 
     descriptor: int
     start: int = 0
-    is_asked_for: bool = False  # whether the system was asked for its runs already
+    is_prefetched: bool = False  # whether the system was already asked to prefetch its runs
 
 
 def open_file(path: str) -> int:
     """Open a regular file for reading; return its descriptor.
 
-    Raises IsADirectoryError for a directory, and `Left` for anything else, such as a pipe, whose
-    writer would be killed if it was closed again.
+    Raises IsADirectoryError for a directory, and `Left` for anything else: opening and closing a
+    pipe, for example, would kill its writer.
     """
     mode = os.stat(path).st_mode  # noqa: PTH116 # a Path takes 2 us
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(path)
     if not stat.S_ISREG(mode):
-        raise Left("it is no regular file")
+        raise Left("it is not a regular file")
     return os.open(path, _FLAGS)
 
 
 def length_of_file(file: File) -> int:
-    """Return the length of a chunk in bytes; raise as `open` and `locate`."""
+    """Return the length of a chunk in bytes; raise what `open` and `locate` raise."""
     descriptor = file.open()
     try:
         length = os.fstat(descriptor).st_size
@@ -75,7 +75,7 @@ def length_of_file(file: File) -> int:
 
 
 def usage() -> Any:
-    """Return what this thread has used so far; None if the system does not say."""
+    """Return the resource usage of this thread; None if the system does not report it."""
     who = getattr(resource, "RUSAGE_THREAD", None)
     return None if resource is None or who is None else resource.getrusage(who)
 
@@ -83,8 +83,8 @@ def usage() -> Any:
 def has_waited(before: Any, *, is_alone: bool = True) -> bool:
     """Whether this thread had to wait for a file since `usage` returned `before`.
 
-    Python's other threads make it wait, too: if it is not alone, only reads of a disk count, and
-    none of a server. True if the system does not say.
+    Python's other threads make it wait, too: if it is not alone, only reads from a disk count, and
+    reads from a server do not. True if the system does not report it.
     """
     after = usage()
     if after is None:
@@ -94,7 +94,7 @@ def has_waited(before: Any, *, is_alone: bool = True) -> bool:
 
 
 def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
-    """Whether this thread has to wait for a few runs of a file, and may ask for all of them."""
+    """Whether this thread had to wait for a few runs of a file, and can prefetch all of them."""
     if not hasattr(os, "posix_fadvise"):
         return False
     before = usage()
@@ -105,8 +105,8 @@ def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
     return False
 
 
-def ask_for(descriptor: int, starts: Sequence[int], length: int) -> None:
-    """Have the system read runs of a file, all at once."""
+def prefetch(descriptor: int, starts: Sequence[int], length: int) -> None:
+    """Ask the system to prefetch runs of a file, all at once."""
     for start in starts:
         os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
@@ -114,8 +114,8 @@ def ask_for(descriptor: int, starts: Sequence[int], length: int) -> None:
 def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
     """Return runs of a file, end to end, all of the same length in bytes.
 
-    Short ones are bytes; for others `memory` returns memory, a ``memoryview`` of as many bytes as
-    it is asked for. Raises EOFError if the file is too short.
+    Short ones are returned as bytes; others are read into what `memory` returns for a number of
+    bytes: a ``memoryview`` of that length. Raises EOFError if the file is too short.
     """
     if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
         pread = os.pread
@@ -130,7 +130,7 @@ def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) 
 
 
 def fill(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill memory with the bytes of a file that begin at `start`; see `read_runs`."""
+    """Fill memory with the bytes of a file from `start` on; raise EOFError if it is too short."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -151,6 +151,6 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
     return os.read(descriptor, num_bytes)
 
 
-def memory_of(num_bytes: int) -> memoryview:
+def new_memory(num_bytes: int) -> memoryview:
     """Return new memory of `num_bytes`."""
     return np.empty(num_bytes, np.uint8).data

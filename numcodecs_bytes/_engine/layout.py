@@ -9,9 +9,9 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 
 
 class Layout:
-    """How the elements of a chunk are stored. Get one from `layout_of`: it keeps plans.
+    """How the elements of a chunk are stored. Get one from `layout_of`, because it keeps plans.
 
-    Of `axis_order`, which is C order by default, elements along the last axis are adjacent.
+    Elements along the last axis of `axis_order`, by default C order, are adjacent.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Layout:
             stride *= shape[axis]
         self.strides = tuple(strides)  # the distance of elements along each axis, in bytes
         self.num_bytes = math.prod(shape) * self.item_size
-        # Whether NumPy's copy makes elements of stored ones: it swaps bytes, and none is invalid.
+        # Whether NumPy's copy converts stored elements: it can swap them, and none can be invalid.
         self.is_copied = copied_as(dtype) == dtype and not has_unused_bits(dtype)
-        # Whether stored elements are elements in memory, byte for byte.
+        # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_copied and stored == dtype
         self.plans: dict[Any, Any] = {}  # what `plan.plan_of` keeps
 
 
-# The chunks of an array have the same one each time.
+# The chunks of an array share one layout.
 layout_of = functools.lru_cache(maxsize=256)(Layout)

@@ -1,9 +1,9 @@
 """Files that are written in place: opened, locked, made and replaced.
 
-Who writes selected bytes has a shared lock (``flock``) on the file. Who writes back bytes that it
-has read before, or puts another file in its place, has the exclusive one. Nobody waits for a lock
-while having another one. A file is checked under its lock: its name still stands for it, and it has
-no other name, as copies made of hard links do.
+A writer of selected bytes holds a shared lock (``flock``) on the file. A writer that writes back
+bytes that it has read, or replaces the file, holds the exclusive lock. No writer waits for a lock
+while it holds another one. A file is checked under its lock: its name must still refer to it, and
+it must have no other name, as the files of a copy made with hard links do.
 
 A new file is complete before it gets its name, by a link. It stays locked until its temporary name
 is removed: until then, it has two names.
@@ -28,15 +28,15 @@ _TEMPORARY = ".in-place.partial"
 
 
 class NotInPlace(Exception):  # noqa: N818 # not an error
-    """A chunk is written as zarr does it; the message says why."""
+    """A chunk is left to zarr, which writes it whole; the message says why."""
 
 
 class LockedError(Exception):
-    """Somebody else has a lock on the file: try again later."""
+    """Another writer holds a lock on the file: try again later."""
 
 
 class ReplacedError(Exception):
-    """The name stands for another file than before, or the file had another name: try again."""
+    """The name now refers to another file, or the file had another name: try again."""
 
 
 @contextlib.contextmanager
@@ -54,7 +54,7 @@ def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
     try:
         _lock(descriptor, is_exclusive=is_exclusive)
         found = os.fstat(descriptor)
-        # After fstat: who replaces the file takes a name from it.
+        # After fstat, because replacing the file takes a name from it.
         check_name(descriptor, path)
         if found.st_nlink != 1:
             _refuse_other_names(descriptor, path)
@@ -74,27 +74,27 @@ def _lock(descriptor: int, *, is_exclusive: bool) -> None:
 
 
 def _release(descriptor: int) -> None:
-    """Unlock and close a file: in a process that was forked meanwhile, it may stay open."""
+    """Unlock and close a file: if a process was forked meanwhile, the file stays open there."""
     try:
-        with contextlib.suppress(OSError):  # it has no locks
+        with contextlib.suppress(OSError):  # its file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
 
 def check_name(descriptor: int, path: str) -> None:
-    """Raise ReplacedError unless a path stands for an open file."""
+    """Raise ReplacedError unless a path still refers to an open file."""
     if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
         raise ReplacedError
 
 
 def _refuse_other_names(descriptor: int, path: str) -> None:
-    """Raise NotInPlace if a locked file has a hard link, ReplacedError if it is gone now.
+    """Raise NotInPlace if a locked file has another hard link, ReplacedError if that is gone now.
 
-    Its maker gave it a temporary name first, and may have been killed before it removed that. On
-    FUSE, the maker may also be alive: there, names have locks of their own, a removed name is only
-    hidden until the file is closed, and the number of names is a second old, unless the mode is
-    set.
+    The process that made the file gave it a temporary name first, and may have been killed before
+    it removed that. On FUSE, that process may also be alive: there, each name has its own locks, a
+    removed name is only hidden until the file is closed, and the number of names that is reported
+    may be a second old, unless the mode is set.
     """
     folder, name = os.path.split(path)
     is_temporary = False
@@ -116,7 +116,7 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
 def temporary(path: str) -> Iterator[tuple[int, str]]:
     """Make a file beside another one; yield its descriptor and its temporary name.
 
-    It is locked exclusively until that name is removed, in the end.
+    The file is locked exclusively until that name is removed, when the context ends.
     """
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
@@ -132,14 +132,14 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
 
 
 def set_length(descriptor: int, num_bytes: int) -> None:
-    """Give a new file its length in bytes; it is filled with zeros, which take no space."""
-    with _explained("made that long"):
+    """Give a new file its length in bytes; it then holds zeros, which take no space."""
+    with _explained("given its length"):
         os.ftruncate(descriptor, num_bytes)
 
 
 def publish(name: str, path: str) -> bool:
     """Give a new file its name; return False if there is a file of that name already."""
-    with _explained("made, as it needs a second name for a moment"):
+    with _explained("made, because it needs a second name for a moment"):
         try:
             os.link(name, path)
         except FileExistsError:
@@ -155,7 +155,7 @@ def replace(name: str, path: str, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Leave to zarr what the system does not allow: zarr can do it, or raises the error."""
+    """Leave what the system does not allow to zarr, which can do it, or raises the error."""
     try:
         yield
     except FileNotFoundError:

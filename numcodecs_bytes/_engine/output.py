@@ -1,4 +1,4 @@
-"""What was read of a chunk -> its place in the output. Bytes are swapped by NumPy's copy."""
+"""Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,9 +28,9 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Wher
 
 
 def ready_to_copy(stored: Array, layout: Layout) -> Array:
-    """Return stored elements as an array that NumPy copies correctly into one of the dtype.
+    """Return stored elements as an array that NumPy copies correctly into one of `layout.dtype`.
 
-    Shares memory with them, unless NumPy does not swap such a dtype, or there are invalid bytes.
+    Shares memory with them, unless NumPy can't swap that dtype, or there are invalid bytes.
     """
     if layout.is_copied:
         return stored
@@ -41,21 +41,21 @@ def ready_to_copy(stored: Array, layout: Layout) -> Array:
 
 
 def are_slices(place: Any) -> bool:
-    """Whether a place in the output is a view of it."""
+    """Whether indexing the output with a place returns a view."""
     return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
 
 
 def within(out: Array, place: Where) -> tuple[Array, Callable[[Where], Where]]:
-    """Return a view of the output, and what tells where in it a part of the selection belongs."""
+    """Return a view of the output, and a function that says where in it a part belongs."""
     if are_slices(place):
         return out[(*place, ...)], lambda where: where
     return out, partial(place_within, place)
 
 
 def place_within(place: Where, where: Where) -> Where:
-    """Return the place in the output of a part of what belongs at `place`.
+    """Return the place in the output of a part, `where`, of the selection that belongs at `place`.
 
-    Both have a slice or an array for each axis; slices of `place` have steps of 1.
+    Both have a slice or an array for each axis; slices in `place` have steps of 1.
     """
     along: list[Any] = []
     for outer, inner in zip(place, where, strict=True):
@@ -72,9 +72,9 @@ def place_within(place: Where, where: Where) -> Where:
 
 
 def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
-    """Return what selects slices and arrays along each axis; ``numpy.ix_`` if arrays are several.
+    """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
 
-    `shape` is that of what is selected from, None if all slices have bounds.
+    `shape` is the shape of the array that is indexed, or None if all slices have bounds.
     """
     if sum([type(i) is not slice for i in along]) < 2:
         return tuple(along)
@@ -88,7 +88,7 @@ def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
 
 
 def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
-    """Return the output as bytes if the runs of a plan are what belongs there, end to end."""
+    """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
     if not (plan.is_solid and layout.is_plain and out.dtype == layout.dtype and are_slices(place)):
         return None
     region = out[(*place, ...)].transpose(plan.stored_axes)

@@ -1,10 +1,10 @@
 """A selection of a chunk -> which runs of it to read, and where they belong.
 
-Works on integers only: no array data, no I/O. From the innermost stored axis outwards, all between
-the lowest and the highest index, the hull, is one run if it is at most as long as all indices
-would be with a gap each; along the other axes there is a run for each index. So all runs of a
-plan have one length. What a hull holds beyond the selection is left out by a strided window over
-the runs, and by NumPy.
+Works on integers only: no array data, no I/O. From the innermost stored axis outwards, everything
+between the lowest and the highest index, the hull, is one run if it is no longer than the indices
+alone would be with the largest gap between them; along the other axes, there is a run for each
+index. So all runs of a plan have the same length. What a hull holds beyond the selection is left
+out by a strided window over the runs, and by NumPy's indexing.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of
 
 Bounds = tuple[int, int]  # the lowest and the highest index along an axis
-Where = tuple[Any, ...]  # for each axis of a selection a slice, or for one of them an array
+Where = tuple[Any, ...]  # a slice for each axis of a selection, or for one of them an array
 
 
 @dataclass(slots=True, eq=False)
@@ -35,15 +35,15 @@ class Plan:
     has_index: bool  # whether `index` has to be applied to the window
     is_solid: bool  # whether the runs, end to end, are the selected elements in stored order
     axes: tuple[Axis, ...]  # in the order in which they are stored
-    num_outer: int  # along how many axes, the first ones, there is a run for each index
-    start: int  # where the hull along the others begins, in bytes of the chunk
-    gap: int  # up to which gap it was planned, in bytes
+    num_outer: int  # how many axes, the first ones, have a run for each index
+    start: int  # the offset in the chunk of the hull along the other axes, in bytes
+    gap: int  # the largest gap that was planned with, in bytes
     _offsets: Indices | None = None
     _index: Where | None = None
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the runs have."""
+        """The total length of the runs."""
         return self.num_runs * self.length
 
     @property
@@ -63,7 +63,7 @@ class Plan:
         return self._index
 
     def starts(self, start: int = 0) -> Indices:
-        """Return where each run begins, in bytes, if the chunk begins at `start`."""
+        """Return the offset of each run, in bytes, if the chunk begins at `start`."""
         offsets: Any = self._offsets
         if offsets is None:
             offsets = np.zeros(min(self.num_runs, 1), np.intp)
@@ -77,7 +77,7 @@ class Plan:
 def plan_of(
     selection: Any, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
 ) -> Plan | None:
-    """Return the plan for a selection of a chunk; None if the selection is of an unknown kind.
+    """Return the plan for a selection of a chunk, or None if the selection is of an unknown kind.
 
     With a gap of 0, all bytes of all runs are selected, and repeated indices repeat runs.
     """
@@ -141,7 +141,7 @@ def _plan(axes: tuple[Axis, ...], item_size: int, gap: int, num_outer: int | Non
 
 
 def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
-    """Return along how many of the axes, the first ones, there is a run for each index."""
+    """Return how many of the axes, the first ones, have a run for each index."""
     num, length = len(axes), item_size
     while num:
         (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
@@ -155,7 +155,7 @@ def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap
 
 
 def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple[int, int]:
-    """Return where all from the first to the last element begins, and its length in bytes."""
+    """Return the offset and the length of the hull along some axes, in bytes."""
     start, length = 0, item_size
     for (_, stride, _), (low, high) in zip(axes, bounds, strict=True):
         start, length = start + low * stride, length + (high - low) * stride
@@ -165,10 +165,10 @@ def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple
 def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     """Return parts of a plan, and where each belongs in the selection.
 
-    Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or all of up to
-    `constants.GROUP_BYTES` around indices in arrays. Of axes that are stored in another order each
-    reads that much, so that it fills whole cache lines of the output.
-    Parts of an axis of many close indices in an array are blocks of the chunk, each of which is
+    Each part reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up
+    to `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
+    parts read up to that much, too, to fill whole cache lines of the output.
+    An axis with an array of many close indices is cut into blocks of the chunk, each of which is
     read once. Elements of a part at the same place are in the order of the selection.
     """
     is_scattered = plan.has_index or list(plan.stored_axes) != sorted(plan.stored_axes)
@@ -180,7 +180,7 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
 
 
 def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan]]":
-    """Yield the parts: for each index of the outer axes those of one axis, which is cut."""
+    """Yield the parts: for each index of the outer axes, those into which one axis is cut."""
     axes, k, num_outer, per_index = plan.axes, len(plan.axes), 0, item_size
     bounds = [a.bounds for a in axes]
     while k:
@@ -201,7 +201,7 @@ def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan
         for cut in cuts:
             indices: Any = along.indices[cut]
             part, start = None, moved_by
-            if type(indices) is range:  # all parts of as many indices are alike
+            if type(indices) is range:  # all parts with the same number of indices are alike
                 start += indices[0] * along.stride
                 indices = range(0, len(indices) * indices.step, indices.step)
                 part = made.get(len(indices))
@@ -216,7 +216,7 @@ def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan
 
 
 def _each(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
-    """Yield for each index of the axes where it belongs in the selection, and where it begins."""
+    """Yield, for each index of the axes, where it belongs in the selection, and its offset."""
     for at in itertools.product(*[range(len(a.indices)) for a in axes]):
         where: list[Any] = [slice(None)] * num_axes
         start = 0
@@ -228,7 +228,7 @@ def _each(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], in
 
 
 def _cuts(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[Any]:
-    """Return parts of an axis that read `most` bytes, of which each index reads `per_index`."""
+    """Return parts of an axis that read up to `most` bytes each; an index reads `per_index`."""
     if is_hull and type(along.indices) is not range:
         return _blocks(along, per_index)
     num = most // per_index
@@ -240,16 +240,16 @@ def _cuts(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[
 
 
 def _blocks(along: Axis, per_index: int) -> Iterator[Any]:
-    """Yield parts of an axis by blocks of the chunk: slices of an array that ascends, or arrays."""
+    """Yield parts of an axis by blocks of the chunk: slices of an ascending array, else arrays."""
     indices: Any = along.indices
     low, high = along.bounds
     order, num = None, 1 + max(constants.BLOCK_BYTES - per_index, 0) // along.stride
     if not (indices[1:] >= indices[:-1]).all():
         blocks = (indices - low) // num
-        is_short = (high - low) // num < 1 << 16  # these, NumPy sorts without comparing
+        is_short = (high - low) // num < 1 << 16  # NumPy sorts uint16 without comparing
         order = np.argsort(blocks.astype(np.uint16) if is_short else blocks, kind="stable")
         indices = indices[order]
-    # Grouped by block is sorted well enough to find the edges of blocks.
+    # Indices that are grouped by block are sorted well enough to find the edges of the blocks.
     edges = np.searchsorted(indices, np.arange(low, high + num, num))
     for first, end in itertools.pairwise(np.unique(np.append(edges, len(indices))).tolist()):
         yield slice(first, end) if order is None else order[first:end]

@@ -1,4 +1,4 @@
-"""Reads selections of chunks that lie in an open file: the one way to read files."""
+"""Reads selections of chunks from an open file: all files are read this way."""
 
 import threading
 from collections.abc import Callable
@@ -17,9 +17,9 @@ _of_thread = threading.local()
 def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where) -> tuple[int, int]:
     """Read a selection of a chunk to its place in the output; return how many reads and bytes.
 
-    Straight into the output where stored elements are elements, and the memory is contiguous; else
-    block by block through memory that stays in the CPU cache. Raises EOFError if the file is
-    shorter than the runs of the plan.
+    Reads straight into the output if stored elements need no conversion and the memory is
+    contiguous, else block by block through memory that stays in the CPU cache. Raises EOFError if
+    the file ends before the runs of the plan do.
     """
     if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
         return plan.num_runs, plan.num_bytes
@@ -35,7 +35,7 @@ def read(file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where) -
 def _has_read_straight(
     file: OpenFile, layout: Layout, plan: Plan, out: Array, place: Where
 ) -> bool:
-    """Read straight into the output, or return False."""
+    """Read straight into the output, if possible; return whether it was."""
     region = memory_of(out, place, plan, layout)
     if region is None:
         return False
@@ -52,17 +52,17 @@ def _read_runs(file: OpenFile, plan: Plan, memory: Callable[[int], memoryview]) 
         starts = [plan.start + file.start]
     else:
         starts = plan.starts(file.start).tolist()
-        is_many = plan.num_runs >= constants.LOOK_FROM and not file.is_asked_for
+        is_many = plan.num_runs >= constants.LOOK_FROM and not file.is_prefetched
         if is_many and files.is_cold(file.descriptor, starts):
-            files.ask_for(file.descriptor, starts, plan.length)
+            files.prefetch(file.descriptor, starts, plan.length)
     return files.read_runs(file.descriptor, starts, plan.length, memory)
 
 
 def _block(num_bytes: int) -> memoryview:
-    """Return memory that the next call in the same thread returns again."""
+    """Return memory, which the next call in the same thread returns again."""
     if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
-        return files.memory_of(num_bytes)
+        return files.new_memory(num_bytes)
     block: memoryview | None = getattr(_of_thread, "block", None)
     if block is None or len(block) < num_bytes:
-        block = _of_thread.block = files.memory_of(constants.BLOCK_BYTES)
+        block = _of_thread.block = files.new_memory(constants.BLOCK_BYTES)
     return block[:num_bytes]

@@ -1,8 +1,8 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or a part of a file into which references point. All runs of it are
-coalesced, requested at once, and must be of one version. If something is not answered as requested,
-zarr reads it, and all that was not asked for yet, when all requests in flight have ended.
+An object is a chunk, a shard, or part of a file that references point into. Its runs are coalesced
+into ranges, requested at once, and must be of one version. If a request is not answered properly,
+zarr reads that object, and those not requested yet, when all requests in flight have ended.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 ReadWhole = Callable[[Sequence[int], Sequence[_trace.Fetched]], Awaitable[Sequence[bool]]]
 
 
-_Part = tuple[Plan, int, Where]  # what to read, where its chunk begins in bytes, where it belongs
-_Found = tuple[int, int, Remote]  # where a chunk begins in its object, and which of the batch it is
+_Part = tuple[Plan, int, Where]  # what to read, the offset of its chunk, where it belongs
+_Found = tuple[int, int, Remote]  # the offset of a chunk, its index in the batch, its source
 
-_in_flight = threading.local()  # how many objects are read at once by the event loop of a thread
+_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
 
 
 class Share(NamedTuple):
-    """What an object may have of zarr's `async.concurrency`."""
+    """An object's share of zarr's `async.concurrency`."""
 
     num_requests: int
-    gap: int  # over which gaps runs are requested together, in bytes
-    is_exact: bool  # whether a person has set the gap: then ranges are as long as it makes them
+    gap: int  # the largest gap over which runs are requested together, in bytes
+    is_exact: bool  # whether the user has set the gap: then no range is split
 
     @classmethod
     def of(cls, num_in_flight: int) -> "Share":
@@ -61,33 +61,33 @@ class Share(NamedTuple):
         return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
 
     def most(self, num_bytes: int) -> int:
-        """Return how long a range is at most, if all of them have `num_bytes` together."""
+        """Return the largest length of a range, if all ranges have `num_bytes` together."""
         if self.is_exact:
             return sys.maxsize
         return max(constants.PART_BYTES, -(-num_bytes // self.num_requests))
 
 
 class Object:
-    """An object while it is read: all answers must be of one version, and of one length."""
+    """An object while it is read: all answers must tell the same version and the same length."""
 
     def __init__(self, remote: Remote, num_bytes: int | None = None) -> None:
         self.remote, self.state = remote, state_of(remote.store)
-        self.num_requests = self.num_bytes = 0  # that were made, and that were answered
+        self.num_requests = self.num_bytes = 0  # requests made, and bytes received
         self._expected = num_bytes
         self.forget()
 
     def forget(self) -> None:
-        """Take any version again."""
-        self.length: int | None = None  # as far as answers tell it
+        """Accept any version again."""
+        self.length: int | None = None  # if the answers tell it
         self._told: tuple[int | None, object] | None = None
         self._has_answered = self._is_split = False
 
     def may_split(self) -> bool:
-        """Whether parts of a range can be compared."""
+        """Whether the versions of parts of a range can be compared."""
         return self.remote.tells_versions and self.state.tells_versions
 
     def _check(self, num_bytes: int | None, version: object) -> None:
-        """Raise if an answer is of another object than expected, as far as it tells."""
+        """Raise if an answer tells another length or version than expected."""
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         is_comparable = version is not None or not self._is_split
@@ -101,8 +101,8 @@ class Object:
     async def ask(self, start: int, end: int | None) -> UInt8Array:
         """Return a range; see `stores.Get`.
 
-        Raises `Unexpected` if anything else is answered, or nothing, but soon. Whatever the store
-        raises if a connection is lost after long is passed on: zarr is not to ask again.
+        Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
+        is lost after a long time, raises the store's error, so that zarr does not ask again.
         """
         begin = time.monotonic()
         self.num_requests += 1
@@ -132,7 +132,7 @@ class Object:
     ) -> list[UInt8Array]:
         """Return the runs of each part, end to end; put those of several ranges into `memory`.
 
-        A range over gaps has at most `most` bytes. Raises as `ask`, after all requests have ended.
+        A range over gaps has at most `most` bytes. Raises what `ask` does, after all requests end.
         """
         num_bytes = [plan.num_bytes for plan, *_ in parts]
         longest = most if self.may_split() else sys.maxsize
@@ -162,24 +162,24 @@ class Object:
         if errors and self._has_answered and isinstance(errors[0], Missing):
             raise Changed("chunks are deleted while they are read")
         if errors and self._has_answered and not isinstance(errors[0], Left):
-            raise Unexpected("it loses connections")  # one of many is lost more often than one
+            raise Unexpected("it loses connections")  # with many requests, one is lost more often
         if errors:
             raise errors.pop()
         return np.split(memory, np.cumsum(num_bytes)[:-1])
 
 
 def _num_parts(num_bytes: int, most: int) -> int:
-    """Return in how many requests to get a range."""
+    """Return how many requests to make for a range."""
     return max(1, round(num_bytes / most))
 
 
 def _ranges(
     starts: Indices, lengths: Indices, gap: int, most: int, longest: int
 ) -> Iterator[tuple[Indices, int, int]]:
-    """Yield ranges: the runs in it, its first byte, and its end.
+    """Yield, for each range, the runs in it, its first byte, and its end.
 
-    Runs over gaps of up to `gap` bytes are together, if these have up to `most`. A run of more
-    than `longest` bytes is several ranges.
+    Runs with gaps of up to `gap` bytes share a range, if that has up to `most` bytes. A run of more
+    than `longest` bytes is split into several ranges.
     """
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
@@ -201,13 +201,13 @@ def _ranges(
 def _copy_runs(
     raw: UInt8Array, starts: Indices, memory: UInt8Array, to: Indices, lengths: Indices
 ) -> None:
-    """Copy the runs that begin at `starts` in a range; the only run may begin before it."""
+    """Copy the runs that begin at `starts` in a range; a single run may begin before it."""
     if len(starts) == 1:
         begin = to[0] - starts[0]
         memory[begin : begin + len(raw)] = raw
         return
     for length in np.unique(lengths).tolist():
-        # What begins at each byte. Unlike as_strided, this raises beyond the memory.
+        # The run that would begin at each byte. Unlike as_strided, this can't exceed the memory.
         kind, some = f"V{length}", lengths == length
         here: Any = np.ndarray(len(raw) - length + 1, kind, raw, strides=(1,))
         there: Any = np.ndarray(len(memory) - length + 1, kind, memory, strides=(1,))
@@ -223,28 +223,28 @@ class _Job(NamedTuple):
     stored: Layout | Shard
     plans: Sequence[Plan]
     share: Share
-    most: int  # how long a range over gaps is at most, in bytes
+    most: int  # the largest length of a range over gaps, in bytes
     is_whole: bool  # whether zarr's own request is as good
 
 
 async def read(
     batch: Batch, left: Sequence[int], read_whole: ReadWhole, metadata: str
 ) -> list[bool | None]:
-    """Read the selections of the chunks `left` that are requested from a store into the output.
+    """Read the selections of the chunks `left`, which are requested from a store, into the output.
 
-    `metadata` is the name of the array's metadata. Returns whether each chunk of the batch exists;
-    None if it is left to zarr. Raises whatever zarr raises if it can't read a chunk, or the store
-    if a connection is lost.
+    `metadata` is the name of the array's metadata document. Returns whether each chunk of the batch
+    exists, or None if it is left to zarr. Raises whatever zarr raises if it can't read a chunk, and
+    whatever the store raises if a connection is lost.
     """
     limit = zarr.config.get("async.concurrency")
     num = min(len(left), limit or constants.UNLIMITED)
     _in_flight.num = getattr(_in_flight, "num", 0) + num
     try:
-        await asyncio.sleep(0)  # let those begin, and be counted, that were started with this one
+        await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
         exist: list[bool | None] = [None] * len(batch.items)
         reader = _Reader(batch, read_whole, metadata, exist, Share.of(_in_flight.num))
         jobs = [(job,) for job in reader.jobs(left)]
-        if not all([job.is_whole for (job,) in jobs]):  # noqa: C419 # else zarr has them together
+        if not all([job.is_whole for (job,) in jobs]):  # noqa: C419 # else zarr reads all together
             await concurrent_map(jobs, reader.read, limit)
     finally:
         _in_flight.num -= num
@@ -256,7 +256,7 @@ async def read(
 
 @dataclass
 class _Reader:
-    """Reads objects in which chunks of a batch lie; see `read`."""
+    """Reads objects that hold chunks of a batch; see `read`."""
 
     batch: Batch
     read_whole: ReadWhole
@@ -266,10 +266,10 @@ class _Reader:
     alone: Share = field(default_factory=lambda: Share.of(1))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     errors: list[Exception] = field(default_factory=list)
-    fetched: dict[int, _trace.Fetched] = field(default_factory=dict)  # of what is left to zarr
+    fetched: dict[int, _trace.Fetched] = field(default_factory=dict)  # for chunks left to zarr
 
     def jobs(self, left: Sequence[int]) -> Iterator[_Job]:
-        """Yield what to read: chunks alone, or those that lie side by side in an object."""
+        """Yield what to read: single chunks, or chunks that are side by side in an object."""
         worth = 0 if self.share.is_exact else constants.WORTH_BYTES
         together = collections.defaultdict[Any, list[_Found]](list)
         for k in left:
@@ -287,7 +287,7 @@ class _Reader:
                 yield self._job(group, layout, worth)
 
     def _groups(self, found: list[_Found], num_bytes: int, total: int) -> Iterator[list[_Found]]:
-        """Yield chunks that lie side by side, as many together as to keep all requests busy."""
+        """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
         gap = self.alone.gap if self.alone.is_exact else constants.BESIDE_BYTES
         most = min(constants.PART_BYTES, total // self.alone.num_requests) // num_bytes
         group = list[_Found]()
@@ -300,19 +300,19 @@ class _Reader:
         yield group
 
     def _job(self, found: list[_Found], stored: Layout | Shard, worth: int) -> _Job:
-        """Plan how to read chunks in an object; `worth` is how many bytes are to be spared."""
+        """Plan how to read chunks in an object, in part if that saves more than `worth` bytes."""
         starts, chunks, (remote, *_) = zip(*found, strict=True)
         selections = [self.batch.items[k][2] for k in chunks]
         drop_axes, share = self.batch.drop_axes, self.share
         plans: list[Any] = []
         if isinstance(stored, Shard):
-            share, worth = self.alone, self.alone.gap  # zarr, too, gives as much to each shard
-            with contextlib.suppress(Left):  # raised when it is read
+            share, worth = self.alone, self.alone.gap  # zarr, too, gives each shard that much
+            with contextlib.suppress(Left):  # raised again when the shard is read
                 items = stored.items_of(selections[0], drop_axes, share.gap)
                 plans = [plan for plan, _ in items.plans]
             target, num_all = Object(remote), stored.num_chunks
         else:
-            if len(chunks) > 1:  # the gap within them is that of one which is read alone
+            if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
                 share = share._replace(gap=self.alone.gap)
             plans = [plan_of(each, stored, drop_axes, share.gap) for each in selections]
             target = Object(remote, stored.num_bytes if remote.num_bytes is None else None)
@@ -378,10 +378,10 @@ class _Reader:
             self._note(job, exists=False)
 
     async def _is_believed(self, job: _Job) -> bool:
-        """Whether the store answers ranges: if need be, a byte of the array's metadata."""
+        """Whether the store answers ranges; if need be, request a byte of the array's metadata."""
         state = job.target.state
         async with self.asking:
-            if not state.answers and not self.errors:  # else another one has asked
+            if not state.answers and not self.errors:  # else another job has asked
                 byte_getter, spec, *_ = self.batch.items[job.chunks[0]]
                 path = _trace.path_of_array(byte_getter.path, len(spec.shape))
                 source_of = sources_of(byte_getter.store)
@@ -392,7 +392,7 @@ class _Reader:
         return state.answers
 
     async def _read(self, job: _Job) -> None:
-        """Read an object; raise `Left` if zarr is to read it."""
+        """Read an object; raise `Left` if it is left to zarr."""
         out, stored, alone = self.batch.out, job.stored, None
         if isinstance(stored, Shard):
             layout = stored.layout
@@ -408,7 +408,7 @@ class _Reader:
         self._note(job, alone)
 
     async def _parts_of_shard(self, job: _Job, shard: Shard) -> tuple[list[_Part], int]:
-        """Return what to read of a shard, by its index, and what zarr alone reads in bytes."""
+        """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
         k, target, num = job.chunks[0], job.target, shard.index_bytes
         _, spec, selection, *_ = self.batch.items[k]
         items = shard.items_of(selection, self.batch.drop_axes, job.share.gap)

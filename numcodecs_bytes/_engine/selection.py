@@ -15,11 +15,11 @@ class Axis(NamedTuple):
 
     indices: range | Indices  # a range with a positive step, or a 1-D array in any order
     stride: int  # the distance from one index to the next, in bytes of the chunk
-    to: int | None  # which axis of the selected elements it is; None if that is dropped
+    to: int | None  # which axis of the selected elements it becomes; None if it is dropped
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The lowest and the highest index; there must be one."""
+        """The lowest and the highest index; there must be at least one."""
         indices = self.indices
         if type(indices) is range:
             return indices[0], indices[-1]
@@ -27,7 +27,7 @@ class Axis(NamedTuple):
 
 
 def key_of(selection: Any) -> Any:
-    """Return what identifies slices and integers; for others it has no hash."""
+    """Return a key for slices and integers; with arrays, it can't be hashed."""
     if sys.version_info >= (3, 12) or not isinstance(selection, tuple):
         return selection
     return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
@@ -39,10 +39,10 @@ def axes_of(
     """Return what is selected along each axis of a chunk, in the order in which they are stored.
 
     The selection is what zarr passes to codecs, a selector for each axis: integers, which drop
-    their axis, and slices with positive steps; or arrays shaped as by ``numpy.ix_``, or a single
-    1-D one together with slices, of integers or bools; or, for points, 1-D arrays of integers.
-    Points are a single axis: their positions in the chunk as it is stored. Returns None if the
-    selection is of another kind, or out of bounds.
+    their axis, and slices with positive steps; or arrays of integers or bools, shaped as by
+    ``numpy.ix_``, or a single 1-D one together with slices; or, for points, 1-D arrays of integers.
+    Points are a single axis: their indices in the flattened chunk, in stored order. Returns None if
+    the selection is of another kind, or out of bounds.
     """
     shape = layout.shape
     if not isinstance(selection, tuple) or len(selection) != len(shape):
@@ -66,7 +66,7 @@ def axes_of(
 
 
 def _points(arrays: list[Any], layout: Layout) -> Axis | None:
-    """Return points as one axis; None if they are no 1-D integers, or out of bounds."""
+    """Return points as one axis; None if they are not 1-D integers, or out of bounds."""
     if any([a.ndim != 1 or a.dtype.kind not in "iu" or len(a) != len(arrays[0]) for a in arrays]):  # noqa: C419
         return None
     order, shape = layout.axis_order, layout.shape
@@ -95,7 +95,7 @@ def _indices(selector: Any, size: int) -> range | Indices | None:
 
 
 def _as_range(along: Indices) -> range | Indices:
-    """Return indices as a range if their step is constant: ``numpy.ix_`` turns slices to arrays."""
+    """Return indices as a range if their step is constant: ``numpy.ix_`` makes arrays of slices."""
     num = len(along)
     if num < 2:
         return range(int(along[0]), int(along[0]) + 1) if num else range(0)

@@ -1,7 +1,7 @@
-"""Shards of uncompressed inner chunks: an index, and inner chunks that begin where it says.
+"""Shards of uncompressed inner chunks: an index, and inner chunks at the offsets that it holds.
 
-What a selection takes from each inner chunk is planned and read as for any chunk. Whatever is wrong
-with a shard is left to zarr, which raises the error, or reads it.
+What a selection takes from each inner chunk is planned and read as for any chunk. If anything is
+wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
 import itertools
@@ -32,12 +32,12 @@ class Items(NamedTuple):
 
     coordinates: tuple[Any, ...]  # of each inner chunk along each axis of their grid
     plans: list[tuple[Plan, Where]]  # for each, and where its elements belong in the selection
-    gap: int | None  # over which gaps it was planned, in bytes
-    within: Any = None  # for points only: where each begins in its inner chunk, in bytes
+    gap: int | None  # the largest gap that was planned with, in bytes
+    within: Any = None  # for points only: the offset of each in its inner chunk, in bytes
 
 
 class Shard:
-    """How the shards of an array are stored: by zarr's own codec, and their inner chunks so."""
+    """How the shards of an array are stored: by zarr's codec, with inner chunks of a layout."""
 
     def __init__(self, codec: Any, spec: ArraySpec, layout: Layout) -> None:
         self.codec, self.spec, self.layout = codec, spec, layout
@@ -48,7 +48,7 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Length of all inner chunks in bytes."""
+        """The total length of the inner chunks."""
         return math.prod(self.spec.shape) * self.layout.item_size
 
     def index_range(self, num_bytes: int) -> tuple[int, int]:
@@ -73,7 +73,7 @@ class Shard:
     def items_of(
         self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
     ) -> Items:
-        """Return what a selection takes from the inner chunks; kept unless it has arrays.
+        """Return what a selection takes from the inner chunks; it is kept, unless it has arrays.
 
         Raises `Left` if the selection is of an unknown kind.
         """
@@ -124,16 +124,16 @@ class Shard:
     ) -> tuple[list[tuple[Plan, int, Where]], list[Where], int]:
         """Return what to read of the inner chunks of a shard of `num_bytes`.
 
-        The plans, where the chunk of each begins, and where its elements belong in the selection;
-        where missing elements belong; and how many bytes zarr alone reads. Raises `Left` if an
-        inner chunk has another length than its layout, or lies beyond the shard.
+        These are the plans, each with the offset of its chunk and where its elements belong in the
+        selection; where missing elements belong; and how many bytes zarr alone reads. Raises `Left`
+        if the length of an inner chunk is not its layout's, or it ends beyond the shard.
         """
         entries = index[(*items.coordinates, slice(None))].reshape(-1, 2)
         starts, lengths, length = entries[:, 0], entries[:, 1], self.layout.num_bytes
         is_missing = (starts == MISSING) & (lengths == MISSING)
         is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
         if (is_wrong & ~is_missing).any():
-            raise Left("the index has an inner chunk of another length, or beyond the shard")
+            raise Left("the index has an inner chunk of a wrong length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
         begins = starts[present].astype(np.int64)
         num_alone = 0
@@ -150,7 +150,7 @@ class Shard:
 
 
 def _each_chunk(axis: Axis, size: int) -> Iterator[tuple[int, Axis, Any]]:
-    """Yield the inner chunks along an axis: index, what is selected in it, and where it belongs."""
+    """Yield the inner chunks along an axis: index, what is selected, and where that belongs."""
     indices: Any = axis.indices
     if not len(indices):
         return
@@ -185,7 +185,7 @@ def read_shard(  # noqa: PLR0913, PLR0917
     example. Raises EOFError if the file was truncated meanwhile.
     """
     first, end = shard.index_range(num_bytes)
-    raw = files.memory_of(end - first)
+    raw = files.new_memory(end - first)
     files.fill(descriptor, first, raw)
     index = shard.decode_index(np.asarray(raw))
     parts, missing, num_alone = shard.parts_of(index, items, num_bytes)
@@ -193,22 +193,22 @@ def read_shard(  # noqa: PLR0913, PLR0917
     for where in missing:
         out[place_of(where)] = fill_value_or_default(shard.spec)
     parts.sort(key=operator.itemgetter(1))
-    is_asked_for = len(parts) > 1
-    if is_asked_for:
-        _ask_for(descriptor, parts)
+    is_prefetched = len(parts) > 1
+    if is_prefetched:
+        _prefetch(descriptor, parts)
     num_requests, num_read = 1, shard.index_bytes
     for plan, start, where in parts:
-        file = OpenFile(descriptor, start, is_asked_for)
+        file = OpenFile(descriptor, start, is_prefetched)
         num, num_bytes = read(file, shard.layout, plan, out, place_of(where))
         num_requests, num_read = num_requests + num, num_read + num_bytes
     return _trace.Fetched(num_requests, num_read, num_bytes_alone=num_alone)
 
 
-def _ask_for(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
-    """Have the system read all runs of inner chunks, unless they seem to be in memory."""
+def _prefetch(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
+    """Ask the system to prefetch all runs of inner chunks, unless they seem to be in memory."""
     some = parts[:: max(len(parts) // constants.NUM_LOOKED_AT, 1)]
     firsts = [int(s) for plan, start, _ in some for s in plan.starts(start)[:1]]
     num_runs = sum([plan.num_runs for plan, *_ in parts])
     if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
         for plan, start, _ in parts:
-            files.ask_for(descriptor, plan.starts(start).tolist(), plan.length)
+            files.prefetch(descriptor, plan.starts(start).tolist(), plan.length)

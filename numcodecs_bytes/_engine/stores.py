@@ -1,11 +1,11 @@
-"""The one door to stores: a table of the classes that are known -> where a chunk lies.
+"""Where the chunks of a store are, by a table of the classes of stores that are known.
 
-A store is known only if it is exactly a class of the table, or a person has named it in the option
-``stores_with_ranges``, as are file systems of fsspec: what a subclass or a wrapper does with a byte
-range can't be known. All others are zarr's.
+A store is known only if its class is exactly one in the table, or the user has named that class in
+the option ``stores_with_ranges``. The same holds for file systems of fsspec. What a subclass or a
+wrapper does with a byte range can't be known, so all other stores are left to zarr.
 
 To add a store, write a function that takes it and returns a function from paths to sources, and add
-its class to `_SOURCES`; a file system of fsspec to `_FILE_SYSTEMS`.
+its class to `_SOURCES`; add a file system of fsspec to `_FILE_SYSTEMS`.
 """
 
 import os
@@ -28,7 +28,7 @@ from numcodecs_bytes._engine.strikes import Unexpected, state_of
 from numcodecs_bytes._options import stores_with_ranges
 
 # Takes the length of an object and its version, as far as an answer tells them, and raises if they
-# are not as expected: where possible before the bytes arrive.
+# are not as expected, if possible before the bytes arrive.
 Check = Callable[[int | None, object], None]
 # Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
 # and a `Check`. Returns the bytes, or None if the object is missing.
@@ -36,18 +36,18 @@ Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
 
 
 class Remote(NamedTuple):
-    """Where a chunk, or a shard, lies in an object that is requested."""
+    """Where a chunk, or a shard, is in an object that is requested."""
 
     get: Get
-    store: Any  # of which is remembered how it answers
+    store: Any  # how it answers is remembered
     tells_versions: bool = False  # whether answers may tell the version of the object
-    start: int = 0  # where the chunk begins in the object, in bytes
-    num_bytes: int | None = None  # length of the chunk; None if it is the whole object
-    key: Any = None  # identifies the object, if several chunks may lie in it
+    start: int = 0  # the offset of the chunk in the object, in bytes
+    num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
+    key: Any = None  # identifies the object, if it may hold several chunks
 
 
 class Whole(NamedTuple):
-    """A chunk that is read as zarr alone reads it; `why` is empty if nothing is lost."""
+    """A chunk that is read as zarr alone reads it; `why` is empty if nothing is lost by that."""
 
     why: str = ""
 
@@ -58,20 +58,20 @@ MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 def find_source(byte_getter: Any) -> Source:
-    """Return where a chunk lies."""
+    """Return where a chunk is."""
     if type(byte_getter) is StorePath:
         return sources_of(byte_getter.store)(byte_getter.path)
     is_known = is_in_shard(byte_getter)
-    return Whole("" if is_known else f"{name_of_class(byte_getter)} is no StorePath")
+    return Whole("" if is_known else f"{name_of_class(byte_getter)} is not a StorePath")
 
 
 def is_in_shard(byte_getter: object) -> bool:
-    """Whether a byte getter or setter is that of an inner chunk, in a shard in memory."""
+    """Whether a byte getter or setter is that of an inner chunk of a shard in memory."""
     return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
 
 
 def sources_of(store: Any) -> SourceOf:
-    """Return a function that says where the chunks of a store lie."""
+    """Return a function that says where the chunks of a store are."""
     if why := state_of(store).why_struck:
         return _always(Whole(f"the store does not answer byte ranges as requested ({why})"))
     if (of_store := _SOURCES.get(name_of_class(store))) is not None:
@@ -91,12 +91,12 @@ def name_of_class(instance: object) -> str:
 
 
 def _is_named(instance: object) -> bool:
-    """Whether a person says that a class of stores or file systems has reliable byte ranges."""
+    """Whether the user says that a class of stores or file systems has reliable byte ranges."""
     return type(instance) in stores_with_ranges() and not _is_of_fsspec(instance)
 
 
 def _is_of_fsspec(instance: object) -> bool:
-    """Whether a file system is fsspec's own: threads that read an archive disturb each other."""
+    """Whether a file system is fsspec's own, where threads that read one archive interfere."""
     return name_of_class(instance).startswith("fsspec.")
 
 
@@ -110,8 +110,8 @@ def _unknown(instance: object) -> Whole:
 
 def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        return _always(Whole(f"{name_of_class(store.root)} is not a path of Python's own"))
-    if not store._is_open:  # noqa: SLF001 # `get` opens it, and raises if its folder is gone
+        return _always(Whole(f"{name_of_class(store.root)} is not Python's own class of paths"))
+    if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
         return _always(Whole())
     root = str(store.root)
     return lambda path: File(partial(open_file, f"{root}/{path}"), MISSING)
@@ -126,7 +126,7 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
 
 
 def _of_any(store: Any) -> SourceOf:
-    """Return where the chunks of a store lie that answers ranges."""
+    """Return a function that says where the chunks are in a store that answers ranges."""
     return lambda path: Remote(partial(_from_store, store, path), store)
 
 
@@ -140,7 +140,7 @@ async def _from_store(
 
 
 def _of_manifest_store(store: Any) -> SourceOf:
-    """Return where VirtualiZarr's chunks lie: as long as their manifest says.
+    """Return a function that says where VirtualiZarr's chunks are; a manifest gives their lengths.
 
     Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
     """
@@ -153,7 +153,7 @@ def _of_manifest_store(store: Any) -> SourceOf:
             index = module.parse_manifest_index(path, separator, expand_pattern=True)
             entry = array.manifest.get_entry(index)
             num_bytes = entry and int(entry["length"])
-        except Exception:  # noqa: BLE001 # of another version
+        except Exception:  # noqa: BLE001 # another version may raise anything
             return Whole("its manifest is of an unknown form")
         if num_bytes is None:
             return Whole()  # missing
@@ -172,7 +172,7 @@ def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
 async def _from_objects(
     objects: Any, path: str, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
-    """Return a range from obstore, which compares it with what the server says that it is."""
+    """Return a range from obstore, which compares it with what the server says it is."""
     import obstore  # noqa: PLC0415 # optional, but installed if there is such a store
 
     byte_range: Any = {"suffix": -start} if end is None else (start, end)
@@ -182,7 +182,7 @@ async def _from_objects(
         raw: Any = await response.bytes_async()
     except MISSING:
         return None
-    except obstore.exceptions.NotSupportedError:  # a suffix, by Azure
+    except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
         if end is not None:
             raise
         num_bytes = (await obstore.head_async(objects, path))["size"]
@@ -222,7 +222,7 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
 def _in_file_system(
     store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
 ) -> Source:
-    """Return where a chunk lies that is a file, or a part of it of `num_bytes`."""
+    """Return the source of a chunk that is a file, or `num_bytes` of one."""
     name, inner = name_of_class(file_system), file_system
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs
@@ -258,7 +258,7 @@ async def _from_file_system(
 async def _from_http(
     file_system: Any, path: str, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
-    """Return a range from a web server; the head of its answer is checked before its body comes."""
+    """Return a range from a web server; its headers are checked before the body arrives."""
     is_seen = False
 
     async def see(response: Any) -> None:
@@ -276,8 +276,8 @@ async def _from_http(
         try:
             if not is_right or "Content-Encoding" in response.headers:
                 raise Unexpected(
-                    f"it answers a range with status {response.status}, and "
-                    f"{of or 'no Content-Range'} to {first, after}"
+                    f"it answers a range with status {response.status} and "
+                    f"{of or 'no Content-Range'} instead of bytes {first, after}"
                 )
             check(num_bytes, _strong(response.headers.get("ETag")))
         except Left:
@@ -286,7 +286,7 @@ async def _from_http(
 
     raw = await _from_file_system(file_system, path, start, end, check, raise_for_status=see)
     if not is_seen:  # a client with a cache, for example
-        raise Unexpected("its client does not show the heads of its answers; aiohttp 3.9 does")
+        raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
     return raw
 
 

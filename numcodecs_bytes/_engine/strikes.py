@@ -1,8 +1,8 @@
-"""What is remembered of stores that answer requests, by one rule: one strike.
+"""What is remembered about stores that answer requests. The rule is one strike.
 
-Whatever is unexpected in the answer to a range means that zarr reads the chunk, whole. If that
-works, zarr reads the store from then on, for `constants.STRUCK_SECONDS`. That an object is missing
-is believed only from a store that has answered a range properly before.
+If anything in the answer to a range is unexpected, zarr reads the whole chunk. If that works, zarr
+reads everything from the store for `constants.STRUCK_SECONDS`. A store that says that an object is
+missing is believed only if it has answered a range properly before.
 """
 
 import logging
@@ -22,7 +22,7 @@ class Unexpected(Left):
 
 
 class Changed(Unexpected):
-    """The answers come from several versions of an object, which may be asked for once more."""
+    """The answers come from several versions of an object, which is then requested once more."""
 
 
 class Failed(Unexpected):
@@ -34,10 +34,10 @@ class Missing(Unexpected):
 
 
 class State:
-    """What is known of a store."""
+    """What is known about a store."""
 
     answers = False  # whether it has answered a range properly
-    tells_versions = True  # until it answers without the version of the object
+    tells_versions = True  # until the versions in its answers differ or are missing
     _until = 0.0
     _why = ""
 
@@ -56,12 +56,12 @@ class State:
         logger.log(level, text, name_of_store(store), why)
 
 
-# Stores have no hash, so by `id`; each with a weak reference.
+# By `id`, because stores can't be hashed; each with a weak reference to its store.
 _states: dict[int, tuple[Any, State]] = {}
 
 
 def state_of(store: object) -> State:
-    """Return what is known of a store."""
+    """Return what is known about a store."""
     key = id(store)
     reference, state = _states.get(key, (lambda: None, State()))
     if reference() is not store:
@@ -73,9 +73,9 @@ def state_of(store: object) -> State:
 def is_lost(error: Exception) -> bool:
     """Whether a connection was lost, or never made."""
     names = " ".join([kind.__name__ for kind in type(error).__mro__])
-    if "GenericError" in names:  # of obstore, which says at the end of the first line why
+    if "GenericError" in names:  # obstore's; the end of the first line says why
         why = str(error).partition("\n")[0].partition(" - ")[2].lower()
         return any(text in why for text in ("error sending request", "connection", "timed out"))
-    # The classes of Python and aiohttp, botocore, and Azure.
+    # The errors of Python and aiohttp (two), of botocore, and of Azure.
     lost = ("ConnectionError", "TimeoutError", "HTTPClientError", "ServiceRequestError")
     return any(name in names for name in lost)

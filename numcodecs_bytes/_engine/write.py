@@ -1,8 +1,8 @@
-"""Write parts of uncompressed chunks in local files at their places, and no other byte.
+"""Writes selections of uncompressed chunks in local files in place, and no other bytes.
 
-So disjoint writers need not wait for each other, and lose nothing. `write_file` says how a chunk is
-written, `write_chunk` and `write_shard` what belongs where in a file, `locks` what writers wait
-for. Threads only try to get a lock. Who does not get it waits on the event loop, and tries again.
+So writers of disjoint selections need not wait for each other, and lose nothing. `write_file` says
+how a chunk is written, `write_chunk` and `write_shard` what belongs where in a file, `locks` what
+writers wait for. Threads only try to get a lock; writes that got none wait on the event loop.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def writable_path(byte_setter: Any) -> str | Whole:
 
 
 async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes: a copy, unless they are too large for that."""
+    """Return values that no write to a file changes: copied if need be, unless too large."""
     if not _may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
         return values
     return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
@@ -62,7 +62,7 @@ def _num_bytes(values: Any) -> int:
 
 
 def _may_be_mapped(values: Any) -> bool:
-    """Whether the memory of an array may be that of a file, and not of this process alone."""
+    """Whether the memory of an array may be mapped from a file, not private to this process."""
     base: Any = values
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -71,7 +71,7 @@ def _may_be_mapped(values: Any) -> bool:
 
 
 class Writes:
-    """Values to write to parts of chunks, which are those of `ChunkFile`."""
+    """Writes values to parts of chunks, each with a `ChunkFile`."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class Writes:
     ) -> None:
         self._items, self._values, self._drop_axes = items, values, drop_axes
         self._stored_as, self._is_mapped = stored_as, _may_be_mapped(values)
-        self._locked: dict[int, ChunkFile] = {}  # those whose files somebody else has locked
+        self._locked: dict[int, ChunkFile] = {}  # those whose files another writer has locked
         self._left: dict[int, str] = {}
 
     async def write(self, files: Mapping[int, str]) -> dict[int, str]:
-        """Write those items whose files are given; return which are left to zarr, and why."""
+        """Write the items whose files are given; return which are left to zarr, and why."""
         begun, is_told = time.monotonic(), False
         await self._write_all(files)
         while self._locked:
@@ -105,9 +105,9 @@ class Writes:
         return self._left
 
     async def _write_all(self, files: Mapping[int, str]) -> None:
-        """Write items, in all threads if they are long."""
+        """Write items, in one thread per core if they are large."""
         ks, num = list(files), 1
-        is_array = isinstance(self._values, np.ndarray)  # one thread reads others
+        is_array = isinstance(self._values, np.ndarray)  # other arrays are read by one thread
         if is_array and _num_bytes(self._values) > constants.PARALLEL_BYTES * len(ks):
             num = min(os.cpu_count() or 1, len(ks))
         shares = [functools.partial(self._run, files, ks[first::num]) for first in range(num)]

@@ -1,4 +1,4 @@
-"""Write to the file of a chunk: in place, to a copy that takes its place, or to a new one."""
+"""Writes to the file of a chunk: in place, to a copy that replaces it, or to a new one."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
-Placed = list[tuple[Part, int]]  # what is written, and where its chunk begins in the file in bytes
+Placed = list[tuple[Part, int]]  # what is written, and the offset of its chunk in the file
 
 
 @dataclass
@@ -31,7 +31,7 @@ class ChunkFile:
     stored: Any  # its `Layout`, or `Shard`
     values: Array  # in the shape of the selection, or one that NumPy broadcasts to it
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
-    is_mapped: bool  # whether the values may be the memory of the file: a copy takes its place
+    is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
 
     def __post_init__(self) -> None:
         self._byte_setter, self._spec, selection, *_ = self.item
@@ -45,13 +45,13 @@ class ChunkFile:
         self._layout = self.stored
         runs = plan_of(selection, self._layout, self.drop_axes, gap=0)
         if runs is None:
-            raise NotInPlace(f"its selection, {selection!r}, is not known")
+            raise NotInPlace(f"its selection, {selection!r}, is of an unknown kind")
         shape = write_file.shape_of(runs.axes)
         elements = write_file.elements_of(self.values, self._layout, shape)
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
     def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:  # noqa: ARG002
-        """Return what has a place in the file, and what has none, if nothing is wrong with it."""
+        """Return what has space in the file, and what has none; raise if the file is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
             name = name_of_chunk(self._byte_setter)
@@ -59,7 +59,7 @@ class ChunkFile:
         return [(part, 0) for part in self._parts], []
 
     def _make(self, old: int | None, new: int, is_wanted: IsWanted) -> Placed:
-        """Fill a new file, with what is in the old one, and return where everything belongs."""
+        """Fill a new file, from the old one if there is one; return where everything belongs."""
         span = range(self._layout.num_bytes)
         locks.set_length(new, len(span))
         if old is None:
@@ -87,13 +87,13 @@ class ChunkFile:
                 if not (self._in_hulls and is_long):
                     self._in_hulls = self._prefers_hulls
                     raise
-                # Nobody waits longer for writers of runs than it takes to write runs beside
-                # them, with a shared lock. Who does not get that waits for a writer of hulls.
+                # A writer of hulls waits for writers of runs no longer than it would take to
+                # write runs itself, with a shared lock: that waits only for writers of hulls.
                 self._in_hulls, step = False, self._change
         raise NotInPlace("it keeps being replaced")
 
     def _change(self, is_wanted: IsWanted, *, may_replace: bool = False) -> Any:
-        """Write to the file, if everything has a place in it; else `_replace` is next."""
+        """Write to the file, if it has space for everything; else `_replace` is next."""
         is_exclusive = may_replace or self._in_hulls
         with locks.locked(self.path, is_exclusive=is_exclusive) as (descriptor, num_bytes):
             placed, missing = self._locate(descriptor, num_bytes)
@@ -109,11 +109,11 @@ class ChunkFile:
         return None
 
     def _replace(self, is_wanted: IsWanted) -> Any:
-        """Put a copy in the place of the file, unless somebody else has done so."""
+        """Replace the file with a copy, unless another writer has done so."""
         return self._change(is_wanted, may_replace=True)
 
     def _create(self, is_wanted: IsWanted) -> Any:
-        """Make the file, unless zarr would not; if somebody else has made it, `_change` is next."""
+        """Make the file, unless zarr would not; if another writer has, `_change` is next."""
         if self._are_only_fill_values(self._parts):
             return None
         with locks.temporary(self.path) as (new, name):
@@ -128,7 +128,7 @@ class ChunkFile:
             write_file.write_part(descriptor, part, start, is_wanted, in_hulls=self._in_hulls)
 
     def _are_only_fill_values(self, parts: Sequence[Part]) -> bool:
-        """Whether zarr would store no chunks of these elements: they have nothing else."""
+        """Whether zarr would not store chunks of these elements, as all equal the fill value."""
         if self._spec.config.write_empty_chunks:
             return not parts
         fill_value = fill_value_or_default(self._spec)

@@ -1,8 +1,8 @@
-"""Write a selection of a chunk into an open file, and no other byte.
+"""Writes a selection of a chunk to an open file, and no other bytes.
 
-Runs are written one by one. If they are many and close to each other, hulls are rewritten: read,
+Runs are written one by one. If there are many close to each other, hulls are rewritten: read,
 changed in memory and written, which needs the exclusive lock. The plan of the hulls is that of the
-runs with a larger gap.
+runs, but with a larger gap.
 """
 
 import os
@@ -24,14 +24,14 @@ from numcodecs_bytes._threads import IsWanted
 class Part(NamedTuple):
     """What is written to a chunk."""
 
-    runs: Plan  # where the selected elements lie, without gaps
-    hulls: Plan  # the same with gaps
+    runs: Plan  # where the selected elements are, without gaps
+    hulls: Plan  # the same, with gaps
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     layout: Layout
 
 
 def hulls_of(runs: Plan, layout: Layout) -> Plan:
-    """Return the plan of hulls around runs, which is the same if they are few."""
+    """Return the plan of hulls around runs, which is the same plan if there are few runs."""
     are_few = runs.num_runs <= constants.REWRITE_FROM
     return runs if are_few else plan_axes(runs.axes, layout)
 
@@ -81,12 +81,12 @@ def write_part(
             index = mesh(block.index, block.shape) if block.has_index else ...
             window[index] = encode_array(elements, layout.stored)
         if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
-            files.ask_for(descriptor, starts, block.length)  # the system reads the pages around
+            files.prefetch(descriptor, starts, block.length)  # the system reads the pages around
         write_runs(descriptor, raw, starts, block.length)
 
 
 def write_runs(descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
-    """Write runs of one length, which lie in `raw` end to end."""
+    """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
         run, position = view[first : first + length], start
@@ -95,7 +95,7 @@ def write_runs(descriptor: int, raw: UInt8Array, starts: Sequence[int], length: 
 
 
 def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsWanted) -> None:
-    """Fill a part of a new file with the same bytes, over and over; zeros take no space."""
+    """Fill a range of a new file with repeated bytes; zeros take no space."""
     if not repeated.any():
         return
     block = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
@@ -106,7 +106,7 @@ def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsW
 
 
 def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> None:
-    """Copy a part of a file to the same place in a new one; blocks of zeros take no space there."""
+    """Copy a range of a file to the same offset in a new one, where zeros take no space."""
     block = np.empty(constants.BLOCK_BYTES, np.uint8)
     for start in range(span.start, span.stop, len(block)):
         raise_unless(is_wanted)
@@ -117,6 +117,6 @@ def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> Non
 
 
 def raise_unless(is_wanted: IsWanted) -> None:
-    """Raise InterruptedError if a write is not wanted any more."""
+    """Raise InterruptedError if a write is no longer wanted."""
     if not is_wanted():
         raise InterruptedError("the write was cancelled")

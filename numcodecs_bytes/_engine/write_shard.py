@@ -1,11 +1,11 @@
-"""Write to inner chunks in the file of a shard.
+"""Writes to inner chunks in the file of a shard.
 
-A shard is *complete* if all of its inner chunks have a place: then its index never changes again,
-and they are written like chunks. A shard that lacks a place is replaced by a copy that has more, in
-which everything else is where it was, so that whoever has read the old index reads the same.
+A shard is *complete* if it has space for all of its inner chunks: then its index never changes
+again, and they are written like chunks. A shard that lacks space is replaced by a copy that has
+more, in which all offsets stay the same, so that readers with the old index read the same.
 
-Zeros take no space in a file, so a shard is completed at once if the fill value is zero. If not, it
-gets as many more places as it has, so that it is copied a few times and not often.
+Zeros take no space on disk, so a shard is completed at once if the fill value is zero. If not, it
+gets space for at least as many more inner chunks as it has, so that it is copied only a few times.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ class ShardFile(ChunkFile):
             raise NotInPlace(str(why)) from None
         if items.within is not None:
             self._elements = write_file.elements_of(self.values, layout, items.within.shape)
-            # Where points lie in most complete shards, which says whether hulls are faster.
+            # Where points are in most complete shards: this tells whether hulls are faster.
             starts = np.ravel_multi_index(items.coordinates, shard.grid_shape) * layout.num_bytes
             return [self._points_at(starts + items.within, self._elements)]
         whole = layout_of(shard.spec.shape, layout.dtype, layout.stored, layout.axis_order)
@@ -56,7 +56,7 @@ class ShardFile(ChunkFile):
         return parts
 
     def _points_at(self, positions: Any, elements: Array) -> Part:
-        """Return what is written to points, which lie at positions in the file in bytes."""
+        """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
         return Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
 
@@ -78,13 +78,13 @@ class ShardFile(ChunkFile):
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
             raise NotInPlace(
-                f"its index is unusual: inner chunks have not {length} bytes, overlap each other, "
-                "or lie elsewhere than before or after the index"
+                f"its index is unusual: inner chunks do not have {length} bytes, overlap each "
+                "other or the index, or end beyond the file"
             )
         return self._split_by(self._index)
 
     def _split_by(self, index: Any) -> tuple[Placed, list[Part]]:
-        """Return what has a place according to an index, and what has none."""
+        """Return what has space according to an index, and what has none."""
         starts = index[(*self._items.coordinates, 0)]
         placed = self._parts_at(starts, np.flatnonzero(starts != MISSING))
         missing = self._parts_at(starts, np.flatnonzero(starts == MISSING))
@@ -118,7 +118,7 @@ class ShardFile(ChunkFile):
         return self._split_by(index)[0]
 
     def _new_places(self, index: Any, *, are_free: bool) -> Any:
-        """Return which inner chunks get a place, bool, in the shape of their grid."""
+        """Return which inner chunks get space, as bools in the shape of their grid."""
         is_missing = index[..., 0] == MISSING
         if are_free:
             return is_missing

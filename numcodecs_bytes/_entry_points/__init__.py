@@ -12,7 +12,7 @@ _has_warned = False
 
 
 def step_aside(error: Exception) -> None:
-    """Warn once that this package leaves something to zarr; never raise."""
+    """Warn once that this package leaves arrays to zarr; never raise."""
     global _has_warned  # noqa: PLW0603
     if _has_warned:
         return

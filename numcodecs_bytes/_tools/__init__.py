@@ -1,4 +1,4 @@
-"""What the commands are made of: stores and hierarchies, metadata, damaged chunks, reports.
+"""The building blocks of the commands: stores and hierarchies, metadata, damaged chunks, reports.
 
-Imports all layers below: `_core`, `_engine` and the codecs.
+Imports from all layers below: `_core`, `_engine` and the codecs.
 """

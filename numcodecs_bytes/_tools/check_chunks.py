@@ -1,4 +1,4 @@
-"""Check the chunks of an array for `check`: their lengths, decoding errors, invalid bools.
+"""Checks the chunks of an array for `check`: their lengths, decoding errors, invalid bools.
 
 Chunks are decoded by zarr's own codecs, and take as much memory as they do in zarr.
 """
@@ -29,7 +29,7 @@ from numcodecs_bytes._tools.hierarchy import (
 def check_chunks(
     array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
 ) -> Index | None:
-    """Report the problems of an array's chunks; return the index of the first one, if any."""
+    """Report the problems of an array's chunks; return the index of the first chunk, if any."""
     try:
         num_in_all = math.prod(grid_of(array))
     except NotImplementedError as error:
@@ -61,7 +61,7 @@ def check_chunks(
 
 
 def _expected_length(array: Any, codecs: list[str]) -> int | None:
-    """Return the length of each chunk in bytes; None if a codec changes it."""
+    """Return the expected length of each chunk in bytes; None if a codec changes it."""
     if codecs not in ([], ["bytes"], ["endian"]):
         return None
     dtype = array.dtype
@@ -71,7 +71,7 @@ def _expected_length(array: Any, codecs: list[str]) -> int | None:
 
 
 def _length_in_header(array: Any, key: str) -> int:
-    """Return the length that Blosc stored in a chunk, beyond whose end it would decode memory."""
+    """Return the length in a chunk's Blosc header: Blosc reads that far, even beyond the chunk."""
     header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
     return int.from_bytes(header.to_bytes()[12:16], "little")
 
@@ -100,7 +100,7 @@ def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_enco
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:
-    """Return the problem with a chunk's size in bytes, or ""; encoded chunks expect None."""
+    """Return the problem with a chunk's size, or ""; `expected` is None for encoded chunks."""
     if isinstance(size, IsADirectoryError):
         return "is a folder, so zarr reads the fill value: remove it, or write the chunk again"
     if isinstance(size, Exception):
@@ -129,7 +129,7 @@ def _problem_in(array: Any, index: Index) -> str:
 
 
 def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
-    """Yield the regions of a chunk to decode at a time: rows of inner chunks of a shard, 64 MiB."""
+    """Yield the regions of a chunk to decode at a time: in a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
     chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)
@@ -153,7 +153,7 @@ def _count_invalid(elements: Any) -> int:
 def _report_listing(
     listing: Listing, num_in_all: int, report: ArrayReport, *, is_cut: bool
 ) -> None:
-    """Report folders that can't be listed, how many chunks there are, and which other files."""
+    """Report folders that can't be listed, how many chunks there are, and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
     num_chunks, others = report.num_chunks, listing.others

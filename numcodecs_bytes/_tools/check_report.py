@@ -1,4 +1,4 @@
-"""What `check` reports of an array, and how much of it it looks at."""
+"""What `check` reports about an array, and the limits of what it checks."""
 
 from dataclasses import dataclass, field
 

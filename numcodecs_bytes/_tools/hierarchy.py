@@ -1,4 +1,4 @@
-"""Read stores: hierarchies, metadata documents, stored chunks. Never writes."""
+"""Reads stores: hierarchies, metadata documents, stored chunks. Never writes."""
 
 import asyncio
 import contextlib
@@ -36,9 +36,9 @@ _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|
 
 @dataclass
 class Listing:
-    """What listing the chunks of an array shows besides the chunks."""
+    """What a listing of the chunks of an array shows besides the chunks."""
 
-    is_listed: bool = False  # if not, no more than `MAX_UNLISTED` chunks are looked for
+    is_listed: bool = False  # if not, at most `MAX_UNLISTED` chunks are looked for
     others: list[str] = field(default_factory=list)  # neither chunks nor metadata
     errors: list[OSError] = field(default_factory=list)  # of folders that can't be listed
 
@@ -52,8 +52,8 @@ def describe_error(error: Exception) -> str:
 def walk(
     store: zarr.abc.store.Store, look: Callable[[str], tuple[list[T], list[str]]]
 ) -> Iterator[T]:
-    """Yield what `look` returns for each folder, with the names in it to visit; parents first."""
-    sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do so for each request
+    """Yield what `look` finds in each folder, parents first; it also returns the names to visit."""
+    sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do this for each request
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()
@@ -115,7 +115,7 @@ def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterato
 
 
 def document_at(store: zarr.abc.store.Store, key: str) -> Any:
-    """Return a JSON object in the store, None if it does not exist, or the error of reading it."""
+    """Return a JSON object in the store, None if it is missing, or the error from reading it."""
     try:
         if isinstance(store, zarr.storage.LocalStore):
             mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
@@ -200,7 +200,7 @@ def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
         index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
         is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
         if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
-            return index  # a folder, too
+            return index  # also for a folder
         if name and not name.endswith("/") and not _METADATA.fullmatch(name):
             listing.others.append(name)
         return None
@@ -210,7 +210,7 @@ def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
 
 
 def _keys_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[str]:
-    """Yield the keys with a prefix; those of folders end with a slash, where the store has them."""
+    """Yield the keys with a prefix; those of folders, in a LocalStore, end with a slash."""
     if type(store) is not zarr.storage.LocalStore:
         keys = store.list_prefix(prefix)
         while (key := sync(_next(keys))) is not None:
@@ -241,7 +241,7 @@ async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | N
         try:
             return await asyncio.to_thread(length_of_file, source)
         except Left:
-            pass  # compressed in an archive, or no regular file
+            pass  # compressed in an archive, or not a regular file
         except Exception as error:  # noqa: BLE001 # files and archives raise anything
             is_missing = isinstance(error, source.missing)
             return None if is_missing and not isinstance(error, IsADirectoryError) else error

@@ -43,7 +43,7 @@ def open_repository(
         "account_key": "access_key",
     }
     options = {names.get(name, name): value for name, value in options.items()}
-    if endpoint := options.get("endpoint_url"):  # often a server without buckets as host names
+    if endpoint := options.get("endpoint_url"):  # often a server without buckets in host names
         options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
     kind, place = "local_filesystem_storage", {"path": rest}
     if protocol.startswith(("s3", "g")):

@@ -1,4 +1,4 @@
-"""What of this package is in use in this environment, and which files and variables set that."""
+"""Which parts of this package are in use in this environment, and what sets that."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -36,13 +36,13 @@ def report() -> dict[str, Any]:
         "is_in_use": not (why_no_codec or why_no_filter or is_wrong),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "parts": [
-            {"name": name, "class": kind, "why_not": why_not, "set_by": find_source(key)}
+            {"name": name, "class": kind, "why_not": why_not, "set_by": origin_of(key)}
             for name, kind, why_not, key in parts
         ],
         "options": [
-            {"key": key, "value": str(value), "error": error, "set_by": find_source(key)}
+            {"key": key, "value": str(value), "error": error, "set_by": origin_of(key)}
             for key, (value, error) in values.items()
-            if find_source(key)
+            if origin_of(key)
         ],
         "unknown_options": _options.unknown_keys(),
     }
@@ -62,7 +62,7 @@ def lines_of(found: dict[str, Any]) -> Iterator[str]:
 
 
 def explain_other_codec() -> str:
-    """Return which other class numcodecs uses and how to mend that, or ""."""
+    """Return which other class numcodecs uses and how to fix that, or ""."""
     try:
         found = _numcodecs_class()
     except Exception:  # noqa: BLE001 # an entry point can raise anything
@@ -77,7 +77,7 @@ def explain_other_codec() -> str:
 
 
 def _numcodecs_class() -> type:
-    """Return the class that numcodecs uses, which may not be made without settings."""
+    """Return the class that numcodecs uses, without making an instance if it is registered."""
     registered: Any = numcodecs.registry.codec_registry.get("bytes")
     return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
 
@@ -116,7 +116,7 @@ def _why_no_data_types() -> str:
     return ""
 
 
-def find_source(key: str) -> str:
+def origin_of(key: str) -> str:
     """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
     config = zarr.config
     sources: list[tuple[str, Any]] = [("", config.defaults[0])]  # the last that has it wins

@@ -1,4 +1,4 @@
-"""Paths and URLs -> open stores."""
+"""Opens the stores at paths and URLs."""
 
 import contextlib
 import importlib.util
@@ -15,8 +15,8 @@ from numcodecs_bytes._tools.icechunk_storage import is_repository, open_reposito
 
 _ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _REFERENCES = (".json", ".parq", ".parquet")
-# Files that references can point into: what they are, how they begin, the ends of their names, and
-# the line that makes references.
+# Files that references can point into: what they are, their first bytes, the ends of their names,
+# and the code that makes references.
 _KERCHUNK = (
     "import json; from kerchunk.{} import *; json.dump({}('{{}}').translate(), open('{{}}', 'w'))"
 )
@@ -42,7 +42,7 @@ def open_store(
     storage_options: dict[str, Any] | None = None,
     version: dict[str, str] | None = None,
 ) -> zarr.abc.store.Store:
-    """Open the store of any kind at a path or URL; the arguments are those of `check`."""
+    """Open the store at a path or URL, of any kind; the arguments are those of `check`."""
     location, path = str(location), Path(location)
     options = dict(storage_options or {})
     is_url = "://" in location
@@ -111,7 +111,7 @@ def _open_url(url: str, options: dict[str, Any], *, read_only: bool) -> zarr.sto
 
 
 class ParquetReferences(zarr.storage.FsspecStore):
-    """kerchunk's references in Parquet, which would take `zarr.json` for a chunk and raise."""
+    """kerchunk's references in Parquet, which would mistake `zarr.json` for a chunk and raise."""
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
         return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
@@ -141,7 +141,7 @@ def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.S
 
 
 def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return kerchunk references in JSON, of the first version of the format, too."""
+    """Return kerchunk references in JSON, also of the first version of the format."""
     import fsspec  # noqa: PLC0415 # only needed here
 
     source: Any = fsspec.open(location, **options)
@@ -151,12 +151,12 @@ def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
     names: Any = document if isinstance(document, dict) else ()
     if "refs" in names or any(name.endswith(_ZARR_METADATA) for name in names):
         return dict(document)
-    raise ValueError('this is not kerchunk references, which are a JSON object with "refs"')
+    raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')
 
 
 def _need(package: str, extra: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise ImportError(
-            f"this needs {package}: pip install {package}, or with all that belongs to it, "
+            f"this needs {package}: pip install {package}, or, with everything that goes with it, "
             f"pip install 'numcodecs-bytes[{extra}]' (in a clone, '.[{extra}]')"
         )

@@ -31,14 +31,14 @@ def _why_whole(source: Any) -> str:
             length_of_file(source)
         except Left as why:
             return str(why)
-        except Exception:  # noqa: BLE001, S110 # it is missing, or the chunk's own problem
+        except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
             pass
     return source.why if isinstance(source, Whole) else ""
 
 
 def ask_for_a_range(array: Any, index: tuple[int, ...]) -> None:
-    """Read an element of a chunk: a store that does not answer byte ranges is remembered."""
+    """Read an element of a chunk: if the store does not answer byte ranges, that is remembered."""
     start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
-    # Small chunks are requested whole unless a gap is set. If reading fails, ranges are not why.
+    # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.
     with contextlib.suppress(Exception), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         array[start]

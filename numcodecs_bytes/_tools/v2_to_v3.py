@@ -1,7 +1,7 @@
 """Zarr v3 metadata with which the chunks of a Zarr v2 array read the same.
 
 zarr's own `migrate_v2_to_v3` loses the byte order of structures, and rejects the codec `bytes`,
-filters of bytes such as `shuffle`, and text and bytes of variable length.
+filters of bytes such as `shuffle`, and variable-length text and bytes.
 """
 
 import math
@@ -66,7 +66,7 @@ def v3_document(old: dict[str, Any]) -> dict[str, Any]:
         "storage_transformers": [],
     }
     name = serializer.codec_id if serializer and not isinstance(serializer, Bytes) else "bytes"
-    # The byte order is tried, because filters may change it, even of data types that have none.
+    # Byte orders are tried out, because filters may change the byte order, even from none to one.
     has_endian = name == "bytes" and has_byte_order(dtype)
     candidates = ["little", "big"] if has_endian or filters else []
     why = "in either byte order"
@@ -76,7 +76,7 @@ def v3_document(old: dict[str, Any]) -> dict[str, Any]:
         try:
             if _reads_the_same(old, new, dtype):
                 return new
-        except Exception as error:  # noqa: BLE001 # in the wrong order, text may be no text at all
+        except Exception as error:  # noqa: BLE001 # text in the wrong byte order may be invalid
             why = f"({error})"
     if len({leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}) > 1:
         raise MixedByteOrderError(
@@ -87,7 +87,7 @@ def v3_document(old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
-    """Split codecs: filters of arrays; `Bytes`, a codec of variable length or None; the rest."""
+    """Split codecs: filters of arrays; `Bytes`, a codec of variable-length data or None; others."""
     filters, serializer, of_bytes = [], None, []
     for codec in [*(metadata.filters or ()), metadata.compressor]:
         if codec is None:
@@ -98,8 +98,8 @@ def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
             of_bytes.append(codec)
         elif serializer or of_bytes:
             raise ValueError(
-                f"the filter {codec.codec_id} follows one that returns bytes, as no codec of "
-                "Zarr v3 does"
+                f"the filter {codec.codec_id} follows one that returns bytes, which is not "
+                "possible in Zarr v3"
             )
         elif is_serializer:
             serializer = codec
@@ -131,13 +131,13 @@ def _v3_codec(codec: Any, dtype: AnyDType) -> dict[str, Any]:
 
 
 def _array(document: Any, at: Any = None) -> Any:
-    """Return an array with metadata that need not be stored; in memory unless told where."""
+    """Return an array with metadata that need not be stored; in memory unless `at` says where."""
     at = at or zarr.storage.StorePath(zarr.storage.MemoryStore())
     return zarr.Array(zarr.AsyncArray(document, at))
 
 
 def _reads_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
-    """Whether a small chunk that is written as Zarr v2 reads the same as Zarr v3."""
+    """Whether a small chunk that is written as Zarr v2 reads the same when read as Zarr v3."""
     shape = tuple(max(1, min(n, 4)) for n in old["chunks"])
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
     at = zarr.storage.StorePath(zarr.storage.MemoryStore())
@@ -173,7 +173,7 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
 
 
 def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Raise ValueError unless an array's first chunk reads the same with both metadata."""
+    """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [_array(document, at) for document in (old, new)]
     region = first_chunk(arrays[0])
     if region is None:
@@ -201,7 +201,7 @@ def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _compared_properties(document: dict[str, Any]) -> dict[str, Any]:
-    """Return what must be equal in two Zarr v3 documents, by what it is called."""
+    """Return the properties that must be equal in two Zarr v3 documents, by name."""
     array = _array(document)
     described = []
     for codec in array.metadata.codecs:

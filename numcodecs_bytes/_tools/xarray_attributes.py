@@ -1,7 +1,7 @@
-"""The attributes by which xarray names dimensions and masks elements, of Zarr v2 in Zarr v3.
+"""Converts to Zarr v3 the attributes by which xarray names dimensions and masks elements.
 
-Of a Zarr v2 array, xarray masks the fill value or, if that is null, the attribute `_FillValue`. Of
-a Zarr v3 array it masks that attribute alone, which must be a number in an encoding of its own
+In a Zarr v2 array, xarray masks the fill value or, if that is null, the attribute `_FillValue`. In
+a Zarr v3 array, it masks only that attribute, which must be a number in a special encoding
 (`xarray.backends.zarr.FillValueCoder`); any other value makes it reject the whole group. Text is
 masked through the attribute `missing_value`, in both formats. Dates and times are never masked.
 """
@@ -66,11 +66,11 @@ def _masks(
 ) -> tuple[dict[str, Any], str]:
     """Return the attributes that mask the same in Zarr v3, and why `_FillValue` is dropped."""
     if dtype.kind in "mM":
-        return {}, "xarray masks no dates and times"
+        return {}, "xarray does not mask dates and times"
     given: Any = attributes.get("_FillValue")
     if fill_value is None:
         value, why_dropped = given, ""
-        with contextlib.suppress(ValueError):  # of other than one element
+        with contextlib.suppress(ValueError):  # not of exactly one element
             value = np.ravel(given).item()
     else:
         value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
@@ -81,7 +81,7 @@ def _masks(
     if dtype.kind in "biufc" and not isinstance(value, list | dict):
         try:
             if (dtype.kind, attributes.get("_Unsigned")) in (("i", "true"), ("u", "false")):
-                # xarray takes it for a signed integer, whichever of both the elements become.
+                # xarray reads it as a signed integer, whether or not it reads the elements as such.
                 value = np.array(int(value)).astype(f"i{dtype.itemsize}").item()
             return {"_FillValue": _encode(value, dtype)}, why_dropped
         except (OverflowError, TypeError, ValueError):
@@ -89,7 +89,7 @@ def _masks(
     elif isinstance(value, str) and attributes.get("missing_value", value) == value:
         return {"missing_value": value}, why_dropped
     raise ValueError(
-        f"xarray masks elements that are {value!r}, but can't be told so for {dtype} in Zarr v3: "
+        f"xarray masks elements that are {value!r}, but can't be told to for {dtype} in Zarr v3: "
         "correct or remove _FillValue and missing_value in .zattrs, or set fill_value to null in "
         ".zarray"
     )
@@ -126,9 +126,9 @@ def is_decodable(value: Any, dtype: AnyDType) -> bool:
 
 
 def how_to_decode(value: Any, dtype: AnyDType) -> str:
-    """Return how to mend the attribute `_FillValue` of a Zarr v3 array that xarray can't decode."""
-    with contextlib.suppress(OverflowError, TypeError, ValueError):  # no number, or several
+    """Return how to fix the attribute `_FillValue` of a Zarr v3 array that xarray can't decode."""
+    with contextlib.suppress(OverflowError, TypeError, ValueError):  # not a number, or several
         (number,) = np.ravel(value).tolist()
         if isinstance(number, bool | int | float):
-            return f"replace it by {json.dumps(_encode(number, dtype))}"
-    return "remove it, or name it missing_value"
+            return f"replace it with {json.dumps(_encode(number, dtype))}"
+    return "remove it, or rename it to missing_value"

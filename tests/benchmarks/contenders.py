@@ -20,7 +20,7 @@ PIPELINES = {
     "zarrs": "zarrs.ZarrsCodecPipeline",
     "ours": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
 }
-if not hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # before zarr 3.2
+if not hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # before zarr 3.3
     del PIPELINES["zarr fused"]
 if importlib.util.find_spec("zarrs") is None:
     del PIPELINES["zarrs"]

@@ -59,8 +59,8 @@ def test_what_is_no_file(array, chunk, make):
 REFUSED = {
     "open": (os, "open", "made", "opened for writing"),
     "lock": (fcntl, "flock", "locked", "locked"),
-    "length": (os, "ftruncate", "made that long", None),
-    "link": (os, "link", "made, as it needs a second name for a moment", None),
+    "length": (os, "ftruncate", "given its length", None),
+    "link": (os, "link", "made, because it needs a second name for a moment", None),
 }
 
 

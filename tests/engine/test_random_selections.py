@@ -24,7 +24,7 @@ import numcodecs_bytes
 from numcodecs_bytes.zarr import BytesCodec
 
 CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr.BytesCodec"]
-SMALL = "one read takes less: small, or what is selected is close together"
+SMALL = "a single read is faster: it is small, or the gaps are short"
 
 
 def random_numbers(rng):

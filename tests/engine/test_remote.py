@@ -208,7 +208,7 @@ def test_a_client_that_hides_the_heads_of_answers(server, caplog):
     store = zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=True)
     array = zarr.open_array(store, mode="r")
     assert np.array_equal(array[3, :9], LARGE[3, :9])
-    assert "does not show the heads of its answers" in caplog.text
+    assert "does not show the headers of responses" in caplog.text
     assert is_struck(array, FIRST)
 
 

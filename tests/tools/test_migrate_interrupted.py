@@ -126,6 +126,6 @@ def test_out_of_space(path):
         limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({num_bytes},) * 2)"
         done = run(path, before=limited)
         assert done.returncode == 2
-        assert "can't be written: OSError: File too large; mend that and run" in done.stderr
+        assert "can't be written: OSError: File too large; fix that and run" in done.stderr
         assert_readable(path)
     assert_completed(path)

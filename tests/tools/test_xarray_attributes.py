@@ -116,7 +116,7 @@ def assert_same(store):
     report = migrate(store)[0]
     if report.status == "refused":
         why = report.reasons[0]  # dates and times are never masked
-        is_explained = "but can't be told so" in why and "time" not in why
+        is_explained = "but can't be told to" in why and "time" not in why
         assert isinstance(before, Exception) or is_explained, why
         return
     assert report.status == "migrated"
@@ -251,6 +251,6 @@ def test_check_names_attributes_that_xarray_can_not_decode(everything):
     (problem,) = with_fill_value(store, -999.0)
     assert problem == (
         "xarray can't read its group: the attribute _FillValue is -999.0, which it can't decode "
-        'for float32: replace it by "AAAAAAA4j8A="'
+        'for float32: replace it with "AAAAAAA4j8A="'
     )
     assert with_fill_value(store, "AAAAAAA4j8A=") == []
