@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from unittest.mock import Mock
 
 import numcodecs
 import numpy as np
@@ -217,20 +216,17 @@ class TestArrays:
         filters = [numcodecs_bytes.Bytes("little", data.dtype)]
         create(tmp_path / "migrated", data, chunks=(4, 3), filters=filters)
         migrated(tmp_path / "migrated")
-        raw, settings = np.array([1, 2], "c8").tobytes(), {"shape": [2], "fill_value": [0, 0]}
         expected = [str(data[1].tolist())]
-        for name, other, error in (
-            ("complex_float32", "complex64", "No Zarr data type found that matches"),
-            ("endian", "bytes", "Expected 'bytes'. Got endian instead"),
+        for name, data_type, codec, answer in (
+            ("a", "complex_float32", "bytes", "No Zarr data type found that matches"),
+            ("b", "complex64", "endian", "Expected 'bytes'. Got endian instead"),
+            ("c", "complex64", "bytes", "(2+0j)"),
         ):
-            codec = bytes_codec("little", name if name == "endian" else "bytes")
-            data_type = "complex64" if name == "endian" else name
-            path = write_array(tmp_path / name, raw, data_type, [codec], **settings)
+            raw, settings = np.array([1, 2], "c8").tobytes(), {"shape": [2], "fill_value": [0, 0]}
+            codecs = [bytes_codec("little", codec)]
+            path = write_array(tmp_path / name, raw, data_type, codecs, **settings)
             assert zarr.open_array(path, mode="r")[1] == 2
-            write_array(tmp_path / f"{name}, replaced", raw, data_type, [codec], **settings)
-            document = tmp_path / f"{name}, replaced" / "zarr.json"
-            document.write_text(document.read_text().replace(f'"{name}"', f'"{other}"', 1))
-            expected += [error, "(2+0j)"]
+            expected.append(answer)
         program = f"""{WITHOUT_ENTRY_POINTS}
 import sys, zarr
 for path in sys.argv[1:]:
@@ -336,6 +332,7 @@ class TestHierarchies:
             assert reason in found[path].reasons[0]
         hidden = "hide nodes below it that could not be migrated: deep/in behind, deep/in broken"
         assert hidden in found["deep"].reasons[0]
+        assert "exclude those that can't be migrated (--exclude PATH)" in found["deep"].reasons[0]
         assert written_in(folder).keys() == {*NODES, "in mixed"} - {"", "deep"}
 
     @pytest.mark.parametrize(
@@ -424,10 +421,6 @@ class TestHierarchies:
         assert migrated(folder)[""].status == "refused"
         assert not (folder / "zarr.json").exists()
 
-    def test_a_link_to_a_folder_above(self, folder):
-        (folder / "deep/loop").symlink_to(folder)
-        assert statuses(folder) == dict.fromkeys(NODES, "migrated")
-
 
 class TestExclude:
     """What can't be migrated, or is not to be, does not keep the groups above it in Zarr v2."""
@@ -462,13 +455,6 @@ class TestExclude:
         assert statuses(folder)["x"] == "migrated"
         assert shown(folder) == sorted(nodes)[1:]
         assert set(statuses(folder, undo=True).values()) == {"undone"}
-
-    def test_what_is_refused_still_keeps_the_groups_above_it(self, folder):
-        for path in ("x", "deep/x"):
-            write_v2(folder / path, None, **MIXED)
-        reason = migrated(folder, exclude=["deep/x"])[""].reasons[0]
-        assert "could not be migrated: x; " in reason
-        assert reason.endswith("exclude those that can't be migrated (--exclude PATH)")
 
     def test_what_has_zarr_v3_metadata_stays_as_it_is(self, folder):
         migrated(folder)
@@ -516,17 +502,6 @@ class TestWrongArguments:
             migrate(Unlisted(folder))
         with pytest.raises(PermissionError, match="forbidden"):
             migrate(Forbidden())
-
-
-class TestProgress:
-    @pytest.mark.parametrize("options", [{"dry_run": True}, {}])
-    def test_nodes_and_documents_are_counted(self, folder, options):
-        phases = ["reading metadata", "comparing", "writing"][: 2 if options else 3]
-        bar = Mock()
-        migrate(folder, bar=bar, **options)
-        assert [each.args for each in bar.set_description.mock_calls] == [(p,) for p in phases]
-        assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)][: len(phases)]
-        assert bar.update.call_count == 9 * len(phases)
 
 
 class TestCheck:
@@ -651,11 +626,6 @@ class TestCommand:
         with contextlib.redirect_stdout(printed):
             assert main(["migrate", str(tmp_path)]) == 0
         assert printed.buffer.getvalue().startswith(b"/\\u6f22 ")
-
-    def test_a_url(self, folder):
-        pytest.importorskip("fsspec")
-        assert {report.status for report in migrate(f"file://{folder}")} == {"migrated"}
-        assert shown(folder) == NODES[1:]
 
     @pytest.mark.parametrize("name", ["a.zip", "a.zarr"])
     def test_a_zip_archive_is_refused(self, tmp_path, capsys, name):
