@@ -19,7 +19,6 @@ import zarr
 import zarr.storage
 from helpers import (
     HAS_STRUCT,
-    PIPELINES,
     bytes_codec,
     metadata,
     metadata_v2,
@@ -108,10 +107,6 @@ DAMAGED = {
         v3(numcodecs.Blosc().encode(bytes(8))[:-1], "int16", [BIG, V3_BLOSC]),
         "chunk c/0 holds 23 bytes, expected 24: it is truncated",
     ),
-    "zlib, v2": (
-        v2(numcodecs.Zlib().encode(bytes(16))[:-6], "<i4", compressor={"id": "zlib", "level": 1}),
-        "chunk 0 can't be read: ",
-    ),
     # zarr 3.1.6 reads it as fill values.
     "empty shard": (v3(b"", "int16", [sharded([2], BIG)]), "chunk c/0 holds 0 bytes: it is trunc"),
     "no shard": (v3(b"no", "int8", [DEFAULT_SHARDS]), "chunk c/0 can't be read: "),
@@ -122,10 +117,6 @@ DAMAGED = {
     "bools": (
         v3(b"\0\1\2\xff", "bool", [PLAIN], fill_value=False),
         "chunk c/0 holds 2 bools that are neither 0 nor 1: read as true here",
-    ),
-    "bools behind zstd, v2": (
-        v2(zstd(b"\0\1\2\1"), "|b1", compressor={"id": "zstd", "level": 1}, fill_value=False),
-        "chunk 0 holds 1 bool that is neither 0 nor 1",
     ),
     "bools in a structure": (
         v3(b"\1\2\1\1\2\0\1\2\7\xff\xff\1", STRUCT, [BIG], **OF_STRUCT),
@@ -305,15 +296,6 @@ class TestHierarchies:
         bar = Mock(total=None)
         list(checks.check(healthy, bar=bar))
         assert sum(each.args[0] for each in bar.update.mock_calls) == bar.total == 31
-
-    @pytest.mark.parametrize("path", PIPELINES)
-    def test_zarrs_own_classes(self, healthy, path):
-        """With zarr's codec parts are read, too, but not by zarr's pipelines."""
-        with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
-            assert check(healthy / "plain")[""].partial_reads == "yes"
-        with zarr.config.set({"codec_pipeline.path": path}):
-            (report,) = check(healthy / "plain").values()
-        assert report.partial_reads == f"no: {path} is the codec pipeline"
 
 
 class TestChunks:
@@ -625,12 +607,10 @@ class TestCommand:
         ("name", "content", "answer"),
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
-            (".zarray", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not kerchunk references, which are a JSON object"),
             ("a.txt", "text", "this is a file, but not a zip file"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
-            ("a", "II*\0", "this is a TIFF file, not Zarr: make references first:\n  python -c"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
         ],
     )

@@ -177,8 +177,6 @@ def test_compressed_chunks(tmp_path, kwargs):
     ("path", "shape", "settings"),
     [
         ("a", (4, 4), {}),
-        ("", (4, 4), {}),
-        ("a", (), {}),
         ("a", (4, 4), {"chunk_key_encoding": {"name": "default", "separator": "."}}),
         ("2020", (4, 4), {"chunk_key_encoding": {"name": "v2", "separator": "/"}}),
         ("2020", (4,), {"zarr_format": 2}),

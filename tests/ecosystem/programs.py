@@ -36,22 +36,6 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def zarr_itself(folder: Path) -> Arrays:
-    """Uncompressed chunks and shards, through xarray and Dask, too."""
-    import dask.array
-    import xarray
-    import zarr
-
-    settings = {"compressors": None, "serializer": BIG, "dimension_names": ["y", "x"]}
-    group = zarr.create_group(folder / "group")
-    yield "zarr", group.create_array("image", data=IMAGE, chunks=IMAGE.shape, **settings)
-    dataset = xarray.open_zarr(group.store, consolidated=False, chunks=None)
-    yield "xarray", dataset["image"]
-    yield "Dask", dask.array.from_zarr(str(folder / "group" / "image"), chunks=(1, 512))
-    settings |= {"chunks": (64, 512), "shards": IMAGE.shape}
-    yield "shards", zarr.create_array(folder / "shards", data=IMAGE, **settings)
-
-
 def tifffile(folder: Path) -> Arrays:
     """TIFF files: strips, tiles, compressed, big-endian, and pyramids."""
     import tifffile
@@ -131,37 +115,6 @@ def virtualizarr(folder: Path) -> Arrays:
             yield "references", zarr.open_group(again, mode="r", zarr_format=3)["image"]
 
 
-def icechunk(folder: Path) -> Arrays:
-    """Repositories with chunks of their own, and with virtual ones."""
-    import icechunk
-    import zarr
-
-    config = icechunk.RepositoryConfig.default()
-    prefix = f"{folder.as_uri()}/"
-    config.set_virtual_chunk_container(
-        icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(folder)))
-    )
-    parsers = files(folder)
-    for kind in ("own", "NetCDF-3", "HDF5"):
-        storage = icechunk.local_filesystem_storage(str(folder / kind))
-        repository = icechunk.Repository.create(
-            storage, config, authorize_virtual_chunk_access={prefix: None}
-        )
-        session = repository.writable_session("main")
-        if kind == "own":
-            group, settings = zarr.create_group(session.store), {"chunks": (2048, 512)}
-            array = group.create_array(
-                "image", data=IMAGE, serializer=BIG, compressors=None, **settings
-            )
-            array[3, 5:] = -1
-        else:
-            dataset = virtual_store(*parsers[kind]).to_virtual_dataset(loadable_variables=[])
-            dataset.vz.to_icechunk(session.store)
-        session.commit("written")
-        store = repository.readonly_session("main").store
-        yield kind, zarr.open_group(store, mode="r")["image"]
-
-
 def ome_zarr(folder: Path) -> Arrays:
     """Images as OME-Zarr, of both versions of the format."""
     import zarr
@@ -213,9 +166,7 @@ def anndata(folder: Path) -> Arrays:
 
 
 PROGRAMS = {
-    "zarr": zarr_itself,
     "tifffile": tifffile,
-    "icechunk": icechunk,
     "virtualizarr": virtualizarr,
     "ome-zarr": ome_zarr,
     "anndata": anndata,
