@@ -1,13 +1,11 @@
 """Fuzz target: metadata and chunks that nobody wrote, read by both codecs.
 
-``python tests/fuzz/fuzz_bytes.py -max_total_time=60`` runs it with atheris, guided by the coverage
-of `numcodecs_bytes`; the arguments are libFuzzer's. Without atheris, `check_one` is a function that
-test_properties.py calls.
+``python tests/fuzz/fuzz_bytes.py -max_total_time=60`` runs it with atheris; the arguments are
+libFuzzer's. Without atheris, test_properties.py calls `check_one`.
 
 A document is changed by fuzz_mutator.py, a chunk is any bytes. What is read from them is right by
 fuzz_oracle.py, or refused in our own words: by a ``raise`` of the package, with a ValueError or a
-TypeError. What zarr itself makes of bad metadata is its own business, as long as no code of the
-package takes part.
+TypeError. What zarr alone makes of bad metadata does not matter.
 """
 
 import contextlib
