@@ -33,7 +33,6 @@ MAX_ADDRESS_SPACE = 4 << 30
 READ_BY_ZARR = 1 << 24
 SHAPE, CHUNKS = (6, 5), (2, 5)
 SHARDS = {"chunks": (1, 5), "shards": (2, 5)}
-VARIABLE_LENGTH = zarr.dtype.VariableLengthBytes()
 COMPRESSORS = (
     *(numcodecs.GZip(), numcodecs.Zlib(), numcodecs.BZ2(), numcodecs.LZMA()),
     *(numcodecs.Zstd(), numcodecs.Blosc(), numcodecs.LZ4()),
@@ -41,8 +40,6 @@ COMPRESSORS = (
 # Settings of arrays, which are not compressed unless told.
 ARRAYS = {
     "v2/text": {"dtype": str},
-    "v2/zipped_text": {"dtype": str, "compressors": numcodecs.Zlib()},
-    "v2/bytes": {"dtype": VARIABLE_LENGTH},
     "v2/plain": {},
     "v2/filtered": {"filters": [numcodecs_bytes.Bytes("big", "<f8")]},
     "v2/delta": {"compressors": numcodecs.Zlib(), "filters": [numcodecs.Delta("<f8")]},
@@ -58,8 +55,7 @@ ARRAYS = {
     "v3/shards": SHARDS,
     "v3/zipped_shards": {"compressors": zarr.codecs.GzipCodec(), **SHARDS},
     "v3/text": {"dtype": str, "compressors": "auto"},
-    "v3/raw_text": {"dtype": str},
-    "v3/bytes": {"dtype": VARIABLE_LENGTH},
+    "v3/bytes": {"dtype": zarr.dtype.VariableLengthBytes()},
     "v3/text_shards": {"dtype": str, **SHARDS},
 }
 # Of which a chunk of another length is damaged.
