@@ -78,8 +78,8 @@ def v2_dtype(data):
         if data in ("bfloat16", "r16", "uint2"):
             return v3_dtype(data)
         return np.dtype(data) if _V2_NAMES.fullmatch(data) else None
-    fields = [(name, v2_dtype(field), *map(tuple, shape)) for name, field, *shape in data]
-    is_plain = all(name and dtype is not None for name, dtype, *_ in fields)
+    fields = [(name, v2_dtype(field)) for name, field in data]
+    is_plain = all(name and dtype is not None for name, dtype in fields)
     return np.dtype(fields) if is_plain else None
 
 
@@ -89,11 +89,7 @@ def expected_elements(document):
     Plain: no codec but ours, spelt as the specification does, for a data type that NumPy has.
     """
     try:
-        if "zarr_format" not in document:
-            dtype = v2_dtype(document["dtype"])
-            is_plain = document["id"] == "bytes" and len(document) == 3
-            endian, order = document["endian"], "C"
-        elif document["zarr_format"] == 2:
+        if document["zarr_format"] == 2:
             codec = {"id": "bytes", "endian": "big", "dtype": document["dtype"]}
             dtype, order = v2_dtype(document["dtype"]), document["order"]
             endian = document["filters"][0]["endian"]
