@@ -174,7 +174,7 @@ IN_PLACE = "numcodecs_bytes.write_in_place"
 class TestRequire:
     """Writes to parts of chunks that are not made in place raise, and say why."""
 
-    @pytest.mark.parametrize("path", [PIPELINES[0], *OUR_PIPELINES])
+    @pytest.mark.parametrize("path", [PIPELINES[0], OUR_PIPELINES[-1]])
     def test_another_pipeline_by_a_variable(self, tmp_path, path):
         """Loading the entry points warns, for the sake of Zarr v2, but never fails.
 
