@@ -220,7 +220,7 @@ def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
 
 def ranges_from(*classes):
     """Name classes of stores whose byte ranges can be relied on, as users do; a context manager."""
-    return zarr.config.set({"numcodecs_bytes.stores_with_ranges": list(classes)})
+    return zarr.config.set({"numcodecs_bytes.stores_with_ranges": classes})
 
 
 class CountingStore(zarr.storage.LocalStore):

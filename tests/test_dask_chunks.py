@@ -25,23 +25,6 @@ def create(store, shape, chunks, **options):
 
 
 @pytest.mark.parametrize(
-    ("chunks", "size", "expected"),
-    [
-        pytest.param((40, 8, 8), 2 * KIB, (8, 8, 8), id="along the slowest axis"),
-        pytest.param((40, 8, 8), "1e3", (2, 8, 8), id="one length for all"),
-        pytest.param((40, 8, 8), 12, (1, 1, 3), id="within a row"),
-        pytest.param((40, 8, 8), 20 * KIB, (40, 16, 8), id="whole chunks"),
-        pytest.param((1, 4, 4), 200, (1, 4, 8), id="small chunks are grouped, first in rows"),
-        # A chunk of 37 has no divisor: with one length for all, Dask's would cross borders.
-        pytest.param((37, 8, 8), 10 * 256, ((9, 9, 9, 10) * 3 + (9,), 8, 8), id="many lengths"),
-    ],
-)
-def test_uncompressed(chunks, size, expected):
-    array = create({}, (120, 16, 8), chunks, **UNCOMPRESSED)
-    assert numcodecs_bytes.dask_chunks(array, size) == expected
-
-
-@pytest.mark.parametrize(
     ("options", "size", "expected"),
     [
         pytest.param({"compressors": "auto"}, 200, (8, 8), id="compressed, not split"),

@@ -1,7 +1,6 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
 import contextlib
-import errno
 import io
 import json
 import os
@@ -217,20 +216,17 @@ class TestArrays:
         filters = [numcodecs_bytes.Bytes("little", data.dtype)]
         create(tmp_path / "migrated", data, chunks=(4, 3), filters=filters)
         migrated(tmp_path / "migrated")
-        raw, settings = np.array([1, 2], "c8").tobytes(), {"shape": [2], "fill_value": [0, 0]}
-        expected = [str(data[1].tolist())]
-        for name, other, error in (
-            ("complex_float32", "complex64", "No Zarr data type found that matches"),
-            ("endian", "bytes", "Expected 'bytes'. Got endian instead"),
+        expected = []
+        for name, data_type, codec, answer in (
+            ("a", "complex_float32", "bytes", "No Zarr data type found that matches"),
+            ("b", "complex64", "endian", "Expected 'bytes'. Got endian instead"),
+            ("c", "complex64", "bytes", "(2+0j)"),
         ):
-            codec = bytes_codec("little", name if name == "endian" else "bytes")
-            data_type = "complex64" if name == "endian" else name
-            path = write_array(tmp_path / name, raw, data_type, [codec], **settings)
+            raw, settings = np.array([1, 2], "c8").tobytes(), {"shape": [2], "fill_value": [0, 0]}
+            codecs = [bytes_codec("little", codec)]
+            path = write_array(tmp_path / name, raw, data_type, codecs, **settings)
             assert zarr.open_array(path, mode="r")[1] == 2
-            write_array(tmp_path / f"{name}, replaced", raw, data_type, [codec], **settings)
-            document = tmp_path / f"{name}, replaced" / "zarr.json"
-            document.write_text(document.read_text().replace(f'"{name}"', f'"{other}"', 1))
-            expected += [error, "(2+0j)"]
+            expected.append(answer)
         program = f"""{WITHOUT_ENTRY_POINTS}
 import sys, zarr
 for path in sys.argv[1:]:
@@ -240,8 +236,9 @@ for path in sys.argv[1:]:
         print(str(error).replace("\\n", " "))
 assert "numcodecs_bytes" not in sys.modules
 """
-        paths = sorted(tmp_path.iterdir(), key=lambda path: (path.name != "migrated", path.name))
+        paths = sorted(tmp_path.iterdir())
         lines = run_program("-W", "ignore", "-c", program, *paths).stdout.splitlines()
+        expected.append(str(data[1].tolist()))
         assert all(text in line for text, line in zip(expected, lines, strict=True)), lines
 
 
@@ -336,6 +333,7 @@ class TestHierarchies:
             assert reason in found[path].reasons[0]
         hidden = "hide nodes below it that could not be migrated: deep/in behind, deep/in broken"
         assert hidden in found["deep"].reasons[0]
+        assert "exclude those that can't be migrated (--exclude PATH)" in found["deep"].reasons[0]
         assert written_in(folder).keys() == {*NODES, "in mixed"} - {"", "deep"}
 
     @pytest.mark.parametrize(
@@ -424,9 +422,11 @@ class TestHierarchies:
         assert migrated(folder)[""].status == "refused"
         assert not (folder / "zarr.json").exists()
 
-    def test_a_link_to_a_folder_above(self, folder):
-        (folder / "deep/loop").symlink_to(folder)
-        assert statuses(folder) == dict.fromkeys(NODES, "migrated")
+    def test_a_progress_bar_counts_nodes_and_documents(self, folder):
+        bar = Mock()
+        migrate(folder, bar=bar)
+        assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)]
+        assert bar.update.call_count == 3 * 9
 
 
 class TestExclude:
@@ -462,13 +462,6 @@ class TestExclude:
         assert statuses(folder)["x"] == "migrated"
         assert shown(folder) == sorted(nodes)[1:]
         assert set(statuses(folder, undo=True).values()) == {"undone"}
-
-    def test_what_is_refused_still_keeps_the_groups_above_it(self, folder):
-        for path in ("x", "deep/x"):
-            write_v2(folder / path, None, **MIXED)
-        reason = migrated(folder, exclude=["deep/x"])[""].reasons[0]
-        assert "could not be migrated: x; " in reason
-        assert reason.endswith("exclude those that can't be migrated (--exclude PATH)")
 
     def test_what_has_zarr_v3_metadata_stays_as_it_is(self, folder):
         migrated(folder)
@@ -518,17 +511,6 @@ class TestWrongArguments:
             migrate(Forbidden())
 
 
-class TestProgress:
-    @pytest.mark.parametrize("options", [{"dry_run": True}, {}])
-    def test_nodes_and_documents_are_counted(self, folder, options):
-        phases = ["reading metadata", "comparing", "writing"][: 2 if options else 3]
-        bar = Mock()
-        migrate(folder, bar=bar, **options)
-        assert [each.args for each in bar.set_description.mock_calls] == [(p,) for p in phases]
-        assert [each.args for each in bar.reset.mock_calls] == [(None,), (9,), (9,)][: len(phases)]
-        assert bar.update.call_count == 9 * len(phases)
-
-
 class TestCheck:
     """Metadata of both formats beside each other."""
 
@@ -554,16 +536,10 @@ class TestCheck:
             codecs=[bytes_codec("little")],
         )
         (report,) = check(zarr.storage.LocalStore(tmp_path))
-        assert [
-            each.removeprefix(".zarray and zarr.json disagree: ") for each in report.problems
-        ] == [
-            "the shape is (6, 7, 8) in .zarray, (6, 7, 9) in zarr.json",
-            "the chunk shape is (4, 7, 3) in .zarray, (4, 7, 4) in zarr.json",
-            "the data type is float32 in .zarray, int32 in zarr.json",
-            "the fill value is 0.0 (00000000) in .zarray, 1 (01000000) in zarr.json",
-            "the key of the first chunk is 0.0.0 in .zarray, c/0/0/0 in zarr.json",
-            "the list of codecs is bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json",
-        ]
+        names = ["shape", "chunk shape", "data type", "fill value", "key of the first chunk"]
+        for name, problem in zip([*names, "list of codecs"], report.problems, strict=True):
+            assert problem.startswith(f".zarray and zarr.json disagree: the {name} is ")
+        assert problem.endswith("bytes(endian=big) in .zarray, bytes(endian=little) in zarr.json")
 
     def test_settings_and_names_of_codecs(self, tmp_path):
         """Those of filters affect the values, unlike the level and the name of a compressor."""
@@ -617,17 +593,6 @@ class TestCommand:
         assert main(["migrate", str(tmp_path / "nowhere"), "--json"]) == 2
         assert json.loads(capsys.readouterr().out) == {"error": "there is no such file or folder"}
 
-    def test_a_store_that_can_not_be_written(self, folder, capsys, monkeypatch):
-        """What zarr writes first has a random name, which helps nobody."""
-
-        async def fail(*_args):
-            raise OSError(errno.ENOSPC, "No space left on device", "zarr.0123abcd.partial")
-
-        monkeypatch.setattr(zarr.storage.LocalStore, "set", fail)
-        assert main(["migrate", str(folder)]) == 2
-        said = capsys.readouterr().err
-        assert "y/zarr.json can't be written: OSError: No space left on device; fix that" in said
-
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):
         """`migrate STORE | head -1` stopped after two nodes, and said that a pipe is broken."""
@@ -651,11 +616,6 @@ class TestCommand:
         with contextlib.redirect_stdout(printed):
             assert main(["migrate", str(tmp_path)]) == 0
         assert printed.buffer.getvalue().startswith(b"/\\u6f22 ")
-
-    def test_a_url(self, folder):
-        pytest.importorskip("fsspec")
-        assert {report.status for report in migrate(f"file://{folder}")} == {"migrated"}
-        assert shown(folder) == NODES[1:]
 
     @pytest.mark.parametrize("name", ["a.zip", "a.zarr"])
     def test_a_zip_archive_is_refused(self, tmp_path, capsys, name):

@@ -62,16 +62,6 @@ class TestValues:
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": value}):
             assert num_requests(path) == expected
 
-    @pytest.mark.parametrize("kind", [list, tuple, lambda names: names[0]])
-    def test_stores(self, tmp_path, kind):
-        """In a YAML file it is a list, in a variable perhaps one name."""
-        create(tmp_path, (512, 64))[:] = 1
-        names = kind(["helpers.CountingStore"])
-        array = zarr.open_array(CountingStore(tmp_path), mode="r")
-        with zarr.config.set({"numcodecs_bytes.stores_with_ranges": names}):
-            assert array[3, 3] == 1
-        assert array.store.num_bytes == 8
-
     @pytest.mark.parametrize(
         ("name", "value", "expected"),
         [
@@ -104,10 +94,6 @@ class TestWhereTheyAreSet:
     def run(self, path, program=WRITE, **variables):
         """Return how often chunks are written in place; nothing is said of it."""
         return run_program("-W", "error", "-c", program, path, **variables).stdout.split()
-
-    @pytest.mark.parametrize(("value", "expected"), [("true", "1"), ("", "0")])
-    def test_by_a_variable(self, path, value, expected):
-        assert self.run(path, **{self.VARIABLE: value}) == [expected]
 
     def test_by_a_yaml_file(self, path, tmp_path):
         """A variable takes precedence over it."""

@@ -19,10 +19,9 @@ from typing import Any
 
 import numpy as np
 
-# What zarr, xarray and Dask call an array, or a function that returns one.
+# What zarr and Dask call an array, or a function that returns one.
 Arrays = Iterator[tuple[str, Any]]
 IMAGE = np.arange(4096 * 512, dtype=">f4").reshape(4096, 512)
-BIG = {"name": "bytes", "configuration": {"endian": "big"}}
 ROWS, COLUMNS = np.array([0, 4095, 2047]), np.array([0, 511, 256])
 SELECTIONS: dict[str, Callable[[Any], Any]] = {
     "all": lambda array: array[...],
@@ -34,22 +33,6 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
     "points": lambda array: array.vindex[ROWS, COLUMNS],
     "mesh": lambda array: array.oindex[ROWS, COLUMNS],
 }
-
-
-def zarr_itself(folder: Path) -> Arrays:
-    """Uncompressed chunks and shards, through xarray and Dask, too."""
-    import dask.array
-    import xarray
-    import zarr
-
-    settings = {"compressors": None, "serializer": BIG, "dimension_names": ["y", "x"]}
-    group = zarr.create_group(folder / "group")
-    yield "zarr", group.create_array("image", data=IMAGE, chunks=IMAGE.shape, **settings)
-    dataset = xarray.open_zarr(group.store, consolidated=False, chunks=None)
-    yield "xarray", dataset["image"]
-    yield "Dask", dask.array.from_zarr(str(folder / "group" / "image"), chunks=(1, 512))
-    settings |= {"chunks": (64, 512), "shards": IMAGE.shape}
-    yield "shards", zarr.create_array(folder / "shards", data=IMAGE, **settings)
 
 
 def tifffile(folder: Path) -> Arrays:
@@ -81,28 +64,6 @@ def tifffile(folder: Path) -> Arrays:
     yield "pyramid", zarr.open(tifffile.imread(path, aszarr=True), mode="r")["0"]
 
 
-def files(folder: Path) -> dict[str, tuple[Path, Any]]:
-    """Write the image as files that are read in place; return them with VirtualiZarr's parsers."""
-    import astropy.io.fits
-    import h5py
-    from scipy.io import netcdf_file
-    from virtualizarr.parsers import FITSParser, HDFParser, NetCDF3Parser
-
-    with netcdf_file(folder / "image.nc", "w") as file:
-        for name, size in zip("yx", IMAGE.shape, strict=True):
-            file.createDimension(name, size)
-        file.createVariable("image", ">f4", tuple("yx"))[:] = IMAGE
-    with h5py.File(folder / "image.h5", "w") as file:
-        file["image"] = IMAGE  # contiguous
-        file.create_dataset("compressed", data=IMAGE, chunks=(512, 512), compression="gzip")
-    astropy.io.fits.PrimaryHDU(IMAGE).writeto(folder / "image.fits")
-    return {
-        "NetCDF-3": (folder / "image.nc", NetCDF3Parser()),
-        "HDF5": (folder / "image.h5", HDFParser()),
-        "FITS": (folder / "image.fits", FITSParser()),
-    }
-
-
 def virtual_store(path: Path, parser: Any) -> Any:
     from obspec_utils.registry import ObjectStoreRegistry
     from obstore.store import LocalStore
@@ -113,53 +74,34 @@ def virtual_store(path: Path, parser: Any) -> Any:
 
 def virtualizarr(folder: Path) -> Arrays:
     """NetCDF-3, HDF5 and FITS files in place, and kerchunk's references to a file."""
-    import xarray
+    import astropy.io.fits
+    import h5py
     import zarr
-    from virtualizarr.parsers import KerchunkJSONParser
+    from scipy.io import netcdf_file
+    from virtualizarr.parsers import FITSParser, HDFParser, KerchunkJSONParser, NetCDF3Parser
 
-    for kind, (path, parser) in files(folder).items():
-        store = virtual_store(path, parser)
-        for name, array in zarr.open_group(store, mode="r", zarr_format=3).arrays():
-            yield f"{kind}, {name}", array
-        if kind == "NetCDF-3":
-            options = {"consolidated": False, "zarr_format": 3, "chunks": None}
-            yield "xarray", xarray.open_zarr(store, **options)["image"]
+    with netcdf_file(folder / "image.nc", "w") as file:
+        for name, size in zip("yx", IMAGE.shape, strict=True):
+            file.createDimension(name, size)
+        file.createVariable("image", ">f4", tuple("yx"))[:] = IMAGE
+    with h5py.File(folder / "image.h5", "w") as file:
+        file["image"] = IMAGE  # contiguous
+        file.create_dataset("compressed", data=IMAGE, chunks=(512, 512), compression="gzip")
+    astropy.io.fits.PrimaryHDU(IMAGE).writeto(folder / "image.fits")
+    for name, parser in {
+        "image.nc": NetCDF3Parser(),
+        "image.h5": HDFParser(),
+        "image.fits": FITSParser(),
+    }.items():
+        store = virtual_store(folder / name, parser)
+        for path, array in zarr.open_group(store, mode="r", zarr_format=3).arrays():
+            yield f"{name}, {path}", array
+        if name == "image.nc":
             references = folder / "references.json"
             virtual = store.to_virtual_dataset(loadable_variables=[])
             virtual.vz.to_kerchunk(str(references), format="json")
             again = virtual_store(references, KerchunkJSONParser())
             yield "references", zarr.open_group(again, mode="r", zarr_format=3)["image"]
-
-
-def icechunk(folder: Path) -> Arrays:
-    """Repositories with chunks of their own, and with virtual ones."""
-    import icechunk
-    import zarr
-
-    config = icechunk.RepositoryConfig.default()
-    prefix = f"{folder.as_uri()}/"
-    config.set_virtual_chunk_container(
-        icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(folder)))
-    )
-    parsers = files(folder)
-    for kind in ("own", "NetCDF-3", "HDF5"):
-        storage = icechunk.local_filesystem_storage(str(folder / kind))
-        repository = icechunk.Repository.create(
-            storage, config, authorize_virtual_chunk_access={prefix: None}
-        )
-        session = repository.writable_session("main")
-        if kind == "own":
-            group, settings = zarr.create_group(session.store), {"chunks": (2048, 512)}
-            array = group.create_array(
-                "image", data=IMAGE, serializer=BIG, compressors=None, **settings
-            )
-            array[3, 5:] = -1
-        else:
-            dataset = virtual_store(*parsers[kind]).to_virtual_dataset(loadable_variables=[])
-            dataset.vz.to_icechunk(session.store)
-        session.commit("written")
-        store = repository.readonly_session("main").store
-        yield kind, zarr.open_group(store, mode="r")["image"]
 
 
 def ome_zarr(folder: Path) -> Arrays:
@@ -213,9 +155,7 @@ def anndata(folder: Path) -> Arrays:
 
 
 PROGRAMS = {
-    "zarr": zarr_itself,
     "tifffile": tifffile,
-    "icechunk": icechunk,
     "virtualizarr": virtualizarr,
     "ome-zarr": ome_zarr,
     "anndata": anndata,

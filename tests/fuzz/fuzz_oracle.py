@@ -3,12 +3,13 @@
 NumPy's casts, zarr and numcodecs_bytes have no part in it.
 """
 
+import json
 import re
 import sys
 
 import numpy as np
 from data_types import CASES
-from fuzz_mutator import chunk_shape_of
+from fuzz_mutator import CONFIGURED, chunk_shape_of
 from helpers import bytes_codec
 
 
@@ -56,33 +57,16 @@ def _reordered_element(memory, dtype, endian, in_memory):
     return b"".join(memory[i : i + unit][::-1] for i in range(0, len(memory), unit))
 
 
-# By their names in Zarr v3.
-_NUMBERS = {case.name: case.dtype for case in CASES if case.dtype.kind not in "mMSU"}
+# By their metadata in Zarr v3.
+_V3_DTYPES = {json.dumps(case.name): case.dtype for case in CASES if case.dtype.kind not in "mMSU"}
+_V3_DTYPES |= {json.dumps(data_type): dtype for data_type, dtype, _ in CONFIGURED}
 
 
 def v3_dtype(data_type):
     """Return NumPy's name for a data type of Zarr v3, None where the oracle does not know it."""
-    if isinstance(data_type, str):
-        if re.fullmatch(r"r\d+", data_type, re.ASCII):
-            return np.dtype(f"V{int(data_type[1:]) // 8}") if int(data_type[1:]) % 8 == 0 else None
-        return _NUMBERS.get(data_type)
-    configuration = data_type["configuration"]
-    match data_type["name"]:
-        case "fixed_length_utf32":
-            return np.dtype(f"U{configuration['length_bytes'] // 4}")
-        case "null_terminated_bytes":
-            return np.dtype(f"S{configuration['length_bytes']}")
-        case "raw_bytes":
-            return np.dtype(f"V{configuration['length_bytes']}")
-        case "numpy.datetime64":
-            return np.dtype(f"M8[{configuration['scale_factor']}{configuration['unit']}]")
-        case "structured":
-            fields = [(name, v3_dtype(field)) for name, field in configuration["fields"]]
-        case "struct":
-            fields = [(f["name"], v3_dtype(f["data_type"])) for f in configuration["fields"]]
-        case _:
-            return None
-    return None if None in dict(fields).values() else np.dtype(fields)
+    if isinstance(data_type, str) and re.fullmatch(r"r\d+", data_type, re.ASCII):
+        return np.dtype(f"V{int(data_type[1:]) // 8}") if int(data_type[1:]) % 8 == 0 else None
+    return _V3_DTYPES.get(json.dumps(data_type))
 
 
 _V2_NAMES = re.compile(r"[<>|]([iu]\d+|b1|f[248]|c8|c16|[SUV]\d+|M8\[\d*s\])", re.ASCII)
@@ -94,8 +78,8 @@ def v2_dtype(data):
         if data in ("bfloat16", "r16", "uint2"):
             return v3_dtype(data)
         return np.dtype(data) if _V2_NAMES.fullmatch(data) else None
-    fields = [(name, v2_dtype(field), *map(tuple, shape)) for name, field, *shape in data]
-    is_plain = all(name and dtype is not None for name, dtype, *_ in fields)
+    fields = [(name, v2_dtype(field)) for name, field in data]
+    is_plain = all(name and dtype is not None for name, dtype in fields)
     return np.dtype(fields) if is_plain else None
 
 
@@ -105,11 +89,7 @@ def expected_elements(document):
     Plain: no codec but ours, spelt as the specification does, for a data type that NumPy has.
     """
     try:
-        if "zarr_format" not in document:
-            dtype = v2_dtype(document["dtype"])
-            is_plain = document["id"] == "bytes" and len(document) == 3
-            endian, order = document["endian"], "C"
-        elif document["zarr_format"] == 2:
+        if document["zarr_format"] == 2:
             codec = {"id": "bytes", "endian": "big", "dtype": document["dtype"]}
             dtype, order = v2_dtype(document["dtype"]), document["order"]
             endian = document["filters"][0]["endian"]

@@ -72,6 +72,8 @@ def test_an_error_of_another_cause_changes_nothing(folder, error):
 @pytest.mark.parametrize(("kind", "answer"), [(CountingStore, "yes"), (IgnoringStore, TOO_MUCH)])
 def test_zarr_v2(tmp_path, kind, answer):
     write_v2(tmp_path, bytes(100), "|u1", (100,))
+    (why,) = answers(kind(tmp_path))
+    assert "name it in the option numcodecs_bytes.stores_with_ranges" in why
     with ranges_from(kind):
         assert answers(kind(tmp_path)) == [answer]
 

@@ -3,18 +3,14 @@
     python tests/zarr_suite/run.py [--zarr VERSION] [--quick]
 
 Our codec and pipeline replace zarr's in every program of an environment, so zarr's own tests must
-not notice. Any CPython since 3.11.4 runs this, without other packages. It downloads the sdist of
-zarr (by default the newest that this Python gets), installs it with its extras and test
-dependencies into a virtual environment of its own, and runs its tests there: alone, and with
-numcodecs_bytes installed from this repository, picked up through its entry points.
+not notice. Any CPython since 3.11.4 runs this. It downloads the sdist of zarr, installs it into a
+virtual environment of its own, and runs its tests there: alone, and with numcodecs_bytes installed
+from this repository. It exits with 0 only if the tests in `EXCEPTIONS`, of what we change on
+purpose, pass without us and fail with us, and all others end the same.
 
-It exits with 0 only if the tests in `EXCEPTIONS` pass without us and fail with us, and all others
-end the same. An exception is a test of something that we change on purpose, with the reason; one
-that passes again or is gone has to leave the table.
-
-``--quick`` leaves out most of what does not touch the codec. On two cores installing takes
-a minute, and each run one minute quick or 12 whole for zarr 3.4.2, half a minute or 6 for 3.1.6.
-Two whole runs of 3.1.6 at a time disturb each other: its tests of S3 use a fixed port.
+A whole run takes up to 12 minutes on two cores, a quick one a minute: it leaves out most of what
+does not touch the codec. Two whole runs of 3.1.6 at a time disturb each other: its tests of S3 use
+a fixed port.
 """
 
 import argparse
@@ -51,15 +47,13 @@ EXCEPTIONS = {
     "tests.test_config::test_config_codec_pipeline_class": ((3, 2), "zarr's codec pipeline"),
 }
 
-Outcomes = dict[str, list[tuple[str, str]]]  # test: what became of it, and the message
 
-
-def pip(python: Path, *arguments: str) -> None:
+def pip(python, *arguments):
     """Run pip, which shows its errors only."""
     subprocess.run([python, "-m", "pip", "-qq", *arguments], check=True)
 
 
-def install(work: Path, requirement: str) -> tuple[Path, Path]:
+def install(work, requirement):
     """Install zarr and what its tests need; return the Python and the folder of the sdist."""
     venv.create(work / "venv", with_pip=True, upgrade_deps=True)
     python = work / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
@@ -82,8 +76,8 @@ def install(work: Path, requirement: str) -> tuple[Path, Path]:
     return python, sdist
 
 
-def run_tests(python: Path, sdist: Path, mode: str, *, quick: bool) -> Outcomes:
-    """Run zarr's tests with or without us, and return what became of them."""
+def run_tests(python, sdist, mode, *, quick):
+    """Run zarr's tests with or without us; return what became of each, and its messages."""
     work = sdist.parents[1]
     hidden = ("PYTEST_", "PYTHON", "ZARR_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
@@ -107,23 +101,21 @@ def run_tests(python: Path, sdist: Path, mode: str, *, quick: bool) -> Outcomes:
         status = subprocess.run(command, timeout=3600, check=False, **settings).returncode
     if status not in (0, 1) or not results.exists():  # 1: tests failed, or a test timed out
         sys.exit(f"{mode}: pytest ended with {status}\n{log.read_text(errors='replace')[-3000:]}")
-    outcomes: Outcomes = {}
+    outcomes = {}
     for case in ET.parse(results).iter("testcase"):  # noqa: S314 # pytest's own file
         # Tests whose names differ by an address, and what fails in teardown, get several outcomes.
         name = re.sub("0x[0-9a-f]+", "0x", f"{case.get('classname')}::{case.get('name')}")
         found = [child for child in case if child.tag in ("failure", "error", "skipped")]
         outcomes.setdefault(name, []).extend(
             (child.get("type", child.tag).removeprefix("pytest."), child.get("message", ""))
-            for child in found
+            for child in found or [ET.Element("passed")]
         )
-        if not found:
-            outcomes[name].append(("passed", ""))
     counts = Counter(outcome for found in outcomes.values() for outcome, _ in found)
     print(f"{mode}: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}")
     return outcomes
 
 
-def compare(version: str, without: Outcomes, ours: Outcomes) -> int:
+def compare(version, without, ours):
     """Print the differences; return how many there should not be."""
     changes = {}
     for name in without | ours:
@@ -148,9 +140,9 @@ def compare(version: str, without: Outcomes, ours: Outcomes) -> int:
     return num_wrong + len(changes)
 
 
-def main() -> int:
+def main():
     """Install, run and compare; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--zarr", metavar="VERSION", help="default: the newest for this Python")
     parser.add_argument("--quick", action="store_true", help="leave out what is slow")
     arguments = parser.parse_args()
