@@ -37,7 +37,6 @@ from zarr.core.buffer import BufferPrototype, cpu
 
 from numcodecs_bytes.zarr import BytesCodec
 
-ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
 BY_NAME = pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
 MISSING = "`endian` configuration needs to be specified"
 WIDEN = {
@@ -182,15 +181,6 @@ class TestMetadata:
             alone = zarr.open_array(path)[:]
         assert np.array_equal(zarr.open_array(path)[:], alone)
 
-    def test_missing_endian_of_the_shard_index_is_an_error(self, tmp_path):
-        shards = sharded([4], bytes_codec(), index_codecs=[bytes_codec()])
-        path = write_array(tmp_path, bytes(4) + struct.pack("<2Q", 0, 4), "int8", [shards])
-        if not HAS_STRUCT:
-            assert zarr.open_array(path)[:].tolist() == [0] * 4
-            return
-        with pytest.raises(ValueError, match=MISSING):
-            zarr.open_array(path)[:]
-
     def test_superfluous_endian_is_dropped(self, tmp_path):
         """Of bools zarr 3.1.6 wrote it with this package, and zarrita.js reverses such bools."""
         path = write_array(tmp_path / "a", b"\1\2\3\4", "uint8", [bytes_codec("big")])
@@ -243,26 +233,16 @@ class TestMetadata:
 
 class TestBadChunks:
     @pytest.mark.parametrize("num_bytes", [0, 15, 17, 12, 32])
-    @pytest.mark.parametrize("dtype", ["int32", "struct"])
     @pytest.mark.usefixtures("pipeline")
-    def test_a_chunk_of_another_length_is_an_error(self, tmp_path, num_bytes, dtype):
+    def test_a_chunk_of_another_length_is_an_error(self, tmp_path, num_bytes):
         """zarr raises NumPy's reshape and view errors; zarrita.js fills with zeros or cuts."""
-        data_type, fill_value, value = "int32", 0, 1
-        if dtype == "struct":
-            fields = [["a", "int16"], ["b", "int16"]]
-            data_type = {"name": "structured", "configuration": {"fields": fields}}
-            fill_value, value = "AAAAAA==", (1, 1)
-        path = write_array(
-            tmp_path, bytes(num_bytes), data_type, [bytes_codec("big")], (2, 2), None, fill_value
-        )
-        message = (
-            rf"chunk .*holds {num_bytes} bytes, expected 16 for shape \(2, 2\) of .*; it may be"
-        )
+        path = write_array(tmp_path, bytes(num_bytes), "int32", [bytes_codec("big")], (2, 2))
+        message = rf"chunk .*holds {num_bytes} bytes, expected 16 for shape \(2, 2\) of int32; "
         opened = zarr.open_array(path, mode="r+")
         with pytest.raises(ValueError, match=message):
             opened[:]
         with pytest.raises(ValueError, match=message):
-            opened[0, 0] = value
+            opened[0, 0] = 1
         assert (path / "c/0/0").read_bytes() == bytes(num_bytes)
 
     def test_an_array_of_another_size_is_not_encoded(self):
@@ -331,12 +311,6 @@ class TestBuffers:
         assert np.shares_memory(decoded, memory)
         assert decoded.flags.writeable
 
-    @pytest.mark.skipif(ZARR_VERSION < (3, 3), reason="stores keep what they are given")
-    def test_encode_shares_memory(self):
-        array = np.zeros((2, 3))
-        encoded = encode_chunk(BytesCodec(endian=sys.byteorder), array, spec_of((2, 3), "f8"))
-        assert np.shares_memory(encoded.as_array_like(), array)
-
     @BY_ENDIAN
     @pytest.mark.usefixtures("pipeline")
     def test_a_memory_store_is_safe_from_later_changes(self, endian):
@@ -386,6 +360,3 @@ class TestInstances:
     def test_what_endian_may_be(self):
         assert BytesCodec() == BytesCodec(endian=sys.byteorder)
         assert BytesCodec(endian=zarr.codecs.Endian.big) == BytesCodec(endian="big")
-        for endian, error in (("middle", ValueError), (1, TypeError), (b"big", TypeError)):
-            with pytest.raises(error, match="endian must be one of"):
-                BytesCodec(endian=endian)
