@@ -264,7 +264,7 @@ class ArrayHistory(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write(self, data):
-        # By integers, slices or a mask: others may name an element twice, see engine/test_random_writes.py.
+        # Others may name an element twice: engine/test_random_writes.py.
         selections = drawn_selections(data, self.shape)
         way, selection, _ = data.draw(st.sampled_from([selections[0], selections[-1]]))
         values = self.values(data, self.model[selection].shape)
