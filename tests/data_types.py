@@ -76,14 +76,6 @@ NESTED = np.dtype(
         ("ok", "?"),
     ]
 )
-PADDED_NESTED = np.dtype(
-    {
-        "names": ["id", "where"],
-        "formats": ["u2", np.dtype([("x", "u1"), ("y", "f4")], align=True)],
-        "offsets": [4, 12],
-        "itemsize": 32,
-    }
-)
 RECORD = np.dtype((np.record, [("a", "i2"), ("b", "f8")]))
 PAIRS = [(i - 5, 1.5 * i) for i in range(NUM_ELEMENTS)]
 
@@ -189,13 +181,6 @@ CASES = [
         np.dtype([("id", "u4"), ("where", [("x", "f4"), ("y", ">i2")]), ("ok", "?")]),
         [(i, (i / 2, -i), i % 2 == 0) for i in range(12)],
         lambda v, o: struct.pack(o + "Ifh?", v[0], *v[1], v[2]),
-    ),
-    Case(
-        "padded nested struct",
-        PADDED_NESTED,
-        [(i, (i, i / 2)) for i in range(12)],
-        lambda v, o: struct.pack(o + "HBf", v[0], *v[1]),
-        zarr_v3=False,
     ),
     _ml("bfloat16", FLOATS, _bfloat16),
     _ml(

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import zarr
 from data_types import (
+    ALIGNED,
     CASES,
     ENDIANS,
     MIXED,
     NESTED,
-    PADDED_NESTED,
     SIMPLE,
     TITLED,
     flat_bytes,
@@ -102,27 +102,8 @@ class TestStoredBytes:
             assert codec.decode(encoded, out=out) is out
             assert_same(out, before)
 
-    @pytest.mark.matrix
     @BY_ENDIAN
-    @pytest.mark.parametrize("layout", ["F", "3-d F"])
-    @BY_NAME
-    def test_a_column_major_array_keeps_its_memory_order(self, case, endian, layout):
-        """Zarr v2 stores the memory order of `order: "F"` chunks, numcodecs flattens by it."""
-        elements, order = laid_out(case, layout)
-        encoded = Bytes(endian, dtype=elements.dtype).encode(elements)
-        assert encoded.shape == elements.shape
-        in_memory = np.arange(12).reshape(elements.shape).ravel(order="F")
-        assert ensure_bytes(encoded) == case.stored(endian, [order[i] for i in in_memory])
-
-    @BY_ENDIAN
-    @BY_NAME
-    def test_a_native_array_needs_no_dtype_to_be_encoded(self, case, endian):
-        native = case.array(case.dtype.newbyteorder("="))
-        endian = endian if case.has_byte_order else None
-        assert bytes(Bytes(endian).encode(native)) == case.stored(endian or "little")
-
-    @BY_ENDIAN
-    @pytest.mark.parametrize("dtype", ["<M8", ">M8", "<m8", ">m8", [("a", ">M8"), ("b", "<m8")]])
+    @pytest.mark.parametrize("dtype", ["<M8", ">m8", [("a", ">M8"), ("b", "<m8")]])
     def test_datetimes_without_a_unit_are_swapped(self, dtype, endian):
         """NumPy 2.5 casts them to the other byte order without swapping them."""
         dtype = np.dtype(dtype)
@@ -165,9 +146,8 @@ class TestStoredBytes:
         assert decoded.flags.writeable
 
     def test_padding_is_zero(self):
-        decoded = Bytes("little", dtype=PADDED_NESTED).decode(b"\xff" * 7 * 3)
-        assert decoded.tobytes().count(b"\xff") == 7 * 3
-        assert decoded.tobytes().count(b"\0") == (32 - 7) * 3
+        decoded = Bytes("little", dtype=ALIGNED).decode(b"\xff" * 10 * 3)
+        assert decoded.tobytes() == (b"\xff" * 2 + bytes(6) + b"\xff" * 8) * 3
 
 
 class TestBuffers:
@@ -176,7 +156,7 @@ class TestBuffers:
     @BY_ENDIAN
     @BY_NAME
     def test_arrays_and_buffers_of_their_memory_are_encoded_alike(self, case, endian, layout):
-        """Guards against a column-major array whose bytes and whose buffer are stored apart."""
+        """Zarr v2 stores the memory of a column-major chunk, and numcodecs flattens by it."""
         elements, _ = laid_out(case, layout)
         memory = elements.tobytes(order="A")
         codec = Bytes(endian, dtype=elements.dtype)
@@ -198,36 +178,18 @@ class TestBuffers:
             assert bytes(Bytes("big").encode(buffer)) == expected
         assert bytes(Bytes("big").encode(np.float64(1.5))) == expected[:8]
 
-    def test_masked_arrays_are_their_elements(self):
-        masked = np.ma.MaskedArray([[1, 2]], mask=[[True, False]], dtype="<u2")
-        assert bytes(Bytes("big", dtype="<u2").encode(masked)) == b"\0\1\0\2"
-
-    @pytest.mark.parametrize("order", ["C", "F"])
-    @BY_NAME
-    def test_encoded_chunks_are_taken_by_other_codecs(self, case, order):
-        """Guards against a result without a plain buffer, or with its memory in another order."""
-        elements = np.asarray(case.array().reshape(3, 4), order=order)
-        codec = Bytes("big", dtype=elements.dtype)
-        for other in (numcodecs.Zlib(), numcodecs.Blosc(), numcodecs.Zstd(), numcodecs.CRC32()):
-            stored = other.decode(other.encode(codec.encode(elements)))
-            out = np.zeros_like(elements)
-            codec.decode(stored, out=out)
-            assert repr(out.tolist()) == repr(elements.tolist())
+    @pytest.mark.parametrize(("dtype", "stored"), [("<u2", b"\0\1\0\0"), ("?", b"\1\0")])
+    def test_masked_arrays_are_their_elements(self, dtype, stored):
+        masked = np.ma.MaskedArray([[1, 0]], mask=[[True, False]], dtype=dtype)
+        assert bytes(Bytes("big", dtype=dtype).encode(masked)) == stored
 
 
 class TestWithoutDtype:
     """The element size is unknown when decoding: whatever would be guessed is refused."""
 
-    def test_the_machines_own_byte_order_gives_the_bytes(self):
-        elements = np.arange(3, dtype="=u2")
-        codec = Bytes(sys.byteorder)
-        assert codec.decode(codec.encode(elements)).tobytes() == elements.tobytes()
-        assert codec.decode(codec.encode(b"abc")).tobytes() == b"abc"
-        assert Bytes(None).decode(Bytes(None).encode(b"abc")).tobytes() == b"abc"
-
     @pytest.mark.parametrize("out", [None, np.zeros(4, np.uint8), bytearray(4), np.zeros(2, "S2")])
     def test_foreign_bytes_of_unknown_elements_are_refused(self, out):
-        with pytest.raises(ValueError, match=f"got endian {FOREIGN_ENDIAN!r} without dtype"):
+        with pytest.raises(ValueError, match="in .zarray, the array's own dtype"):
             Bytes(FOREIGN_ENDIAN).decode(b"\0\1\0\2", out=out)
         assert out is None or bytes(memoryview(out)) == bytes(4)
 
@@ -241,7 +203,7 @@ class TestWithoutDtype:
         """An array of Zarr v2 was written, and could not be read again."""
         elements = b"\0\1" if dtype is None else np.zeros(3, dtype)
         for endian in (None, sys.byteorder):
-            assert bytes(Bytes(endian).encode(elements)) == bytes(elements)
+            assert bytes(Bytes(endian).decode(Bytes(endian).encode(elements))) == bytes(elements)
         with pytest.raises(ValueError, match="can't byte-swap elements of unknown data type"):
             Bytes(FOREIGN_ENDIAN).encode(elements)
 
@@ -304,31 +266,16 @@ class TestConfiguration:
         ("config", "error", "message"),
         [
             ({"endian": "Big"}, ValueError, "endian must be one of .* got 'Big'"),
-            ({"endian": ""}, ValueError, "got ''"),
             ({"endian": True}, TypeError, "endian must be one of .* got True"),
-            ({"endian": ["big"]}, TypeError, r"got \['big'\]"),
-            (
-                {"edian": "big"},
-                ValueError,
-                "no configuration key 'edian'; expected only 'id', 'endian', 'dtype'",
-            ),
+            ({"edian": "big"}, ValueError, "no configuration key 'edian'; expected only 'id', "),
             ({"dtype": "f9"}, TypeError, "dtype must be a data type .* got 'f9'"),
-            ({"dtype": [["a", "r9"]]}, TypeError, "dtype must be a data type"),
-            ({"dtype": 8}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a"]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": [["a", None]]}, TypeError, r"expected \[name, type\]"),
             ({"dtype": [["", "<i4"]]}, TypeError, r"expected \[name, type\]"),
-            ({"dtype": [["a", "<i4", "x"]]}, TypeError, "dtype must be a data type"),
             ({"dtype": [["a", "<i4"], ["a", "<i4"]]}, TypeError, "dtype must be a data type"),
-            (
-                {"dtype": {"names": ["a"], "formats": ["<i2"], "offsets": {"a": 0}}},
-                TypeError,
-                "must",
-            ),
             ({"dtype": {"names": ["a"], "formats": ["<i2"], "itemsize": 2**70}}, TypeError, "must"),
             ({"dtype": DEEP}, TypeError, "dtype must be a data type"),
             ({"dtype": []}, ValueError, "at least one byte long"),
-            ({"dtype": {"names": ["a"], "formats": ["(0,)i4"]}}, ValueError, "one byte long"),
             ({"dtype": "S"}, ValueError, "at least one byte long"),
             ({"dtype": "(2,)i4"}, ValueError, "replace a subarray type with its base type"),
             ({"dtype": "longdouble"}, TypeError, "cannot store data type"),
@@ -412,86 +359,40 @@ class TestBadInput:
             Bytes("big", dtype=dtype).encode(np.zeros(8, other))
 
     @pytest.mark.parametrize(
-        "elements",
+        ("given", "message"),
         [
-            np.array(["a", None], object),
-            np.zeros(2, [("a", "O")]),
-            np.zeros(2, "longdouble"),
-            np.array(["a"], np.dtypes.StringDType()),
+            ([1, 2], "expected an array or an object that supports the buffer protocol"),
+            ("text", "expected an array or an object that supports the buffer protocol"),
+            (np.array(["a", None], object), "cannot store data type|array of Python objects"),
         ],
     )
-    def test_python_objects_and_variable_size(self, elements):
-        for codec in (Bytes("big"), Bytes("big", dtype="<f8")):
-            with pytest.raises(TypeError, match="cannot store data type"):
-                codec.encode(elements)
-
-    @pytest.mark.parametrize("buffer", [[1, 2], "text", None])
-    def test_objects_without_a_buffer(self, buffer):
-        message = "expected an array or an object that supports the buffer protocol"
-        for act in (Bytes("big").encode, Bytes("big", dtype="<f8").decode):
+    def test_lists_text_and_python_objects(self, given, message):
+        codec = Bytes("big", dtype="<f8")
+        for act in (Bytes("big").encode, codec.encode, codec.decode):
             with pytest.raises(TypeError, match=message):
-                act(buffer)
+                act(given)
 
 
-def create_v2(path, dtype, *filters, shape=2, compressors=None, **options):
-    return zarr.create_array(
-        path,
-        shape=shape,
-        dtype=dtype,
-        zarr_format=2,
-        filters=list(filters) or None,
-        compressors=compressors,
-        fill_value=None,
-        **options,
+@pytest.mark.matrix
+@BY_ENDIAN
+@pytest.mark.parametrize("role", ["filters", "compressor"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", ["<i4", ">i4", "<c8", ">M8[s]", "|b1", "|S3", ">U2", "<i2,>f8"])
+def test_zarr_v2_round_trip_and_bytes_on_disk(tmp_path, dtype, order, role, endian):
+    codec = Bytes(endian, dtype=dtype)
+    data = np.arange(24).reshape(4, 6).astype("i8").astype(dtype)
+    settings = {"shape": (4, 6), "chunks": (3, 4), "order": order, "fill_value": None}
+    filters, compressor = ([codec], None) if role == "filters" else (None, codec)
+    settings |= {"zarr_format": 2, "filters": filters, "compressors": compressor}
+    zarr.create_array(tmp_path, dtype=data.dtype, **settings)[:] = data
+
+    assert json.loads((tmp_path / ".zarray").read_text())[role] == (
+        [codec.get_config()] if role == "filters" else codec.get_config()
     )
-
-
-class TestZarrV2:
-    """A v2 array that names the codec as a filter or as the compressor."""
-
-    @pytest.mark.matrix
-    @BY_ENDIAN
-    @pytest.mark.parametrize("role", ["filters", "compressor"])
-    @pytest.mark.parametrize("order", ["C", "F"])
-    @pytest.mark.parametrize(
-        "dtype", ["<i4", ">i4", "<c8", ">M8[s]", "|b1", "|S3", ">U2", "<i2,>f8"]
-    )
-    def test_round_trip_and_bytes_on_disk(self, tmp_path, dtype, order, role, endian):
-        codec = Bytes(endian, dtype=dtype)
-        data = np.arange(24).reshape(4, 6).astype("i8").astype(dtype)
-        filters, compressor = ([codec], None) if role == "filters" else ([], codec)
-        settings = {"shape": (4, 6), "chunks": (3, 4), "order": order, "compressors": compressor}
-        create_v2(tmp_path, data.dtype, *filters, **settings)[:] = data
-
-        assert json.loads((tmp_path / ".zarray").read_text())[role] == (
-            [codec.get_config()] if role == "filters" else codec.get_config()
-        )
-        chunk = data[:3, :4].astype(data.dtype.newbyteorder(endian))
-        assert (tmp_path / "0.0").read_bytes() == chunk.tobytes(order=order)
-        opened = zarr.open_array(tmp_path, mode="r+")
-        assert flat_bytes(opened[:]) == flat_bytes(data)
-        opened[1:3, 2:5] = data[:2, :3]
-        data[1:3, 2:5] = data[:2, :3].copy()
-        assert flat_bytes(zarr.open_array(tmp_path)[:]) == flat_bytes(data)
-
-    def test_a_filter_of_another_dtype_is_caught_on_write(self, tmp_path):
-        created = create_v2(tmp_path, ">i4", Bytes("big", dtype="<i4"))
-        with pytest.raises(TypeError, match="not that of the codec"):
-            created[:] = [1, 2]
-        assert not (tmp_path / "0").exists()
-
-    def test_a_filter_without_dtype_is_never_wrong(self, tmp_path):
-        """The machine's own byte order reads back; the other is written, then refused."""
-        for endian in ENDIANS:
-            create_v2(tmp_path / endian, "=i4", Bytes(endian))[:] = [1, 2]
-        assert zarr.open_array(tmp_path / sys.byteorder)[:].tolist() == [1, 2]
-        with pytest.raises(ValueError, match="in .zarray, the array's own dtype"):
-            zarr.open_array(tmp_path / FOREIGN_ENDIAN)[:]
-
-    def test_the_codec_stands_between_other_filters(self, tmp_path):
-        filters = [numcodecs.Delta(dtype="<i4"), Bytes("big", dtype="<i4")]
-        created = create_v2(tmp_path, "<i4", *filters, shape=6, compressors=numcodecs.Zlib())
-        created[:] = [5, 6, 8, 1, 0, -1]
-        assert zarr.open_array(tmp_path)[:].tolist() == [5, 6, 8, 1, 0, -1]
-        stored = numcodecs.Zlib().decode((tmp_path / "0").read_bytes())
-        assert stored == struct.pack(">6i", 5, 1, 2, -7, -1, -1)
+    chunk = data[:3, :4].astype(data.dtype.newbyteorder(endian))
+    assert (tmp_path / "0.0").read_bytes() == chunk.tobytes(order=order)
+    opened = zarr.open_array(tmp_path, mode="r+")
+    assert flat_bytes(opened[:]) == flat_bytes(data)
+    opened[1:3, 2:5] = data[:2, :3]
+    data[1:3, 2:5] = data[:2, :3].copy()
+    assert flat_bytes(zarr.open_array(tmp_path)[:]) == flat_bytes(data)

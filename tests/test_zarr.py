@@ -5,7 +5,6 @@ is stored in arrays of every data type: conformance/test_conformance.py.
 """
 
 import copy
-import itertools
 import json
 import pickle
 import struct
@@ -20,7 +19,7 @@ import zarr
 import zarr.codecs
 import zarr.codecs.numcodecs
 import zarr.storage
-from data_types import ENDIANS, ORDER, RECORD, SIMPLE, laid_out
+from data_types import ENDIANS, ORDER, SIMPLE, laid_out
 from helpers import (
     BY_ENDIAN,
     BY_LAYOUT,
@@ -38,7 +37,6 @@ from zarr.core.buffer import BufferPrototype, cpu
 
 from numcodecs_bytes.zarr import BytesCodec
 
-ZARR_VERSION = tuple(map(int, zarr.__version__.split(".")[:2]))
 BY_NAME = pytest.mark.parametrize("case", ZARR_CASES, ids=lambda c: c.name)
 MISSING = "`endian` configuration needs to be specified"
 WIDEN = {
@@ -98,68 +96,30 @@ class TestStoredBytes:
         with pytest.raises(TypeError, match="array does not fit the chunk"):
             encode(BytesCodec(endian=endian), np.zeros(3, "c8").real, spec_of((3,), "c8"))
 
-    @BY_ENDIAN
-    @pytest.mark.parametrize("data_type", ["datetime64", "timedelta64"])
-    @pytest.mark.filterwarnings("ignore:The 'generic' unit:DeprecationWarning")
-    @pytest.mark.usefixtures("pipeline")
-    def test_datetimes_without_a_unit_are_swapped(self, tmp_path, data_type, endian):
-        """NumPy 2.5 casts them to the other byte order without swapping them."""
-        values, form = [0, 1, -2, 100], ORDER[endian] + "4q"
-        unit = {"unit": "generic", "scale_factor": 1}
-        data_type = {"name": f"numpy.{data_type}", "configuration": unit}
-        stored = struct.pack(form, *values)
-        path = write_array(tmp_path, stored, data_type, [bytes_codec(endian)], fill_value="NaT")
-        opened = zarr.open_array(path, mode="r+")
-        assert opened[:].view("i8").tolist() == values
-        assert opened[1:3].view("i8").tolist() == values[1:3]
-        opened[:] = opened[:][::-1]
-        assert (path / "c/0").read_bytes() == struct.pack(form, *values[::-1])
-
 
 @pytest.mark.usefixtures("pipeline")
 class TestCodecChains:
-    @pytest.fixture(params=itertools.product(ENDIANS, ENDIANS), ids="-".join)
-    def endians(self, request):
-        return request.param
-
-    def round_trip(self, path, codecs, data_type="int32", dtype="<i4"):
+    @BY_ENDIAN
+    @pytest.mark.parametrize(
+        ("dtype", "filters"),
+        [
+            ("int32", {"numcodecs.delta": {"dtype": "<i4"}}),
+            ("float32", {"numcodecs.bitround": {"keepbits": 5}}),
+        ],
+    )
+    def test_filters_and_compressors(self, tmp_path, endian, dtype, filters):
+        """zarr 3.1.6 hands on lazily swapped integers, or floats viewed as integers."""
+        codecs = [{"name": k, "configuration": v} for k, v in filters.items()]
+        codecs += [
+            bytes_codec(endian),
+            {"name": "zstd", "configuration": {"level": 1, "checksum": False}},
+        ]
         data = np.arange(8 * 6).reshape(8, 6).astype(dtype)
-        write_array(path, None, data_type, codecs, shape=(8, 6), chunks=(4, 6))
-        zarr.open_array(path, mode="r+")[:] = data
-        opened = zarr.open_array(path)
+        write_array(tmp_path, None, dtype, codecs, shape=(8, 6), chunks=(4, 6))
+        zarr.open_array(tmp_path, mode="r+")[:] = data
+        opened = zarr.open_array(tmp_path)
         assert (opened[:] == data).all()
         assert (opened[1:5, 2] == data[1:5, 2]).all()
-        return data, opened
-
-    def test_sharding_uses_the_codec_inside_and_for_the_index(self, tmp_path, endians):
-        inner, index = endians
-        index_codecs = [bytes_codec(index), {"name": "crc32c"}]
-        shards = sharded([2, 3], bytes_codec(inner), index_codecs=index_codecs)
-        data, opened = self.round_trip(tmp_path, [shards])
-        (codec,) = opened.metadata.codecs
-        assert type(codec.codecs[0]) is type(codec.index_codecs[0]) is BytesCodec
-        shard = (tmp_path / "c/0/0").read_bytes()
-        offsets = struct.unpack(ORDER[index] + "8Q", shard[-68:-4])[::2]
-        expected = data[:2, :3].astype(np.dtype("i4").newbyteorder(inner)).tobytes()
-        assert expected in [shard[o : o + 24] for o in offsets]
-
-    @BY_ENDIAN
-    def test_transposed_and_checked(self, tmp_path, endian):
-        transpose = {"name": "transpose", "configuration": {"order": [1, 0]}}
-        codecs = [transpose, bytes_codec(endian), {"name": "crc32c"}]
-        data, _ = self.round_trip(tmp_path, codecs)
-        expected = data[:4].T.astype(np.dtype("i4").newbyteorder(endian)).tobytes()
-        assert (tmp_path / "c/0/0").read_bytes()[:-4] == expected
-
-    @BY_ENDIAN
-    def test_filters_and_compressors(self, tmp_path, endian):
-        """zarr 3.1.6 hands numcodecs' Delta a lazily swapped view, which it reads wrongly."""
-        delta = {"name": "numcodecs.delta", "configuration": {"dtype": "<i4"}}
-        zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
-        self.round_trip(tmp_path / "delta", [delta, bytes_codec(endian), zstd])
-        # It hands on floats viewed as integers.
-        bit_round = {"name": "numcodecs.bitround", "configuration": {"keepbits": 5}}
-        self.round_trip(tmp_path / "bits", [bit_round, bytes_codec(endian)], "float32", "<f4")
 
     @BY_ENDIAN
     def test_a_filter_that_widens_single_bytes(self, tmp_path, endian):
@@ -221,22 +181,6 @@ class TestMetadata:
             alone = zarr.open_array(path)[:]
         assert np.array_equal(zarr.open_array(path)[:], alone)
 
-    def test_missing_endian_of_the_shard_index_is_an_error(self, tmp_path):
-        shards = sharded([4], bytes_codec(), index_codecs=[bytes_codec()])
-        path = write_array(tmp_path, bytes(4) + struct.pack("<2Q", 0, 4), "int8", [shards])
-        if not HAS_STRUCT:
-            assert zarr.open_array(path)[:].tolist() == [0] * 4
-            return
-        with pytest.raises(ValueError, match=MISSING):
-            zarr.open_array(path)[:]
-
-    def test_missing_endian_of_a_codec_that_was_never_opened(self):
-        spec, codec = spec_of((1,), "i4"), BytesCodec(endian=None)
-        with pytest.raises(ValueError, match=MISSING):
-            encode_chunk(codec, np.zeros(1, "i4"), spec)
-        with pytest.raises(ValueError, match=MISSING):
-            decode_chunk(codec, bytes(4), spec)
-
     def test_superfluous_endian_is_dropped(self, tmp_path):
         """Of bools zarr 3.1.6 wrote it with this package, and zarrita.js reverses such bools."""
         path = write_array(tmp_path / "a", b"\1\2\3\4", "uint8", [bytes_codec("big")])
@@ -254,14 +198,9 @@ class TestMetadata:
             (bytes_codec("BIG"), ValueError, "endian must be one of .* got 'BIG'"),
             ({"name": "bytes", "configuration": {"endian": None}}, ValueError, MISSING),
             (
-                {"name": "bytes", "configuration": {"endian": "big", "order": "C"}},
-                ValueError,
-                "no configuration key 'order'; expected only 'endian'",
-            ),
-            (
                 {"name": "endian", "configuration": {"edian": "big"}},
                 ValueError,
-                "no configuration key 'edian'",
+                "no configuration key 'edian'; expected only 'endian'",
             ),
             ({"name": "bytes", "configuration": "big"}, (TypeError, ValueError), "."),
         ],
@@ -272,11 +211,6 @@ class TestMetadata:
     ):
         with pytest.raises(error, match=message):
             zarr.open_array(write_array(tmp_path, None, "int16", [codec]))
-
-    def test_names_other_than_bytes_and_endian_are_refused(self):
-        for data in ({"name": "zstd"}, {}, "bytes", 3):
-            with pytest.raises(ValueError, match="not the metadata of a bytes codec: got "):
-                BytesCodec.from_dict(data)
 
     def test_structured_without_endian_is_little(self, tmp_path):
         """Written by zarr 3.1.6 itself; newer versions of zarr warn, and so does this class."""
@@ -299,26 +233,16 @@ class TestMetadata:
 
 class TestBadChunks:
     @pytest.mark.parametrize("num_bytes", [0, 15, 17, 12, 32])
-    @pytest.mark.parametrize("dtype", ["int32", "struct"])
     @pytest.mark.usefixtures("pipeline")
-    def test_a_chunk_of_another_length_is_an_error(self, tmp_path, num_bytes, dtype):
+    def test_a_chunk_of_another_length_is_an_error(self, tmp_path, num_bytes):
         """zarr raises NumPy's reshape and view errors; zarrita.js fills with zeros or cuts."""
-        data_type, fill_value, value = "int32", 0, 1
-        if dtype == "struct":
-            fields = [["a", "int16"], ["b", "int16"]]
-            data_type = {"name": "structured", "configuration": {"fields": fields}}
-            fill_value, value = "AAAAAA==", (1, 1)
-        path = write_array(
-            tmp_path, bytes(num_bytes), data_type, [bytes_codec("big")], (2, 2), None, fill_value
-        )
-        message = (
-            rf"chunk .*holds {num_bytes} bytes, expected 16 for shape \(2, 2\) of .*; it may be"
-        )
+        path = write_array(tmp_path, bytes(num_bytes), "int32", [bytes_codec("big")], (2, 2))
+        message = rf"chunk .*holds {num_bytes} bytes, expected 16 for shape \(2, 2\) of int32; "
         opened = zarr.open_array(path, mode="r+")
         with pytest.raises(ValueError, match=message):
             opened[:]
         with pytest.raises(ValueError, match=message):
-            opened[0, 0] = value
+            opened[0, 0] = 1
         assert (path / "c/0/0").read_bytes() == bytes(num_bytes)
 
     def test_an_array_of_another_size_is_not_encoded(self):
@@ -337,11 +261,9 @@ class TestBadChunks:
         [
             ("i4", "i8"),
             ("c8", "f8"),
-            ("c8", "i8"),
             ("S4", "i4"),
             ("i8", "U2"),
             ("i4", SIMPLE),
-            (SIMPLE, [("b", "f8"), ("a", "i2")]),
             (SIMPLE, [("a", "f8"), ("b", "i2")]),
             (SIMPLE, [("a", "i2"), ("c", "f8")]),
             (SIMPLE, "V10"),
@@ -355,16 +277,7 @@ class TestBadChunks:
 
     @pytest.mark.parametrize(
         ("chunk", "other"),
-        [
-            ("i4", "u4"),
-            ("f4", "i4"),
-            ("f8", "M8[s]"),
-            ("M8[s]", "M8[ms]"),
-            ("V4", "S4"),
-            ("u1", "?"),
-            ("i2", ml_dtypes.bfloat16),
-            ("i4", "U1"),
-        ],
+        [("f4", "i4"), ("M8[s]", "M8[ms]"), ("V4", "S4"), ("i2", ml_dtypes.bfloat16), ("i4", "U1")],
         ids=str,
     )
     def test_other_numbers_that_are_swapped_alike_are_stored(self, chunk, other):
@@ -375,21 +288,17 @@ class TestBadChunks:
             stored = encode(BytesCodec(endian=endian), memory.view(other), spec_of((3,), chunk))
             assert stored == numbers.astype(numbers.dtype.newbyteorder(endian)).tobytes()
 
-    @pytest.mark.parametrize(
-        ("data_type", "error", "message"),
-        [
-            (zarr.dtype.VariableLengthBytes(), TypeError, "vlen-bytes"),
-            (zarr.dtype.VariableLengthUTF8(), ValueError, "must be `VLenUTF8Codec`"),
-        ],
-    )
-    def test_variable_size_is_refused(self, tmp_path, data_type, error, message):
+    def test_variable_size_is_refused(self, tmp_path):
         """Before an array is created, or in a chunk."""
-        with pytest.raises(error, match=message):
+        data_type = zarr.dtype.VariableLengthBytes()
+        with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
             create(tmp_path, data_type)
         assert not (tmp_path / "zarr.json").exists()
+        with pytest.raises(ValueError, match="must be `VLenUTF8Codec`"):
+            create(tmp_path, zarr.dtype.VariableLengthUTF8())
         spec = replace(spec_of((1,), "i4"), dtype=data_type)
         with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
-            encode_chunk(BytesCodec(), np.zeros(1, data_type.to_native_dtype()), spec)
+            encode_chunk(BytesCodec(), np.zeros(1, object), spec)
         with pytest.raises(TypeError, match="vlen-utf8 and vlen-bytes"):
             decode_chunk(BytesCodec(), b"", spec)
 
@@ -401,12 +310,6 @@ class TestBuffers:
         decoded = decode(BytesCodec(endian=sys.byteorder), memory, spec_of((2, 3), "f8"))
         assert np.shares_memory(decoded, memory)
         assert decoded.flags.writeable
-
-    @pytest.mark.skipif(ZARR_VERSION < (3, 3), reason="stores keep what they are given")
-    def test_encode_shares_memory(self):
-        array = np.zeros((2, 3))
-        encoded = encode_chunk(BytesCodec(endian=sys.byteorder), array, spec_of((2, 3), "f8"))
-        assert np.shares_memory(encoded.as_array_like(), array)
 
     @BY_ENDIAN
     @pytest.mark.usefixtures("pipeline")
@@ -432,14 +335,6 @@ class TestBuffers:
         assert type(encode_chunk(codec, np.zeros(2, "i2"), spec)) is MyBuffer
         assert type(decode_chunk(codec, bytes(4), spec)) is MyNDBuffer
 
-    def test_records_and_masked_bools(self):
-        decoded = decode(
-            BytesCodec(endian="big"), struct.pack(">hd", 1, 1.5), spec_of((1,), RECORD)
-        )
-        assert decoded.tolist() == [(1, 1.5)]
-        bools = np.ma.masked_array(np.arange(6) % 2 == 0)
-        assert encode(BytesCodec(), bools, spec_of((6,), "?")) == b"\1\0\1\0\1\0"
-
 
 class TestInstances:
     @pytest.mark.parametrize("endian", [None, *ENDIANS])
@@ -461,21 +356,7 @@ class TestInstances:
             assert (type(same), same, hash(same)) == (BytesCodec, codec, hash(codec))
         assert repr(codec) == f"BytesCodec(endian={endian!r})"
 
-    def test_an_evolved_codec_keeps_what_it_knows(self):
-        """sharding takes an evolved codec only where it is not equal to the one before."""
-        before = BytesCodec(endian=None)
-        evolved = before.evolve_from_array_spec(spec_of((2,), "?"))
-        assert before.is_fixed_size
-        assert not evolved.is_fixed_size
-        assert not pickle.loads(pickle.dumps(evolved)).is_fixed_size  # noqa: S301
-        assert evolved != before
-        assert evolved == zarr.codecs.BytesCodec(endian=None)
-        assert BytesCodec(endian="big").evolve_from_array_spec(spec_of((2,), "u8")).is_fixed_size
-
     @pytest.mark.filterwarnings("ignore:.*Endian:DeprecationWarning")
     def test_what_endian_may_be(self):
         assert BytesCodec() == BytesCodec(endian=sys.byteorder)
         assert BytesCodec(endian=zarr.codecs.Endian.big) == BytesCodec(endian="big")
-        for endian, error in (("middle", ValueError), (1, TypeError), (b"big", TypeError)):
-            with pytest.raises(error, match="endian must be one of"):
-                BytesCodec(endian=endian)

@@ -1,7 +1,6 @@
 """zarr_data_types: metadata both ways, fill values, stored bits, and nothing in zarr's way."""
 
 import json
-import math
 import pickle
 import re
 import struct
@@ -24,6 +23,7 @@ from helpers import (
 )
 
 from numcodecs_bytes import Bytes, zarr_data_types
+from numcodecs_bytes.migrate import migrate
 from numcodecs_bytes.zarr_data_types import parse_numpy_descr
 
 pytestmark = ignore_unstable_data_types
@@ -31,7 +31,6 @@ ML_CASES = [c for c in CASES if c.native_only and c.dtype.names is None]
 FILL_VALUES = {"float8_e8m0fnu": 1.0, "complex_bfloat16": [0, 0], "complex_float16": [0, 0]}
 BY_ML_CASE = pytest.mark.parametrize("case", ML_CASES, ids=lambda c: c.name)
 BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
-IS_3_1 = not HAS_STRUCT
 IMPORT = "" if HAS_STRUCT else "import numcodecs_bytes.zarr_data_types\n"
 
 
@@ -108,26 +107,19 @@ class TestStoredBytes:
         valid = codec.decode(codec.encode(raw)).tobytes()
         assert zarr.open_array(tmp_path)[:].tobytes() == valid
 
-    @BY_ENDIAN
-    def test_values_are_the_same_with_zarrs_own_codec(self, tmp_path, endian):
-        """Whoever opts out of our codec keeps the data types."""
+    def test_with_zarrs_own_codec(self, tmp_path):
+        """Whoever opts out of ours keeps the data types, but for those that are swapped wrongly."""
         case = next(c for c in CASES if c.name == "bfloat16")
-        path = write_array(tmp_path, case.stored(endian), "bfloat16", [bytes_codec(endian)], (12,))
+        codecs = [bytes_codec("big")]
+        path = write_array(tmp_path / "a", case.stored("big"), "bfloat16", codecs, (12,))
+        other = write_array(tmp_path / "b", bytes(16), "complex_float16", codecs, fill_value=[0, 0])
         with zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}):
             array = zarr.open_array(path, mode="r+")
-            assert type(array.metadata.codecs[0]) is zarr.codecs.BytesCodec
             assert array[:].tobytes() == case.array().tobytes()
-            array[:] = case.array()
-        assert (path / "c" / "0").read_bytes() == case.stored(endian)
-
-    def test_complex_that_zarrs_own_codec_would_misread_is_refused(self, tmp_path):
-        codecs = [bytes_codec("big")]
-        path = write_array(tmp_path, bytes(16), "complex_float16", codecs, fill_value=[0, 0])
-        with (
-            zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"}),
-            pytest.raises(TypeError, match="ml_dtypes byte-swaps complex_float16 incorrectly"),
-        ):
-            zarr.open_array(path)[:]
+            array[:] = case.array()[::-1]
+            with pytest.raises(TypeError, match="ml_dtypes byte-swaps complex_float16 incorrectly"):
+                zarr.open_array(other)[:]
+        assert (path / "c" / "0").read_bytes() == case.stored("big", range(11, -1, -1))
 
     @pytest.mark.parametrize("fill_value", [[1, 255], "Af8="])
     def test_raw_bits(self, tmp_path, fill_value):
@@ -146,53 +138,49 @@ class TestStoredBytes:
         if HAS_STRUCT:  # zarr 3.1.6 keeps an endian that says nothing
             assert document["codecs"] == [bytes_codec()]
 
-    @pytest.mark.parametrize("num_bytes", [1, 3, 512])
-    def test_raw_bits_in_shards(self, num_bytes):
+    def test_raw_bits_in_shards(self):
+        """zarr hashes the fill value there, and NumPy can't hash raw bytes."""
         store = {}
         settings = {"shape": (8,), "chunks": (2,), "shards": (4,), "compressors": None}
-        array = zarr.create_array(store, dtype=f"r{8 * num_bytes}", **settings)
-        raw = np.arange(8 * num_bytes).astype("u1").view(f"V{num_bytes}")
-        array[:] = raw
+        raw = np.arange(24).astype("u1").view("V3")
+        zarr.create_array(store, dtype="r24", **settings)[:] = raw
         assert zarr.open_array(store)[:].tobytes() == raw.tobytes()
 
-    def test_numbers_without_byte_order_of_zarr_v2(self, tmp_path):
+    @BY_ML_CASE
+    def test_in_zarr_v2_and_migrated(self, tmp_path, case):
         """TensorStore writes the registered names into .zarray, too."""
-        case = next(c for c in CASES if c.name == "bfloat16")
-        compressor = {"id": "bytes", "endian": "big", "dtype": "bfloat16"}
-        write_v2(tmp_path, None, "bfloat16", [12], fill_value="NaN", compressor=compressor)
-        assert math.isnan(float(zarr.open_array(tmp_path)[3]))
-        (tmp_path / "0").write_bytes(case.stored("big"))
-        assert zarr.open_array(tmp_path)[:].tobytes() == case.array().tobytes()
+        compressor = {"id": "bytes", "endian": "big", "dtype": case.name}
+        settings = {"fill_value": FILL_VALUES.get(case.name, 0), "compressor": compressor}
+        write_v2(tmp_path / "1-d", case.stored("big"), case.name, [12], **settings)
+        write_v2(tmp_path / "0-d", case.stored("big", [3]), case.name, [], **settings)
+        for path, expected in (("1-d", case.array()), ("0-d", case.array()[3])):
+            assert zarr.open_array(tmp_path / path)[...].tobytes() == expected.tobytes()
+            (report,) = migrate(tmp_path / path)
+            assert (report.status, report.reasons) == ("migrated", [])
+            opened = zarr.open_array(tmp_path / path, zarr_format=3)
+            assert opened[...].tobytes() == expected.tobytes()
 
 
 class TestFillValues:
     @pytest.mark.parametrize(
         ("name", "data", "bits", "written"),
         [
-            ("bfloat16", 1.5, 0x3FC0, 1.5),
             ("bfloat16", 0.1, 0x3DCD, 0.10009765625),
             ("bfloat16", -0.0, 0x8000, -0.0),
             ("bfloat16", "NaN", 0x7FC0, "NaN"),
-            ("bfloat16", "0x7fc1", 0x7FC1, "0x7fc1"),
             ("bfloat16", "0xFFC0", 0xFFC0, "0xffc0"),
             ("bfloat16", "-Infinity", 0xFF80, "-Infinity"),
             ("float8_e3m4", "NaN", 0x78, "NaN"),
             ("float8_e4m3", "NaN", 0x7C, "NaN"),
-            ("float8_e4m3b11fnuz", "NaN", 0x80, "NaN"),
             ("float8_e4m3fn", "NaN", 0x7F, "NaN"),
             ("float8_e4m3fnuz", "NaN", 0x80, "NaN"),
             ("float8_e5m2", "NaN", 0x7E, "NaN"),
-            ("float8_e5m2", "-Infinity", 0xFC, "-Infinity"),
-            ("float8_e5m2fnuz", "NaN", 0x80, "NaN"),
             ("float8_e8m0fnu", "NaN", 0xFF, "NaN"),
             ("float8_e8m0fnu", 1, 0x7F, 1.0),
             ("float8_e8m0fnu", "0x00", 0x00, 2.0**-127),
-            ("float6_e2m3fn", 7.5, 0x1F, 7.5),
             ("float6_e3m2fn", "0x3f", 0x3F, -28.0),
             ("float4_e2m1fn", "0xf7", 0x07, 6.0),
-            ("int2", -2, 0x02, -2),
             ("int4", -8.0, 0x08, -8),
-            ("uint2", 3, 0x03, 3),
             ("uint4", 15, 0x0F, 15),
             ("complex_bfloat16", [1.5, "-Infinity"], 0xFF803FC0, [1.5, "-Infinity"]),
             ("complex_float16", ["NaN", "0x3c00"], 0x3C007E00, ["NaN", 1.0]),
@@ -219,27 +207,17 @@ class TestFillValues:
             ("bfloat16", 1e39, r"not a value of bfloat16: got 1e\+39, expected a number up to 3.3"),
             ("bfloat16", "nan", "got 'nan', expected .*or its bits as '0x' followed by 4 hex"),
             ("bfloat16", 10**400, "got 1000"),
-            ("complex_bfloat16", 10**400, "expected a list"),
             ("bfloat16", "0x7fc0 ", "4 hexadecimal digits"),
             ("bfloat16", True, "got True"),
-            (
-                "float8_e8m0fnu",
-                0,
-                "'Infinity' or '-Infinity', provided that the data type has that",
-            ),
-            ("float8_e8m0fnu", -1.0, "got -1.0"),
+            ("float8_e8m0fnu", 0, "or '-Infinity', provided that the data type has that"),
             ("float8_e4m3fn", "Infinity", "got 'Infinity'"),
             ("float8_e4m3fn", 449, "got 449, expected a number up to 448"),
-            ("float8_e4m3fn", 10**400, "got 1000"),
             ("int4", 8, "not a value of int4: got 8, expected an integer from -8 to 7"),
             ("uint4", -1, "got -1, expected an integer from 0 to 15"),
-            ("int2", 0.5, "got 0.5, expected an integer from -2 to 1"),
             ("int2", False, "got False"),
             ("complex_float16", [1], r"got \[1\], expected a list of its real and imaginary part"),
-            ("complex_float16", "NaN", "expected a list"),
             ("r16", [1], "expected 2 bytes, or a list of that many byte values"),
             ("r16", [1, 256], r"not a value of r16: got \[1, 256\]"),
-            ("r16", 0, "got 0, expected 2 bytes"),
             ("r16", "AAAA", "got 'AAAA'"),
         ],
         ids=lambda value: str(value)[:20],
@@ -315,40 +293,27 @@ print(zarr.open_array(sys.argv[2])[0])
     def test_a_zarr_that_is_not_known_gets_no_data_types_and_one_warning(self):
         """zarr loads all entry points at its first data type: an exception would break them all."""
         program = (
-            "import zarr, zarr.core.dtype.common as common\n"
-            "del common.HasEndianness\n"
+            "import sys, zarr\n"
+            "sys.modules['numcodecs_bytes.zarr_data_types'] = None\n"
             "print(zarr.dtype.parse_dtype('V2', zarr_format=3))"
         )
         done = run_program("-c", program)
         assert done.stdout.startswith("RawBytes")
-        said = "numcodecs_bytes leaves arrays to zarr alone: it does not support this"
-        assert done.stderr.count(said) == 1
+        assert done.stderr.count("numcodecs_bytes leaves arrays to zarr alone") == 1
 
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            *[(name, f"a multiple of 8 bits, at least 8, got '{name}'") for name in ("r0", "r12")],
+            ("r0", "a multiple of 8 bits, at least 8, got 'r0'"),
+            ("r12", "a multiple of 8 bits, at least 8, got 'r12'"),
             ("r80000000000000", "below 2\\*\\*34 bits"),
-            *[
-                (name, "No Zarr data type found that matches")
-                for name in ("r", "R16", "r16 ", "r-8", "bfloat", "int3", "real")
-            ],
+            *[(name, "No Zarr data type found") for name in ("r", "r16 ", "r-8", "bfloat", "int3")],
         ],
     )
     def test_wrong_names(self, tmp_path, name, message):
         path = write_array(tmp_path, None, name, [bytes_codec()], fill_value=[])
         with pytest.raises(ValueError, match=message):
             zarr.open_array(path)
-
-    def test_complex_float32_and_64_are_other_names_of_complex(self, tmp_path):
-        """Their values: conformance/."""
-        for name in ("complex_float32", "complex_float64"):
-            codecs = [bytes_codec("big")]
-            path = write_array(tmp_path / name, None, name, codecs, fill_value=[0, "NaN"])
-            array = zarr.open_array(path, mode="r+")
-            assert repr(array[0].item()) == "nanj"
-            array.update_attributes({"a": 1})
-            assert json.loads((path / "zarr.json").read_text())["data_type"] == name
 
     @pytest.mark.parametrize("name", ["bfloat16", "complex_bfloat16", "struct of ml_dtypes"])
     def test_arrays_of_the_other_byte_order_are_stored_right(self, name):
@@ -383,57 +348,27 @@ def test_names_in_structures_of_numcodecs():
     assert Bytes("big", "complex_float32").dtype == "c8"
 
 
-class TestNumpyDescr:
-    def test_numpy_descr_gives_the_canonical_struct(self):
-        descr = [["a", [["b", ">i2"], ["c", [["d", "|u1"]]]]], ["e", "bfloat16"], ["f", "|V3"]]
-        descr += [["flux64[W/m2]", "<f4"], ["name", "<U10"]]
-        text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 40}}
-        inner = struct_of([{"name": "d", "data_type": "uint8"}])
-        inner = [{"name": "b", "data_type": "int16"}, {"name": "c", "data_type": inner}]
-        data_type = parse_numpy_descr(descr)
-        assert data_type.to_json(zarr_format=3) == struct_of(
-            [
-                {"name": "a", "data_type": struct_of(inner)},
-                {"name": "e", "data_type": "bfloat16"},
-                {"name": "f", "data_type": "r24"},
-                {"name": "flux64[W/m2]", "data_type": "float32"},
-                {"name": "name", "data_type": text},
-            ]
-        )
-        assert type(data_type) is zarr_data_types.Struct
-
-    @pytest.mark.parametrize(
-        ("descr", "error", "message"),
-        [
-            ([["a", "<f4", [2]]], ValueError, "field 'a' is an array of shape \\(2,\\)"),
-            ([["a", [["b", "<f4", 3]]]], ValueError, "field 'b' is an array of shape \\(3,\\)"),
-            ("<f4", TypeError, "expected a list such as \\[\\['age', '<i4'\\], ...\\], got '<f4'"),
-            ([["a"]], TypeError, "expected \\[name, type\\]"),
-        ],
-        ids=str,
-    )
-    def test_descriptions_that_struct_cannot_hold_are_refused(self, descr, error, message):
-        with pytest.raises(error, match=message):
-            parse_numpy_descr(descr)
-
-
-UNIT = {"unit": "generic", "scale_factor": 1}
-
-
 def struct_of(fields):
+    fields = [{"name": name, "data_type": data_type} for name, data_type in fields]
     return {"name": "struct", "configuration": {"fields": fields}}
 
 
-FIELDS = [
-    {"name": "a", "data_type": "int16"},
-    {"name": "b", "data_type": struct_of([{"name": "c", "data_type": "float64"}])},
-    {"name": "d", "data_type": "int4"},
-]
-MORE_FIELDS = [
-    *FIELDS,
-    {"name": "e", "data_type": "r24"},
-    {"name": "f", "data_type": {"name": "numpy.timedelta64", "configuration": UNIT}},
-]
+def test_numpy_descr_gives_the_canonical_struct():
+    descr = [["a", [["b", ">i2"], ["c", [["d", "|u1"]]]]], ["e", "bfloat16"], ["f", "|V3"]]
+    descr += [["flux64[W/m2]", "<f4"], ["name", "<U10"]]
+    text = {"name": "fixed_length_utf32", "configuration": {"length_bytes": 40}}
+    inner = struct_of([("b", "int16"), ("c", struct_of([("d", "uint8")]))])
+    fields = [("a", inner), ("e", "bfloat16"), ("f", "r24"), ("flux64[W/m2]", "float32")]
+    data_type = parse_numpy_descr(descr)
+    assert data_type.to_json(zarr_format=3) == struct_of([*fields, ("name", text)])
+    assert type(data_type) is zarr_data_types.Struct
+    with pytest.raises(ValueError, match="field 'b' is an array of shape \\(3,\\)"):
+        parse_numpy_descr([["a", [["b", "<f4", 3]]]])
+    with pytest.raises(TypeError, match="expected a list such as .*, got '<f4'"):
+        parse_numpy_descr("<f4")
+
+
+FIELDS = [("a", "int16"), ("b", struct_of([("c", "float64")])), ("d", "int4")]
 
 
 @pytest.mark.usefixtures("pipeline")
@@ -463,20 +398,6 @@ class TestStruct:
         assert document["fill_value"] == {"a": 7, "b": {"c": "NaN"}, "d": -1}
         assert document["codecs"] == [bytes_codec(endian)]
 
-    def test_in_shards(self):
-        """zarr 3.1.6 can't hash its own structured fill values there."""
-        data_type = data_type_of(struct_of(MORE_FIELDS if IS_3_1 else FIELDS))
-        data = np.zeros(8, data_type.to_native_dtype())
-        data["a"], data["b"]["c"], data["d"] = np.arange(8), np.arange(8) / 2, np.arange(8)
-        store = {}
-        settings = {"shape": (8,), "chunks": (2,), "shards": (4,), "compressors": None}
-        serializer = bytes_codec("big")
-        array = zarr.create_array(store, dtype=data_type, serializer=serializer, **settings)
-        array[:] = data
-        for opened in (zarr.open_array(store), pickle.loads(pickle.dumps(array))):  # noqa: S301
-            assert opened[:].tobytes() == data.tobytes()
-            assert opened[3:5].tobytes() == data[3:5].tobytes()
-
     def test_of_create_array_declares_its_endian(self):
         """`struct` must have one where it has a multi-byte field."""
         store = {}
@@ -487,10 +408,10 @@ class TestStruct:
         "data_type",
         [
             struct_of([]),
-            struct_of([{"name": "a", "data_type": "int16"}] * 2),
-            struct_of([{"name": "a", "data_type": "int3"}]),
-            struct_of([{"name": "a"}]),
-            struct_of([{"name": [], "data_type": "int8"}]),
+            struct_of([("a", "int16")] * 2),
+            struct_of([("a", "int3")]),
+            struct_of([("a", "string")]),
+            {"name": "struct", "configuration": {"fields": [{"name": "a"}]}},
             {"name": "struct", "configuration": {}},
         ],
         ids=str,
@@ -498,12 +419,4 @@ class TestStruct:
     def test_bad_metadata_is_refused(self, tmp_path, data_type):
         path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
         with pytest.raises((ValueError, TypeError, KeyError)):
-            zarr.open_array(path)
-
-    @pytest.mark.skipif(not IS_3_1, reason="zarr 3.2 and newer have a struct of their own")
-    def test_fields_of_variable_size_are_refused(self, tmp_path):
-        """NumPy's own sentence says nothing of the bytes codec."""
-        data_type = struct_of([{"name": "a", "data_type": "string"}])
-        path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
-        with pytest.raises(TypeError, match="expected a fixed-size type"):
             zarr.open_array(path)
