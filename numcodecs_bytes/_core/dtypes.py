@@ -160,7 +160,7 @@ def swap_unit(dtype: AnyDType) -> AnyDType | None:
             return None
         size = {"c": leaf.itemsize // 2, "U": 4}.get(leaf.kind, leaf.itemsize)
         units.add(np.dtype(f"{leaf.byteorder}u{size}"))
-    is_packed = pack_dtype(dtype).itemsize == dtype.itemsize
+    is_packed = pack_dtype(dtype) == dtype  # not so if fields are in another order in memory
     return units.pop() if len(units) == 1 and is_packed else None
 
 

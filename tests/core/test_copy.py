@@ -77,3 +77,13 @@ def test_padding_beside_an_invalid_bool_is_zero():
         decoded = Bytes("little", dtype).decode(stored.tobytes())
         assert decoded["a"].view(np.uint8).tolist() == [1] * 5000
         assert not decoded.view(np.uint8).reshape(-1, dtype.itemsize)[:, 1:8].any()
+
+
+@pytest.mark.parametrize("endian", ["little", "big"])
+def test_fields_in_another_order_than_in_memory(endian):
+    """`array[["y", "x"]]` was stored in the order of the memory."""
+    array = np.array([(1, 2), (3, 4)], [("x", "<i8"), ("y", "<i8")])[["y", "x"]]
+    codec = Bytes(endian, array.dtype)
+    stored = np.frombuffer(codec.encode(array), np.dtype("i8").newbyteorder(endian))
+    assert stored.tolist() == [2, 1, 4, 3]
+    assert codec.decode(stored).tolist() == array.tolist()
