@@ -265,7 +265,7 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("config", "error", "message"),
         [
-            ({"endian": "Big"}, ValueError, "endian must be one of .* got 'Big'"),
+            ({"endian": "native"}, ValueError, "endian must be one of .* got 'native'"),
             ({"endian": True}, TypeError, "endian must be one of .* got True"),
             ({"edian": "big"}, ValueError, "no configuration key 'edian'; expected only 'id', "),
             ({"dtype": "f9"}, TypeError, "dtype must be a data type .* got 'f9'"),

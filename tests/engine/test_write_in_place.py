@@ -299,13 +299,6 @@ class Subclass(zarr.storage.LocalStore):
     """What it does when it is written is not known."""
 
 
-def with_a_method(path):
-    """Return a store that may encrypt, for example."""
-    store = zarr.storage.LocalStore(path)
-    store.set = store.set
-    return store
-
-
 ZSTD, CRC = zarr.codecs.ZstdCodec(), zarr.codecs.Crc32cCodec()
 SHARDS_IN_SHARDS = zarr.codecs.ShardingCodec(
     chunk_shape=(4, 4), codecs=[zarr.codecs.ShardingCodec(chunk_shape=(2, 2))]
@@ -362,6 +355,14 @@ class TestNotInPlace:
         store = make(tmp_path)
         create(store, **settings)[...] = self.DATA
         self.check(store, why)
+
+    def test_a_read_only_store(self, tmp_path):
+        create(tmp_path)[...] = self.DATA
+        array = zarr.open_array(zarr.storage.LocalStore(tmp_path, read_only=True), mode="r")
+        for mode, why in ((IF_POSSIBLE, "read-only mode"), (REQUIRE, "the store is read-only")):
+            with zarr.config.set(mode), pytest.raises((ValueError, RuntimeError), match=why):
+                array[2, 1:] = 1
+        assert np.array_equal(array[...], self.DATA)
 
     @pytest.mark.parametrize("size", [0, 511, 513])
     def test_a_file_of_the_wrong_length_is_an_error_and_stays(self, tmp_path, size):
