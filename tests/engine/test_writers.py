@@ -203,7 +203,7 @@ part = (1, slice(1, None))
 threads = [threading.Thread(target=array.__setitem__, args=(part, 6)) for _ in range(40)]
 for thread in threads:
     thread.start()
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()  # when all wait
 array[2, 1:] = 6
 """
 
