@@ -177,9 +177,6 @@ def write_v2(path, stored, *args, **kwargs):
     return path
 
 
-# Arrays of zarr's.
-
-
 def spec_of(shape, dtype, prototype=None):
     data_type = parse_dtype(np.dtype(dtype), zarr_format=3)
     return ArraySpec(

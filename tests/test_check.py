@@ -512,14 +512,6 @@ class TestKindsOfStores:
         (report,) = check(tmp_path / "a.json").values()
         assert report.problems[0].startswith("chunk v/0 can't be read: FileNotFoundError: ")
 
-    def test_metadata_is_not_searched_for_arrays(self, healthy):
-        """obstore raises an error for zarr.json/zarr.json, which was reported as a problem."""
-        stores = pytest.importorskip("obstore.store")
-        store = zarr.storage.ObjectStore(stores.LocalStore(healthy), read_only=True)
-        found = {report.path: report for report in checks.check(store)}
-        assert found.keys() == PARTIAL_READS.keys()
-        assert not any(report.problems for report in found.values())
-
     def test_a_damaged_member_of_a_zip_file(self, healthy):
         """What precedes its bytes gives another name."""
         archive = Path(shutil.make_archive(str(healthy), "zip", healthy / "plain"))

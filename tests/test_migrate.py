@@ -1,7 +1,5 @@
 """Zarr v2 hierarchies made Zarr v3: values are the same, chunks are not touched."""
 
-import contextlib
-import io
 import json
 import os
 import subprocess
@@ -609,13 +607,6 @@ class TestCommand:
         os.close(writing)
         assert not done.stderr
         assert len(written_in(tmp_path)) == (61 if command == "migrate" else 0)
-
-    def test_names_that_the_terminal_can_not_show(self, tmp_path):
-        write_v2(tmp_path / "\u6f22", None, "<i2")
-        printed = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-        with contextlib.redirect_stdout(printed):
-            assert main(["migrate", str(tmp_path)]) == 0
-        assert printed.buffer.getvalue().startswith(b"/\\u6f22 ")
 
     @pytest.mark.parametrize("name", ["a.zip", "a.zarr"])
     def test_a_zip_archive_is_refused(self, tmp_path, capsys, name):

@@ -1,6 +1,5 @@
 """`numcodecs_bytes.trace`: what it counts is what a store is asked for."""
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -192,11 +191,3 @@ def test_every_thread_is_counted_and_only_meanwhile(array):
     assert array[2, 0] == 1024
     assert inner.report()["total"]["chunks"] == 4
     assert outer.report()["total"]["chunks"] == 6
-
-
-def test_elements_that_numpy_returns_as_scalars(tmp_path):
-    """Bytes of a fixed width have their width, whatever they hold."""
-    data = np.array([b"ab", b""], "S10")
-    with warnings.catch_warnings(action="ignore"):  # of zarr: no specification
-        zarr.create_array(tmp_path, data=data, chunks=(2,), compressors=None)
-    assert traced(lambda: zarr.open_array(tmp_path)[1])[0]["total"]["bytes_selected"] == 10

@@ -15,7 +15,6 @@ import re
 import sys
 import threading
 import time
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -251,19 +250,6 @@ class TestNothingIsLeft:
         before = num_open_files()
         asyncio.run(read_and_cancel())
         assert eventually(lambda: num_open_files() <= before)
-
-    def test_no_event_loop_is_kept_alive(self, array):
-        """Semaphores kept every loop that they had made wait: 61 after 60 of `asyncio.run`."""
-
-        async def read():
-            columns = [array.async_array.getitem((slice(None), column)) for column in range(4)]
-            await asyncio.gather(*columns)
-            return weakref.ref(asyncio.get_running_loop())
-
-        with zarr.config.set({"async.concurrency": 2}):
-            loops = [asyncio.run(read()) for _ in range(20)]
-        # One in a hundred obstore keeps, with zarr's own codec as well.
-        assert eventually(lambda: sum(loop() is not None for loop in loops) < 5)
 
 
 @pytest.mark.usefixtures("our_pipeline")

@@ -5,7 +5,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 import threading
 import time
 
@@ -116,24 +115,6 @@ class TestNewFiles:
         assert array[...].sum() == (64 if is_linked else 57 + 35)
         expected = sorted(["0", *others, *(["copy"] if is_linked else [])])
         assert sorted(path.name for path in chunk.parent.iterdir()) == expected
-
-    def test_a_number_of_names_that_is_a_second_old(self, array, monkeypatch):
-        """FUSE remembers it until the mode is set."""
-        fstat, fchmod, remembered = os.fstat, os.fchmod, [2]
-
-        def old_number(descriptor):
-            found = list(fstat(descriptor))
-            found[stat.ST_NLINK] = remembered[0] if remembered else found[stat.ST_NLINK]
-            return os.stat_result(found)
-
-        def forget(*args):
-            fchmod(*args)
-            remembered.clear()
-
-        monkeypatch.setattr(os, "fstat", old_number)
-        monkeypatch.setattr(os, "fchmod", forget)
-        array[1, 1:] = 5
-        assert array[1].tolist() == [1] + [5] * 7
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 """Stores of Python's that people name: whatever they answer or raise, as with zarr alone."""
 
 import asyncio
-import contextlib
 import dataclasses
-import gc
 import re
-import time
-import weakref
 
 import numpy as np
 import pytest
@@ -165,40 +161,6 @@ def test_a_request_that_the_store_cancels(array, is_first):
     assert got.tolist() == DATA[:, 3].tolist()
 
 
-@contextlib.contextmanager
-def nothing_is_kept():
-    """Check that what is in a list of weak references is freed without the garbage collector.
-
-    Exceptions hold frames, which hold bytes.
-    """
-    held = []
-    gc.collect()
-    gc.disable()
-    try:
-        yield held
-        assert held
-        end = time.monotonic() + 5
-        while any(ref() is not None for ref in held) and time.monotonic() < end:
-            time.sleep(0.01)  # until zarr's thread has let go of its last task
-        assert [ref() for ref in held if ref() is not None] == []
-    finally:
-        gc.enable()
-
-
-def test_a_failure_keeps_nothing_of_what_was_read(array):
-    with nothing_is_kept() as held:
-
-        def answer(_num, byte_range, buffer):
-            if byte_range is None or byte_range.start > 18:
-                raise OSError("gone")
-            held.append(weakref.ref(buffer))
-            return buffer
-
-        array.store.answer = answer
-        with pytest.raises(OSError, match="gone"):
-            array[:, 3]
-
-
 @pytest.mark.parametrize("concurrency", [1, 10])
 def test_a_store_that_reads_another_array_does_not_hang(tmp_path, concurrency):
     data = np.arange(5 * 6).reshape(5, 6)
@@ -244,7 +206,7 @@ class TestLostConnections:
         with ranges_from(Answering):
             yield array
 
-    def test_it_is_raised_and_keeps_nothing_of_what_was_read(self, lost):
+    def test_it_is_raised(self, lost):
         """If the store has answered ranges before. No task is left."""
         assert lost[5] == FLAT[5]
 
@@ -253,13 +215,9 @@ class TestLostConnections:
                 await lost.async_array.getitem(EVERY)
             return len(asyncio.all_tasks()), caught.value
 
-        with nothing_is_kept() as held:
-            lost.store.answer = lambda _n, _range, buffer: (
-                held.append(weakref.ref(buffer)) or buffer
-            )
-            num_tasks, error = sync(read())
-            assert (num_tasks, len(held)) == (1, 7)
-            assert "while reading chunk 'c/3'" in error.__notes__[0]
+        num_tasks, error = sync(read())
+        assert num_tasks == 1
+        assert "while reading chunk 'c/3'" in error.__notes__[0]
 
     def test_without_an_answer_before_the_chunk_is_asked_again(self, lost):
         lost.store.is_lost = lambda byte_range: byte_range is not None

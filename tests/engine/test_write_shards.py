@@ -158,14 +158,6 @@ class TestOtherFillValues:
         assert all(size <= 2 * (k + 1) for k, size in enumerate(sizes))
         assert others_write or len(set(sizes)) <= 6
 
-    def test_the_first_row_of_a_large_one(self, tmp_path, track):
-        """It takes the space of the inner chunks in which it lies, and a few blocks of memory."""
-        array = create(tmp_path, (1 << 13, 1 << 13), chunks=(256, 256), fill_value=np.nan)
-        peak, _ = track(lambda: array.__setitem__(5, 1.0))
-        assert (tmp_path / "c/0/0").stat().st_size < 32 << 20
-        assert peak < 1 << 23
-        assert Alone(tmp_path)[5, ::999].tolist() == [1.0] * 9
-
 
 UNUSUAL = {  # row and column in the index, and what is added there
     "overlap": (1, 0, -192),
@@ -211,17 +203,6 @@ class TestUnusual:
             ):
                 array[0, 1:3] = -1
             assert shard.read_bytes() == damaged
-
-    def test_another_order_is_kept(self, tmp_path, array):
-        """Where inner chunks lie is what the index says."""
-        shard, order, morton = tmp_path / "c/0/0", [3, 1, 0, 2], [0, 2, 1, 3]
-        raw, expected = shard.read_bytes(), DATA.copy()
-        moved = bytearray(b"".join([raw[128 * k : 128 * (k + 1)] for k in order]) + raw[512:])
-        index_of(moved)[:, 0] = [128 * order.index(chunk) for chunk in morton]
-        shard.write_bytes(moved)
-        array[2:7, 3:6] = expected[2:7, 3:6] = -1
-        assert np.array_equal(Alone(tmp_path)[...], expected)
-        assert shard.read_bytes()[512:] == moved[512:]
 
     @pytest.mark.parametrize("name", ["pwrite", "replace"])
     def test_a_full_disk(self, tmp_path, monkeypatch, name):

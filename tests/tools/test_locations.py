@@ -134,23 +134,6 @@ class TestIcechunk:
         for version in ({"tag": "first"}, {"snapshot": snapshot}):
             assert paths_in(location.format(tmp_path), version=version) == ["v"]
 
-    @pytest.mark.parametrize(
-        ("url", "options"),
-        [
-            ("gs://data/repo", {"token": "credentials.json"}),
-            ("az://data/repo", {"account_name": "a", "account_key": "aaaa"}),
-        ],
-    )
-    def test_options_have_the_names_of_fsspec(self, url, options, monkeypatch):
-        """Icechunk, which has others for each, makes its storage of them."""
-        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
-        made = []
-        monkeypatch.setattr(icechunk.Repository, "open", made.append)
-        monkeypatch.setattr(zarr.storage.FsspecStore, "from_url", lambda *_, **__: REPOSITORY)
-        with pytest.raises(AttributeError):  # there is no repository
-            list(check(url, storage_options=options))
-        assert isinstance(made[0], icechunk.Storage)
-
     def test_names_alone_do_not_make_a_repository(self, tmp_path, s3):
         """Arrays may be called like the files of a repository."""
         client, options = s3
@@ -178,8 +161,3 @@ def test_a_group_in_a_zip_file_at_a_url(tmp_path):
     found = list(check(f"zip://::file://{tmp_path}/a.zip"))
     if [report.path for report in found] != ["g/a"]:
         assert "the store lists a folder as part of itself" in str(found)
-
-
-def test_folders_of_one_name_may_be_nested(tmp_path):
-    zarr.create_group(tmp_path).create_array("x/x/x/x", shape=2, dtype="i4", compressors=None)
-    assert paths_in(tmp_path) == ["x/x/x/x"]
