@@ -4,8 +4,8 @@ A store is known only if its class is exactly one in the table, or the user has 
 the option ``stores_with_ranges``. The same holds for file systems of fsspec. What a subclass or a
 wrapper does with a byte range can't be known, so all other stores are left to zarr.
 
-To add a store, write a function that takes it and returns a function from paths to sources, and add
-its class to `_SOURCES`; add a file system of fsspec to `_FILE_SYSTEMS`.
+To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
+store and returns a function from paths to sources; add a file system of fsspec to `_FILE_SYSTEMS`.
 """
 
 import os
