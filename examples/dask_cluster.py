@@ -89,11 +89,11 @@ def main() -> None:
 
             for answer in client.run(class_that_reads_path, path).values():
                 print(f"  opened in the worker:   {answer}")
-                assert answer == "numcodecs_bytes.zarr_pipeline.BytesPipeline"
+                assert answer == "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"
             array = zarr.open_array(path)
             for answer in client.run(class_that_reads, array).values():
                 print(f"  sent there by pickle:   {answer}")
-                assert answer == "numcodecs_bytes.zarr_pipeline.BytesPipeline"
+                assert answer == "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"
             codec = numcodecs.get_codec({"id": "bytes", "endian": "big", "dtype": "<f4"})
             decoded = client.submit(codec.decode, b"\x3f\x80\x00\x00").result()
             assert decoded.tolist() == [1.0]

@@ -23,7 +23,7 @@ import numpy as np
 import zarr
 from obstore.store import HTTPStore
 
-OURS = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
+OURS = "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"
 ALONE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 SHAPE = (2048, 2048)
 # What is selected from one chunk of 16 MiB, the number of requests for it, and the bytes sent.

@@ -19,7 +19,7 @@ SHAPE = (64, 512, 512)
 BIG: dict[str, Any] = {"serializer": {"name": "bytes", "configuration": {"endian": "big"}}}
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": "require",
-    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 ROW = np.s_[10, 100]
 BOX = np.s_[10, 100:132, 100:132]

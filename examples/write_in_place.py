@@ -21,7 +21,7 @@ ALONE: dict[str, Any] = {}  # by default, chunks are written as by zarr alone
 # With True instead of "require", zarr would rewrite what can't be written in place.
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": "require",
-    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 
 

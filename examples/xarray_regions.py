@@ -28,7 +28,7 @@ ENCODING = {"t2m": {"chunks": (5, 64, 64), "shards": (30, 256, 256), "compressor
 DIMS = ("time", "y", "x")
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": "require",
-    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+    "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 
 

@@ -200,7 +200,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         why = (
             "numcodecs_bytes.write_in_place is set, but this array was opened with a codec "
             "pipeline that writes whole chunks: set codec_pipeline.path to "
-            "numcodecs_bytes.zarr_pipeline.BytesPipeline and open the array again (run "
+            "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline and open the array again (run "
             "`numcodecs-bytes` to see what sets it now)"
         )
         if mode == "require":

@@ -1,7 +1,7 @@
 """Codec pipelines that read uncompressed chunks in part, and many of them together.
 
 zarr's own pipelines read whole chunks. Importing this module, as the entry points do, makes
-`BytesPipeline` zarr's default. It reads only what a selection needs, from
+`BatchedBytesPipeline` zarr's default. It reads only what a selection needs, from
 
 - Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
 - shards whose inner chunks are stored that way
@@ -64,7 +64,7 @@ from numcodecs_bytes.zarr import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["BytesPipeline", "FusedBytesPipeline"]
+__all__ = ["BatchedBytesPipeline", "FusedBytesPipeline"]
 
 
 # Takes the specification of a chunk, and returns how it is stored, or why zarr has to read it.
@@ -415,22 +415,24 @@ class ReadsParts:
         return kept[shape]
 
 
-class BytesPipeline(ReadsParts, BatchedCodecPipeline):
+class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
     _setting = "threading.max_workers"
 
 
-zarr.registry.register_pipeline(BytesPipeline)
+zarr.registry.register_pipeline(BatchedBytesPipeline)
 # Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
-_REPLACES = {f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{__name__}.BytesPipeline"}
+_REPLACES = {
+    f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{__name__}.BatchedBytesPipeline"
+}
 
 if FusedCodecPipeline is None:
-    __all__ = ["BytesPipeline"]
+    __all__ = ["BatchedBytesPipeline"]
 else:
 
     class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
-        """zarr's fused pipeline (3.3 and newer) with the reads of `BytesPipeline`."""
+        """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
 
         _setting = "codec_pipeline.max_workers"
 
@@ -447,7 +449,7 @@ def warn_if_not_chosen() -> None:
             warnings.warn(
                 f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
                 "parts of Zarr v2 chunks will not be written in place; set it to "
-                f"{BytesPipeline.__module__}.BytesPipeline",
+                f"{BatchedBytesPipeline.__module__}.BatchedBytesPipeline",
                 stacklevel=2,
             )
 

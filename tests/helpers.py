@@ -28,7 +28,7 @@ MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]
-OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BytesPipeline"]
+OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # since zarr 3.3
     PIPELINES.append("zarr.core.codec_pipeline.FusedCodecPipeline")
     OUR_PIPELINES.append("numcodecs_bytes.zarr_pipeline.FusedBytesPipeline")

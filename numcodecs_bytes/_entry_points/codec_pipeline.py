@@ -1,4 +1,4 @@
-"""Entry point of zarr's codec pipelines: `BytesPipeline`, which becomes zarr's default.
+"""Entry point of zarr's codec pipelines: `BatchedBytesPipeline`, which becomes zarr's default.
 
 zarr loads all pipelines when it opens its first array, before it looks up in its config which one
 to use.
@@ -8,16 +8,16 @@ from typing import Any
 
 from numcodecs_bytes._entry_points import step_aside
 
-__all__ = ["BytesPipeline"]
+__all__ = ["BatchedBytesPipeline"]
 
 
 class NoPipeline:
     """A placeholder for zarr to register under a name that nobody chooses."""
 
 
-BytesPipeline: Any = NoPipeline
+BatchedBytesPipeline: Any = NoPipeline
 try:
-    from numcodecs_bytes.zarr_pipeline import BytesPipeline, warn_if_not_chosen
+    from numcodecs_bytes.zarr_pipeline import BatchedBytesPipeline, warn_if_not_chosen
 
     warn_if_not_chosen()
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us

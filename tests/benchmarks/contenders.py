@@ -18,7 +18,7 @@ PIPELINES = {
     "zarr again": "zarr.core.codec_pipeline.BatchedCodecPipeline",
     "zarr fused": "zarr.core.codec_pipeline.FusedCodecPipeline",
     "zarrs": "zarrs.ZarrsCodecPipeline",
-    "ours": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+    "ours": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 if not hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # before zarr 3.3
     del PIPELINES["zarr fused"]

@@ -12,7 +12,7 @@ PIPELINES = {
     "zarr": {"codec_pipeline.path": ZARRS_PIPELINE},
     "zarrs": {"codec_pipeline.path": "zarrs.ZarrsCodecPipeline"},
     "in place": {
-        "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BytesPipeline",
+        "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
         "numcodecs_bytes.write_in_place": "require",
     },
 }
