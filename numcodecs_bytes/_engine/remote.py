@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import zarr
@@ -159,13 +159,18 @@ class Object:
                 _copy_runs(raw, starts[at] - start, memory, to[at], lengths[at])
 
         await concurrent_map(ranges, get, share.num_requests)
-        if errors and self._has_answered and isinstance(errors[0], Missing):
-            raise Changed("chunks are deleted while they are read")
-        if errors and self._has_answered and not isinstance(errors[0], Left):
-            raise Unexpected("it loses connections")  # with many requests, one is lost more often
         if errors:
-            raise errors.pop()
+            self._raise_first(errors)
         return np.split(memory, np.cumsum(num_bytes)[:-1])
+
+    def _raise_first(self, errors: list[Exception]) -> NoReturn:
+        """Raise the first error of several requests; those after it may be its consequences."""
+        del errors[1:]
+        if self._has_answered and isinstance(errors[0], Missing):
+            raise Changed("chunks are deleted while they are read")
+        if self._has_answered and not isinstance(errors[0], Left):
+            raise Unexpected("it loses connections")  # with many requests, one is lost more often
+        raise errors.pop()  # a local variable would keep what was fetched
 
 
 def _num_parts(num_bytes: int, most: int) -> int:
@@ -182,16 +187,17 @@ def _ranges(
     than `longest` bytes is split into several ranges.
     """
     order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    ends = np.maximum.accumulate(starts + lengths[order])
-    after_gaps = np.append(np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1, len(starts))
+    starts, ends = starts[order], (starts + lengths)[order]
+    # Where a run ends, or an earlier one that overlaps it: chunks of a shard may share bytes.
+    reached = np.maximum.accumulate(ends)
+    after_gaps = np.append(np.flatnonzero(starts[1:] - reached[:-1] > gap) + 1, len(starts))
     first = 0
     while first < len(starts):
         begin = int(starts[first])
-        last = int(np.searchsorted(ends, min(begin + most, sys.maxsize), side="right"))
+        last = int(np.searchsorted(reached, min(begin + most, sys.maxsize), side="right"))
         after_gap = int(after_gaps[np.searchsorted(after_gaps, first, side="right")])
         after = min(after_gap, max(last, first + 1))
-        end = int(ends[after - 1])
+        end = int(ends[first:after].max())
         step = -(-(end - begin) // _num_parts(end - begin, longest))
         for start in range(begin, end, step):
             yield order[first:after], start, min(start + step, end)
@@ -385,10 +391,11 @@ class _Reader:
                 byte_getter, spec, *_ = self.batch.items[job.chunks[0]]
                 path = _trace.path_of_array(byte_getter.path, len(spec.shape))
                 source_of = sources_of(byte_getter.store)
-                remote: Any = source_of(f"{path}/{self.metadata}".lstrip("/"))
-                job.target.num_requests += 1
-                with contextlib.suppress(Left):
-                    await Object(remote).ask(0, 1)
+                source = source_of(f"{path}/{self.metadata}".lstrip("/"))
+                if isinstance(source, Remote):  # else the store has been given up meanwhile
+                    job.target.num_requests += 1
+                    with contextlib.suppress(Left):
+                        await Object(source).ask(0, 1)
         return state.answers
 
     async def _read(self, job: _Job) -> None:

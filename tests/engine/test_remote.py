@@ -1,5 +1,6 @@
 """What is requested of servers, and what is not. Servers that misbehave: test_bad_servers.py."""
 
+import asyncio
 import importlib
 import logging
 import pickle
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
+from helpers import CountingStore, create, ranges_from
 from servers import Server, is_struck, objects_of, references, store_of
 
 from numcodecs_bytes._engine import constants
@@ -270,3 +272,51 @@ def test_a_pickled_array(opened):
         again = pickle.loads(pickle.dumps(large))  # noqa: S301
         for array in (large, again):
             assert np.array_equal(array[3, 1000:1500], LARGE[3, 1000:1500])
+
+
+class TestFirstFailure:
+    """Of a store that is read by other tasks at once, or fails twice."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        for name in ("a", "b"):
+            create(tmp_path / name, (2, 1 << 20), (1, 1 << 20))[...] = 1
+        return tmp_path
+
+    def test_a_store_that_is_given_up_while_another_chunk_is_missing(self, folder):
+        """Whether it is believed was asked of a store that is read whole: AttributeError."""
+        (folder / "a/c/0/0").unlink()
+
+        class Store(CountingStore):
+            async def get(self, key, prototype=None, byte_range=None):
+                if key == "a/c/0/0" and byte_range is not None:
+                    assert (await other.getitem((0, slice(3))) == 1).all()
+                is_wrong = key.startswith("b/c/") and byte_range is not None
+                return await super().get(key, prototype, None if is_wrong else byte_range)
+
+        store = Store(folder)
+        other = zarr.open_array(store, path="b").async_array
+        with ranges_from(Store):
+            assert (zarr.open_array(store, path="a")[0, 5:7] == 0).all()
+        assert is_struck(zarr.open_array(store, path="b"), np.s_[1, :3])
+
+    def test_a_short_answer_then_a_connection_that_is_lost_after_a_while(self, folder, monkeypatch):
+        """The second one decided, which is not asked again; zarr can read the chunk."""
+        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.01)
+        is_wrong = False
+
+        class Store(CountingStore):
+            async def get(self, key, prototype=None, byte_range=None):
+                if not is_wrong or byte_range is None:
+                    return await super().get(key, prototype, byte_range)
+                await asyncio.sleep(0.02)
+                if byte_range.start == 0:
+                    return prototype.buffer.from_bytes(b"short")
+                await asyncio.sleep(0.1)
+                raise ConnectionError("lost")
+
+        with ranges_from(Store), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            array = zarr.open_array(Store(folder), path="a")
+            assert array[1, 5] == 1  # it answers ranges
+            is_wrong = True
+            assert (array[0, ::1000] == 1).all()

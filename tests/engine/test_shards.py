@@ -4,13 +4,14 @@ Values of any selection: test_random_selections.py.
 """
 
 import os
+import random
 
 import numpy as np
 import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import ZARR_ALONE, CountingStore, ranges_from
+from helpers import EVERYTHING, ZARR_ALONE, CountingStore, random_selections, ranges_from
 from test_local_files import opened, opened_references, opened_zip, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
@@ -146,6 +147,38 @@ class TestDamage:
                 assert "chunk 'c/0/0' of " in "".join(caught.value.__notes__)
                 is_zarr_s = store != tmp_path and selection == np.s_[:]  # without an attempt
                 assert traced.report()["not_seen"] or is_zarr_s
+
+    @pytest.mark.parametrize("location", ["start", "end"])
+    def test_random_indexes_are_read_as_by_zarr_alone(self, tmp_path, set_constants, location):
+        """Inner chunks that share bytes: what was copied of one ran over those after it."""
+        rng = random.Random(location)  # noqa: S311
+        create_shards(
+            *(tmp_path, (16, 8), (16, 8), (4, 4)),
+            index_codecs=[BytesCodec(endian="little")],
+            index_location=location,
+        )[...] = np.arange(1, 129).reshape(16, 8)
+        path, size = tmp_path / "c/0/0", 16 * 8
+        raw = path.read_bytes()
+        begin = 0 if location == "start" else len(raw) - size
+        num_same = 0
+        for _ in range(200 if EVERYTHING else 40):
+            set_constants(PART_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
+            changed = bytearray(raw)
+            entries = np.frombuffer(changed, "<u8", 16, begin).reshape(8, 2)
+            for entry in [entries[k] for k in rng.sample(range(8), rng.randint(1, 8))]:
+                entry[0] = rng.choice([*entries[:, 0], rng.randrange(len(raw) - 64)])
+                if rng.random() < 0.05:
+                    entry[:] = rng.choice(list(ENTRIES.values()))(int(entry[0]), len(raw))
+            path.write_bytes(changed)
+            for way, selection, _ in random_selections(rng, (16, 8), 1):
+                expected = outcome(tmp_path, selection, ZARR_ALONE, way)
+                if isinstance(expected, type):  # also of inner chunks that are not selected
+                    continue
+                for store in (tmp_path, CountingStore(tmp_path)):
+                    with ranges_from(CountingStore):
+                        assert outcome(store, selection, way=way) == expected, (way, selection)
+                    num_same += 1
+        assert num_same > 60
 
     def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
         """All is of the first version; in the second one, inner chunks are elsewhere."""
