@@ -25,11 +25,17 @@ def _archive_of(store: ZipStore) -> Any:
     return store._zf  # noqa: SLF001
 
 
-def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int]:
-    """Return the offset and the length of a member of an archive, in bytes."""
+def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
+    """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
+
+    Raises what zipfile raises for a damaged archive, and `Left` if the member is compressed.
+    """
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
-        member = archive.getinfo(path)
+        try:
+            member = archive.getinfo(path)
+        except KeyError:
+            return None
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
             raise Left("it is compressed, or encrypted, in its zip archive")

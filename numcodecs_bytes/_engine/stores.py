@@ -120,9 +120,10 @@ def _of_local_store(store: LocalStore) -> SourceOf:
 def _of_zip_store(store: ZipStore) -> SourceOf:
     if not hasattr(os, "pread"):
         return _always(Whole("this system can't read members of a zip file in several threads"))
-    return lambda path: File(
-        partial(open_archive, store), (KeyError,), id(store), partial(locate_member, store, path)
-    )
+    if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
+        return _always(Whole("the archive was not opened by its path"))
+    open_it = partial(open_archive, store)
+    return lambda path: File(open_it, (), id(store), partial(locate_member, store, path))
 
 
 def _of_any(store: Any) -> SourceOf:
