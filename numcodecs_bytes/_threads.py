@@ -1,6 +1,7 @@
 """Run functions in threads to keep the event loop free.
 
-While the interpreter shuts down, when no thread can be started, they run in the calling thread.
+A function that was handed to a pool runs once, or not at all. Where no thread can be started, while
+the interpreter shuts down or at a limit of the system, it runs in the calling thread.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import concurrent.futures.thread
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -18,33 +19,71 @@ IsWanted = Callable[[], bool]  # whether the caller still wants the result
 LAST_SECONDS = 1.0
 
 
-async def run_in_thread(executor: Executor | None, function: Callable[[], T]) -> T:
-    """Run a function in a thread of a pool (if None, the event loop's); return its result."""
-    loop = asyncio.get_running_loop()
+class NoThreadError(RuntimeError):
+    """No thread could be started: the function that was to run in it never will."""
+
+
+def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
+    """Run a function in a thread of a pool; return its future.
+
+    Raises NoThreadError if no thread runs it. The pool alone would not do: it queues a function
+    before it starts a thread and, if that fails, runs it whenever a later one starts.
+    """
+    future: Future[T] = Future()
+    waiting = [function]  # emptied if it is not to run, because it may hold on to large arrays
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = waiting.pop()()
+        except BaseException as error:  # noqa: BLE001 # raised where the result is asked for
+            outer = error.__traceback__  # of this frame, which refers to the future: a cycle
+            future.set_exception(error.with_traceback(outer and outer.tb_next))
+        else:
+            future.set_result(result)
+
     try:
-        future = loop.run_in_executor(executor, function)
-    except RuntimeError:  # the interpreter is shutting down and starts no new threads
+        pool.submit(run)
+    except RuntimeError as error:
+        if future.cancel():  # else a thread that was there before has taken it
+            waiting.clear()
+            raise NoThreadError(str(error)) from error
+    return future
+
+
+async def run_in_thread(pool: Executor, function: Callable[[], T]) -> T:
+    """Run a function in a thread of a pool, or here if there is none; return its result."""
+    try:
+        future = submit(pool, function)
+    except NoThreadError:
         return function()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
-async def run_while_wanted(executor: Executor, function: Callable[[IsWanted], T]) -> T:
-    """Do the same as `run_in_thread`, with a function that can ask whether to go on."""
-    is_cancelled = False
-    loop = asyncio.get_running_loop()
-    try:  # without a task, which would take 20 us
-        running = loop.run_in_executor(executor, function, lambda: not is_cancelled)
-    except RuntimeError:  # as in `run_in_thread`
-        return function(lambda: True)
+async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) -> T:
+    """Do the same as `run_in_thread`, with a function that can ask whether to go on.
+
+    A caller that is cancelled waits for the function to end, but only `LAST_SECONDS`.
+    """
+    is_wanted = True
     try:
+        future = submit(pool, lambda: function(lambda: is_wanted))
+    except NoThreadError:
+        return function(lambda: True)
+    running = asyncio.wrap_future(future)
+    try:  # without a task, which would take 20 us
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        is_cancelled = True
-        done, _ = await asyncio.wait([running], timeout=LAST_SECONDS)
-        for one in done:
-            one.exception()  # or asyncio logs it
-        running.cancel()
+        is_wanted = False
+        if not future.cancel():  # it has begun
+            done, _ = await asyncio.wait([running], timeout=LAST_SECONDS)
+            for ended in done:
+                ended.exception()  # or asyncio logs it
+            running.cancel()
         raise
+    finally:
+        is_wanted = False
 
 
 def is_ending() -> bool:

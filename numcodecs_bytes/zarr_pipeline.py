@@ -22,7 +22,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import zarr
 import zarr.codecs
 import zarr.registry
@@ -48,6 +47,7 @@ from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._engine.batch import Batch, read_files
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.output import why_not_filled
 from numcodecs_bytes._engine.shards import Shard
 from numcodecs_bytes._engine.stores import Remote, Whole, is_in_shard, name_of_class, sources_of
 from numcodecs_bytes._names import add_name, name_of_chunk
@@ -180,19 +180,30 @@ def _note_left(item: Any, why: str, *, is_required: bool) -> None:
         _trace.note(byte_setter, len(spec.shape), counts)
 
 
-async def _check_lengths(items: "Sequence[Any]", stored_as: Callable[[ArraySpec], Any]) -> None:
-    """Raise ValueError if a chunk has the wrong length, which zarr's own error does not mention."""
-    for byte_getter, spec, *_ in items:
-        raw, layout = await byte_getter.get(spec.prototype), stored_as(spec)
-        if raw is not None:
+async def _explain(
+    error: Exception, items: "Sequence[Any]", stored_as: Callable[[ArraySpec], Any]
+) -> None:
+    """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
+    if is_in_shard(items[0][0]):  # the shard will be named
+        return
+    for byte_getter, spec, *_ in items if isinstance(error, ValueError) else ():
+        layout = stored_as(spec)
+        if type(byte_getter) is not StorePath or not isinstance(layout, Layout):
+            continue
+        num_bytes = await _length_of(byte_getter, spec.prototype)
+        if num_bytes is not None:
             name = name_of_chunk(byte_getter)
-            check_length(len(raw), layout.shape, layout.dtype, layout.stored, name)
+            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
+    add_name(error, items[0][0], "reading", len(items))
 
 
-def _is_array(out: Any) -> bool:
-    """Whether an output is a NumPy array in memory whose elements are not Python objects."""
-    array = out.as_ndarray_like()
-    return type(out) is cpu.NDBuffer and type(array) is np.ndarray and not array.dtype.hasobject
+async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
+    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
+    with contextlib.suppress(Exception):  # stores raise anything
+        num_bytes: int = await byte_getter.store.getsize(byte_getter.path)
+        # Some file systems give 0 as the length of files that are not empty.
+        return num_bytes or len(await byte_getter.get(prototype))
+    return None
 
 
 def _in_our_pipeline(codec: Any) -> Any:
@@ -269,17 +280,14 @@ class ReadsParts:
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        zarrs: Any = super()
         batch = list(batch_info)
-        if not batch or not _is_array(out):
-            return await zarrs.read(batch, out, drop_axes)
-        stored, byte_getter = self._stored(batch[0][1]), batch[0][0]
-        if not isinstance(stored, Whole) and type(byte_getter) is not StorePath:
-            stored = Whole(f"{name_of_class(byte_getter)} is no StorePath")
-        if isinstance(stored, Whole):
+        if not batch:
+            return await self._read_by_zarr(batch, out, drop_axes)
+        byte_getter = batch[0][0]
+        if why := self._why_not_in_part(byte_getter, batch[0][1], out):
             if _trace.active and not is_in_shard(byte_getter):  # else the shard is noted
-                _trace.note_not_seen(stored.why, len(batch))
-            return await zarrs.read(batch, out, drop_axes)
+                _trace.note_not_seen(why, len(batch))
+            return await self._read_by_zarr(batch, out, drop_axes)
         together = self._batch(batch, out.as_ndarray_like(), drop_axes)
         read_whole = partial(self._read_whole, together, out)
         exist = await self._read_parts(together, read_whole)
@@ -290,6 +298,18 @@ class ReadsParts:
                 exist[k] = exists
         results = tuple({"status": "present" if exists else "missing"} for exists in exist)
         return results if HAS_RESULTS else None
+
+    def _why_not_in_part(self, byte_getter: Any, spec: ArraySpec, out: Any) -> str:
+        """Return why zarr has to read a batch into an output, or ""; all its chunks are alike."""
+        stored = self._stored(spec)
+        if isinstance(stored, Whole):
+            return stored.why
+        if type(byte_getter) is not StorePath:
+            return f"{name_of_class(byte_getter)} is no StorePath"
+        if type(out) is not cpu.NDBuffer:
+            return f"the output is a {name_of_class(out)}"
+        dtype = stored.layout.dtype if isinstance(stored, Shard) else stored.dtype
+        return why_not_filled(out.as_ndarray_like(), dtype)
 
     def _batch(self, items: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read, and where each chunk is stored."""
@@ -316,21 +336,22 @@ class ReadsParts:
         found = await remote.read(batch, left, read_whole, metadata)
         return [b if a is None else a for a, b in zip(exist, found, strict=True)]
 
+    async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+        """Let zarr read chunks; an error names the chunk."""
+        zarrs: Any = super()
+        return await zarrs.read(items, out, drop_axes)
+
     async def _read_whole(
         self, batch: Batch, out: Any, ks: "Sequence[int]", fetched: "Sequence[_trace.Fetched]"
     ) -> list[bool]:
         """Let zarr read chunks, of which something may have been fetched before."""
-        zarrs: Any = super()
         items = [batch.items[k] for k in ks]
         try:
-            results = await zarrs.read(items, out, batch.drop_axes)
-        except Exception as error:
+            results = await self._read_by_zarr(items, out, batch.drop_axes)
+        except Exception:
             for before in fetched:
                 if before.why:
                     _trace.note_not_seen(before.why)
-            if isinstance(error, ValueError) and self._is_v2():
-                await _check_lengths(items, self._stored)
-            add_name(error, items[0][0], "reading", len(items))
             raise
         exist = [result["status"] == "present" for result in results or ()] or [True] * len(ks)
         for k, exists, before in zip(ks, exist, fetched, strict=True):
@@ -420,6 +441,17 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
 
     _setting = "threading.max_workers"
 
+    async def read_batch(
+        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
+        items = list(batch_info)
+        try:
+            return await super().read_batch(items, out, drop_axes)
+        except Exception as error:
+            await _explain(error, items, self._stored)
+            raise
+
 
 zarr.registry.register_pipeline(BatchedBytesPipeline)
 # Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
@@ -435,6 +467,13 @@ else:
         """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
 
         _setting = "codec_pipeline.max_workers"
+
+        async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+            try:
+                return await super()._read_by_zarr(items, out, drop_axes)
+            except Exception as error:
+                await _explain(error, items, self._stored)
+                raise
 
     zarr.registry.register_pipeline(FusedBytesPipeline)
     fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"

@@ -10,6 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.files import File, Left, OpenFile
+from numcodecs_bytes._engine.output import Output
 from numcodecs_bytes._engine.plan import plan_of
 from numcodecs_bytes._engine.read_file import read
 from numcodecs_bytes._engine.shards import Shard, read_shard
@@ -29,10 +31,12 @@ from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
     IsWanted,
+    NoThreadError,
     file_pool,
     helper_pool,
     is_ending,
     run_while_wanted,
+    submit,
 )
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -42,7 +46,7 @@ class Batch(NamedTuple):
 
     items: Sequence[Any]  # what zarr passes to the `read` of its pipelines
     sources: Sequence[Source]  # where each chunk is stored
-    out: Array
+    out: Array  # as `output.why_not_filled` wants it
     drop_axes: tuple[int, ...]
     stored_as: Callable[[ArraySpec], Any]  # returns a Layout, or a Shard, for every chunk
     why_left: dict[int, str]  # why chunks are left to zarr, by their position in `items`
@@ -86,7 +90,10 @@ async def read_files(batch: Batch) -> list[bool | None]:
     """
     job = _Job(batch)
     context = contextvars.copy_context()  # with NumPy's errstate, for example
-    await run_while_wanted(file_pool(), lambda is_wanted: context.run(job.run, is_wanted))
+    try:
+        await run_while_wanted(file_pool(), lambda is_wanted: context.run(job.run, is_wanted))
+    finally:
+        job.let_go_of_output()
     if is_ending():
         job.run(lambda: True, is_last=True)
     return job.exist
@@ -102,6 +109,7 @@ class _Job:
         self._opening = threading.Lock()
         self._left = deque(k for k, s in enumerate(batch.sources) if isinstance(s, File))
         self._is_wanted: IsWanted = lambda: True
+        self._outputs: list[Output] = []  # one for each thread
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
         self._num_working, self._num_helpers, self._is_over = 0, 0, False
@@ -127,14 +135,20 @@ class _Job:
         if self._errors:
             raise self._errors[0]
 
+    def let_go_of_output(self) -> None:
+        """Wait until no thread changes the output; if the read was cancelled, none will."""
+        for out in self._outputs:
+            with out.lock:
+                pass
+
     def _help(self, num_workers: int) -> None:
         """Have other threads help, so that `num_workers` read in all."""
         most = min(num_workers, len(self._left) + 1, MAX_FILE_THREADS)
         try:
             while self._num_helpers < most - 1:
-                helper_pool().submit(contextvars.copy_context().run, self._work)
+                submit(helper_pool(), partial(contextvars.copy_context().run, self._work))
                 self._num_helpers += 1
-        except RuntimeError:  # no further thread can be started
+        except NoThreadError:
             pass
 
     def _work(self, *, looks: bool = False, is_last: bool = False) -> None:
@@ -143,15 +157,18 @@ class _Job:
             if self._is_over and not is_last:  # this thread has started too late
                 return
             self._num_working += 1
+            out = Output(self.batch.out, self._is_wanted, threading.Lock())
+            self._outputs.append(out)
         try:
             while self._is_wanted() and not (is_ending() and not is_last):
                 try:
                     k = self._left.popleft()
                 except IndexError:
                     break
-                before = files.usage() if looks and k % constants.LOOK_EVERY == 0 else None
-                self._read(k)
-                if before and files.has_waited(before, is_alone=not self._num_helpers):
+                is_looked_at = looks and k % constants.LOOK_EVERY == 0
+                before = files.usage() if is_looked_at else None
+                self._read(k, out)
+                if is_looked_at and files.has_waited(before, is_alone=not self._num_helpers):
                     looks = False  # as many threads wait for files as zarr itself would use
                     self._help(zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
         except BaseException as error:  # noqa: BLE001 # raised by `run`
@@ -162,27 +179,42 @@ class _Job:
                 self._num_working -= 1
                 self._state.notify_all()
 
-    def _read(self, k: int) -> None:
+    def _read(self, k: int, out: Output) -> None:
         """Read a chunk, or leave it to zarr, which may raise its own error."""
         file: Any = self.batch.sources[k]
         try:
-            descriptor = self._open(file)
-            try:
-                fetched = self._read_open(k, file, descriptor)
-            finally:
-                if file.key is None:
-                    os.close(descriptor)
-            self.exist[k] = True
-            self.batch.note(k, fetched, exists=True)
-        except file.missing:
-            self.batch.fill_missing(k)
-            self.exist[k] = False
-            self.batch.note(k, _trace.Fetched(), exists=False)
+            fetched = self._read_file(k, file, out)
+            self.exist[k] = fetched is not None
+            self.batch.note(k, fetched or _trace.Fetched(), exists=fetched is not None)
         except (Left, OSError, EOFError) as why:
             self.batch.why_left[k] = f"left to zarr: {str(why) or type(why).__name__}"
         except Exception as error:
             add_name(error, self.batch.items[k][0])
             raise
+
+    def _read_file(self, k: int, file: File, out: Output) -> _trace.Fetched | None:
+        """Read a chunk; return what was fetched, or None if it is missing, and filled."""
+        try:
+            descriptor = self._open(file)
+        except Left:
+            raise
+        except file.missing:
+            self._fill_missing(k, out)
+            return None
+        try:
+            located = self._locate(file, descriptor)
+            if located is not None:
+                return self._read_open(k, descriptor, *located, out)
+            self._fill_missing(k, out)
+            return None
+        finally:
+            if file.key is None:
+                os.close(descriptor)
+
+    def _fill_missing(self, k: int, out: Output) -> None:
+        with out.lock:
+            out.check()
+            self.batch.fill_missing(k)
 
     def _open(self, file: File) -> int:
         """Return the descriptor of a file, which may already be open."""
@@ -193,24 +225,32 @@ class _Job:
                 self._shared[file.key] = file.open()
             return self._shared[file.key]
 
-    def _read_open(self, k: int, file: File, descriptor: int) -> _trace.Fetched:
-        """Read a chunk in an open file."""
+    def _locate(self, file: File, descriptor: int) -> tuple[int, int] | None:
+        """Return the offset and the length of a chunk in an open file; None if it is missing."""
+        length = os.fstat(descriptor).st_size
+        if not length:
+            raise Left("the system gives its length as 0")  # of a file of procfs, for example
+        located = file.locate(descriptor) if file.locate else (0, length)
+        if located is not None and sum(located) > length:
+            raise Left("it reaches beyond the end of its file")
+        return located
+
+    def _read_open(
+        self, k: int, descriptor: int, start: int, num_bytes: int, out: Output
+    ) -> _trace.Fetched:
+        """Read a chunk at an offset in an open file."""
         batch = self.batch
         byte_getter, spec, selection, *_ = batch.items[k]
         stored, place = batch.stored_as(spec), batch.place(k)
-        length = os.fstat(descriptor).st_size
-        start, num_bytes = file.locate(descriptor) if file.locate else (0, length)
-        if start + num_bytes > length:
-            raise Left("it reaches beyond the end of its file")
         if isinstance(stored, Shard):
-            if file.locate is not None:
+            if start:
                 raise Left("a shard is a part of a file")
             items = stored.items_of(selection, batch.drop_axes, batch.gap)
-            return read_shard(descriptor, num_bytes, stored, items, batch.out, place)
+            return read_shard(descriptor, num_bytes, stored, items, out, place)
         if num_bytes != stored.num_bytes:
             name = name_of_chunk(byte_getter)
             check_length(num_bytes, stored.shape, stored.dtype, stored.stored, name)
         plan = plan_of(selection, stored, batch.drop_axes, batch.gap)
         if plan is None:
             raise Left("its selection is of an unknown kind")
-        return _trace.Fetched(*read(OpenFile(descriptor, start), stored, plan, batch.out, place))
+        return _trace.Fetched(*read(OpenFile(descriptor, start), stored, plan, out, place))

@@ -3,6 +3,7 @@
 No file is mapped into memory, because truncating a mapped file crashes the process.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ except ImportError:  # Windows
 
 # Non-blocking, in case a regular file is replaced by a pipe while it is opened.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# macOS refuses to read 2 GiB or more at once.
-_AT_ONCE_BYTES = 1 << 30
+# macOS refuses to read 2 GiB or more at once. Between two reads, a thread can be stopped.
+_AT_ONCE_BYTES = 1 << 23
 
 
 class Left(Exception):  # noqa: N818 # not an error
@@ -30,15 +31,15 @@ class Left(Exception):  # noqa: N818 # not an error
 class File(NamedTuple):
     """Where a chunk is in a local file."""
 
-    # Opens the file for reading, and returns its descriptor.
+    # Opens the file for reading, and returns its descriptor; may raise `Left`.
     open: Callable[[], int]
-    # The exceptions of `open` and `locate` that mean that the chunk does not exist.
+    # The exceptions of `open`, and of nothing else, that mean that the chunk does not exist.
     missing: tuple[type[Exception], ...]
     # Identifies a file that may hold other chunks, too; it is opened once for a batch.
     key: Any = None
     # Takes the descriptor, and returns the offset and the length of the chunk in the file, in
-    # bytes; may raise `Left`.
-    locate: Callable[[int], tuple[int, int]] | None = None
+    # bytes, or None if the file does not hold the chunk; may raise `Left`.
+    locate: Callable[[int], tuple[int, int] | None] | None = None
 
 
 class OpenFile(NamedTuple):
@@ -63,13 +64,16 @@ def open_file(path: str) -> int:
     return os.open(path, _FLAGS)
 
 
-def length_of_file(file: File) -> int:
-    """Return the length of a chunk in bytes; raise what `open` and `locate` raise."""
+def length_of_file(file: File) -> int | None:
+    """Return the length of a chunk in bytes; None if its file does not hold it.
+
+    Raises what `open` and `locate` raise: those in `missing` if there is no file.
+    """
     descriptor = file.open()
     try:
         length = os.fstat(descriptor).st_size
-        start, num_bytes = file.locate(descriptor) if file.locate else (0, length)
-        return max(min(num_bytes, length - start), 0)
+        located = file.locate(descriptor) if file.locate else (0, length)
+        return located and max(min(located[1], length - located[0]), 0)
     finally:
         os.close(descriptor)
 
@@ -141,6 +145,21 @@ def fill(descriptor: int, start: int, view: memoryview) -> None:
         if not num:
             raise EOFError("a file was truncated while it was read")
         view, start = view[num:], start + num
+
+
+def read_from_memory(descriptor: int, start: int, view: memoryview) -> int:
+    """Read what the system has in memory of a file, without waiting; return how many bytes.
+
+    Returns 0 if the file is cold, has ended, or is in a file system that can't tell.
+    """
+    if not hasattr(os, "RWF_NOWAIT"):  # not Linux
+        return 0
+    try:
+        return os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
+            raise
+        return 0
 
 
 def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:

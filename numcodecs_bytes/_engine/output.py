@@ -1,16 +1,75 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numcodecs_bytes._core.copy import copy_elements
-from numcodecs_bytes._core.dtypes import Array, UInt8Array, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.plan import Plan, Where
+from numcodecs_bytes._threads import IsWanted
+
+
+class Output(NamedTuple):
+    """The array that a batch is read into, for one of the threads that fill it.
+
+    A thread changes the array only while it holds its lock, and after `check`. A caller that was
+    cancelled takes the lock once: from then on, the array is the caller's alone.
+    """
+
+    array: Array
+    is_wanted: IsWanted
+    lock: threading.Lock
+
+    def check(self) -> None:
+        """Raise CancelledError if the array must not be changed any more."""
+        if not self.is_wanted():
+            raise CancelledError("the read was cancelled")
+
+
+def why_not_filled(out: Any, dtype: AnyDType) -> str:
+    """Return why chunks of a dtype can't be read into an output part by part, or "".
+
+    They can if that equals NumPy's assignment of whole chunks: nothing is converted, no element is
+    another one too, and no file changes with the output, as that may be the file of a chunk.
+    """
+    if type(out) is not np.ndarray or out.dtype.hasobject:
+        return "the output is not a plain NumPy array"
+    if out.dtype != dtype:
+        return f"the output has the data type {out.dtype}, the array {dtype}"
+    if not out.flags.writeable:
+        return "the output is read-only"
+    if may_be_mapped(out):
+        return "the memory of the output may be mapped from a file"
+    if _may_overlap(out):
+        return "elements of the output may overlap each other"
+    return ""
+
+
+def may_be_mapped(array: Any) -> bool:
+    """Whether the memory of an array may be mapped from a file, not private to this process."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    # Arrays that are not NumPy's may take their values from anywhere.
+    return base is not None and not isinstance(base, bytes | bytearray)
+
+
+def _may_overlap(array: Array) -> bool:
+    """Whether two elements of an array may share memory, judging by its strides."""
+    along = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    end = array.itemsize  # of all elements along the axes with smaller strides
+    for stride, num in along:
+        if stride < end:
+            return True
+        end += stride * (num - 1)
+    return False
 
 
 def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Where) -> None:
@@ -45,10 +104,10 @@ def are_slices(place: Any) -> bool:
     return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
 
 
-def within(out: Array, place: Where) -> tuple[Array, Callable[[Where], Where]]:
+def within(out: Output, place: Where) -> tuple[Output, Callable[[Where], Where]]:
     """Return a view of the output, and a function that says where in it a part belongs."""
     if are_slices(place):
-        return out[(*place, ...)], lambda where: where
+        return out._replace(array=out.array[(*place, ...)]), lambda where: where
     return out, partial(place_within, place)
 
 
@@ -89,7 +148,7 @@ def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
 
 def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
     """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
-    if not (plan.is_solid and layout.is_plain and out.dtype == layout.dtype and are_slices(place)):
+    if not (plan.is_solid and layout.is_plain and are_slices(place)):
         return None
     region = out[(*place, ...)].transpose(plan.stored_axes)
     return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None

@@ -14,11 +14,10 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.files import Left, OpenFile
 from numcodecs_bytes._engine.layout import Layout, layout_of
-from numcodecs_bytes._engine.output import within
+from numcodecs_bytes._engine.output import Output, within
 from numcodecs_bytes._engine.plan import Plan, Where, plan_axes
 from numcodecs_bytes._engine.read_file import read
 from numcodecs_bytes._engine.selection import Axis, axes_of, key_of
@@ -177,7 +176,7 @@ def _each_chunk(axis: Axis, size: int) -> Iterator[tuple[int, Axis, Any]]:
 
 
 def read_shard(  # noqa: PLR0913, PLR0917
-    descriptor: int, num_bytes: int, shard: Shard, items: Items, out: Array, place: Where
+    descriptor: int, num_bytes: int, shard: Shard, items: Items, out: Output, place: Where
 ) -> _trace.Fetched:
     """Read what a selection takes from the open file of a shard to its place in the output.
 
@@ -190,8 +189,10 @@ def read_shard(  # noqa: PLR0913, PLR0917
     index = shard.decode_index(np.asarray(raw))
     parts, missing, num_alone = shard.parts_of(index, items, num_bytes)
     out, place_of = within(out, place)
-    for where in missing:
-        out[place_of(where)] = fill_value_or_default(shard.spec)
+    with out.lock:
+        out.check()
+        for where in missing:
+            out.array[place_of(where)] = fill_value_or_default(shard.spec)
     parts.sort(key=operator.itemgetter(1))
     is_prefetched = len(parts) > 1
     if is_prefetched:

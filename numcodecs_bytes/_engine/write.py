@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, StorePath
 from numcodecs_bytes._engine import constants, locks
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.locks import LockedError, NotInPlace
+from numcodecs_bytes._engine.output import may_be_mapped
 from numcodecs_bytes._engine.stores import Whole, name_of_class
 from numcodecs_bytes._engine.write_chunk import ChunkFile
 from numcodecs_bytes._engine.write_shard import ShardFile
@@ -52,22 +53,13 @@ def writable_path(byte_setter: Any) -> str | Whole:
 
 async def with_own_memory(values: Any) -> Any:
     """Return values that no write to a file changes: copied if need be, unless too large."""
-    if not _may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
+    if not may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
         return values
     return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
 
 
 def _num_bytes(values: Any) -> int:
     return int(math.prod(values.shape) * values.dtype.itemsize)
-
-
-def _may_be_mapped(values: Any) -> bool:
-    """Whether the memory of an array may be mapped from a file, not private to this process."""
-    base: Any = values
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    # Arrays that are not NumPy's may take their values from anywhere.
-    return base is not None and not isinstance(base, bytes | bytearray)
 
 
 class Writes:
@@ -81,7 +73,7 @@ class Writes:
         stored_as: Callable[[ArraySpec], Any],
     ) -> None:
         self._items, self._values, self._drop_axes = items, values, drop_axes
-        self._stored_as, self._is_mapped = stored_as, _may_be_mapped(values)
+        self._stored_as, self._is_mapped = stored_as, may_be_mapped(values)
         self._locked: dict[int, ChunkFile] = {}  # those whose files another writer has locked
         self._left: dict[int, str] = {}
 

@@ -1,5 +1,6 @@
 """Fixtures: what is asked of the system for local files, writes in place, and constants."""
 
+import errno
 import os
 import threading
 
@@ -27,11 +28,13 @@ class Calls:
         How many files were closed.
     at_open, at_read : callable
         Called after a file was opened, with its path, or before a read.
+    is_cold : bool
+        Whether reads that must not wait are refused.
     """
 
     def __init__(self, monkeypatch):
         self.opened, self.threads, self.reads, self.num_closed = [], [], [], 0
-        self.at_open, self.at_read = lambda _path: None, lambda: None
+        self.at_open, self.at_read, self.is_cold = lambda _path: None, lambda: None, False
         self._descriptors, self._lock = set(), threading.Lock()
         names = ["open", "close", *(n for n in ("pread", "preadv") if hasattr(os, n))]
         self._system = {name: getattr(os, name) for name in names}
@@ -59,9 +62,11 @@ class Calls:
         self.reads.append((position, len(raw)))
         return raw
 
-    def _preadv(self, descriptor, buffers, position):
+    def _preadv(self, descriptor, buffers, position, *flags):
+        if flags and self.is_cold:
+            raise BlockingIOError(errno.EAGAIN, "it is cold")
         self.at_read()
-        num_bytes = self._system["preadv"](descriptor, buffers, position)
+        num_bytes = self._system["preadv"](descriptor, buffers, position, *flags)
         self.reads.append((position, num_bytes))
         return num_bytes
 

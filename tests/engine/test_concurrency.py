@@ -325,6 +325,107 @@ class TestManyReads:
         assert (out.as_numpy_array() == 7).all()
 
 
+LARGE = 1 << 26
+
+
+@pytest.mark.usefixtures("our_pipeline")
+@pytest.mark.parametrize("endian", ["little", "big"])
+class TestCancelledWithinAChunk:
+    """Of 64 MiB: millions of elements changed after the read had returned."""
+
+    @pytest.fixture
+    def cancel(self, tmp_path, endian, calls):
+        """Return what cancels a read of the chunk during its third read, and refills the output."""
+        create(tmp_path, (LARGE // 8,), dtype="i8", endian=endian, fill_value=1)
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c/0").touch()
+        os.truncate(tmp_path / "c/0", LARGE)
+        is_reading, may_go_on = threading.Event(), threading.Event()
+
+        def wait():
+            if len(calls.reads) == 2:
+                is_reading.set()
+                assert may_go_on.wait(60)
+
+        async def read(out, *, answers):
+            array = open_local(tmp_path).async_array
+            reading = asyncio.ensure_future(array.get_orthogonal_selection((slice(None),), out=out))
+            assert await asyncio.to_thread(is_reading.wait, 60)
+            reading.cancel()
+            if answers:
+                asyncio.get_running_loop().call_later(0.1, may_go_on.set)
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            out.as_numpy_array()[...] = 7
+            may_go_on.set()
+
+        calls.at_read = wait
+        return lambda out, *, answers: asyncio.run(read(out, answers=answers))
+
+    @pytest.mark.parametrize("is_cold", [False, True])
+    @pytest.mark.parametrize("answers", [True, False])
+    def test_its_output_is_left_alone(self, cancel, calls, is_cold, answers):
+        """The caller waits for one block; but not for long, if the system does not answer."""
+        if not answers and not is_cold:
+            pytest.skip("what is in memory does not wait")
+        calls.is_cold = is_cold
+        out = cpu.NDBuffer(np.empty(LARGE // 8, "i8"))
+        cancel(out, answers=answers)
+        assert eventually(lambda: calls.num_closed == len(calls.opened))
+        assert len(calls.reads) == 3
+        values = out.as_numpy_array()
+        assert all((part == 7).all() for part in np.array_split(values, 64))
+
+
+# The stack of a thread is larger than there are addresses.
+NO_THREADS = """
+import sys, threading
+import numpy as np, zarr
+
+folder, pipeline, kind = sys.argv[1:]
+zarr.config.set({"codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require"})
+arrays = []
+for name in ("a", "b"):
+    zarr.create_array(f"{folder}/{name}", shape=(4, 8), chunks=(4, 8), dtype="i8",
+        compressors=None, fill_value=1)[...] = 2
+    arrays.append(zarr.open_array(f"{folder}/{name}"))
+arrays[0].metadata  # zarr's own loop runs
+threads = threading.active_count()
+values = np.full((1, 8), 3)
+out = zarr.core.buffer.cpu.NDBuffer(np.zeros((4, 8), "i8"))
+
+def run(array):
+    if kind == "write":
+        array[1:2] = values
+    else:
+        array.get_basic_selection(..., out=out)
+
+threading.stack_size(1 << 46)
+run(arrays[0])
+assert threading.active_count() == threads
+threading.stack_size(0)
+values[...] = 9
+out.as_numpy_array()[...] = 9
+if kind == "write":
+    arrays[1][2:3] = 5
+else:
+    arrays[1][2:3]
+assert threading.active_count() > threads  # which takes what waits for it
+for array in arrays:
+    array[0]
+assert (arrays[0][1] == (3 if kind == "write" else 2)).all()
+assert (out.as_numpy_array() == 9).all()
+"""
+
+
+@pytest.mark.skipif(sys.maxsize < 1 << 62, reason="there are fewer addresses")
+@pytest.mark.parametrize("kind", ["write", "read"])
+def test_what_found_no_thread_does_not_run_once_more(tmp_path, our_pipeline, kind):
+    """Of a limited number: the pool queues it, and a thread that is started later takes it."""
+    options = {"timeout": 100}
+    run_python("-c", NO_THREADS, tmp_path, our_pipeline, kind, options=options)
+
+
 PROGRAM = """
 import atexit, os, sys, threading
 import numpy as np, zarr, zarr.codecs

@@ -1,22 +1,31 @@
 """Files that are not what they should be: read as zarr alone reads them, or a clear error."""
 
 import base64
+import contextlib
+import gzip
+import io
+import math
 import os
 import socket
 import subprocess
 import sys
+import tarfile
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import ZARR_ALONE, create
+from helpers import HAS_STRUCT, ZARR_ALONE, CountingStore, create, ranges_from
 from test_local_files import DATA, opened, opened_references, opened_zip, outcome
 
 import numcodecs_bytes
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
+
+
+V2 = {"chunks": (8, 10), "filters": None, "compressors": None}
 
 
 @pytest.fixture
@@ -32,6 +41,29 @@ def chunk(folder):
 
 
 class TestLength:
+    @pytest.mark.parametrize("is_known", [False, True], ids=["unknown store", "known store"])
+    def test_a_wrong_one_costs_no_more_requests_than_its_name(self, folder, our_pipeline, is_known):
+        """All chunks of a batch were requested again."""
+        chunks = zarr.create_array(folder / "v2", data=DATA, zarr_format=2, **V2)
+        name = "3.2"
+        (folder / "v2" / name).write_bytes(bytes(5))
+        lengths = []
+
+        class Store(CountingStore):
+            async def getsize(self, key):
+                lengths.append(key)
+                return await super().getsize(key)
+
+        store = Store(folder / "v2")
+        message = f"chunk '{name}' of .* holds 5 bytes, expected 640"
+        known = ranges_from(Store) if is_known else contextlib.nullcontext()
+        with known, pytest.raises(ValueError, match=message):
+            zarr.open_array(store)[...]
+        asked = [key for key, *_ in store.requests]
+        assert len(asked) == len(set(asked)) <= math.prod(chunks.cdata_shape)
+        # zarr's fused pipeline does not tell of which chunk its error is.
+        assert lengths == [name] if "Fused" not in our_pipeline else lengths[-1] == name
+
     @pytest.mark.parametrize("num_bytes", [0, 5, 639, 641, 5000])
     def test_the_wrong_one(self, folder, chunk, num_bytes):
         """Also if the selected bytes are there: zarrs does not notice."""
@@ -67,7 +99,7 @@ class TestLength:
         """After it was opened, or after its length was checked."""
         set_constants(GAP_BYTES=0)
         setattr(calls, when, lambda *_: os.truncate(chunk, 100))
-        with pytest.raises(ValueError, match=r"(?s)holds 100 bytes, expected 640.*'c/1/2'"):
+        with pytest.raises(ValueError, match="'c/1/2' .* holds 100 bytes, expected 640"):
             opened(chunk.parents[2])[8:16, columns]
         assert calls.num_closed == len(calls.opened)
 
@@ -121,6 +153,114 @@ class TestNoFile:
         (folder / "c/1").rename(folder / "before")
         (folder / "c/1").touch()
         assert outcome(folder, np.s_[:]) == outcome(folder, np.s_[:], ZARR_ALONE)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/version"), reason="there is no /proc")  # noqa: PTH110
+def test_a_file_whose_length_the_system_gives_as_0(tmp_path):
+    """As of /proc, and of some network mounts; zarr alone reads to its end."""
+    raw = Path("/proc/version").read_bytes()
+    assert not Path("/proc/version").stat().st_size
+    create(tmp_path, (len(raw),), dtype="u1", fill_value=7)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/0").symlink_to("/proc/version")
+    with numcodecs_bytes.trace() as traced:
+        assert opened(tmp_path)[...].tobytes() == raw
+        assert opened(tmp_path)[2:4].tobytes() == raw[2:4]
+    assert "left to zarr: the system gives its length as 0" in str(traced)
+
+
+class TestWhatIsMissing:
+    """A chunk is missing if there is no file, or no member; no other error says so."""
+
+    @pytest.mark.parametrize("num_bytes", [5, 640])
+    def test_errors_that_the_store_takes_for_a_missing_chunk(self, folder, chunk, num_bytes):
+        """Of a chunk that was cut, the fill value was read."""
+        pytest.importorskip("fsspec", reason="the extra stores is not installed")
+        chunk.write_bytes(bytes(num_bytes))
+        whatever = {"allowed_exceptions": (Exception,)}
+        store = zarr.storage.FsspecStore.from_url(folder.as_uri(), **whatever)
+        for selection in (np.s_[:], np.s_[9, 21]):
+            expected = outcome(store, selection, ZARR_ALONE)
+            assert outcome(store, selection) == expected
+            assert isinstance(expected, type) == (num_bytes == 5)
+        chunk.unlink()
+        assert opened(store)[9, 21] == 7
+
+    @pytest.mark.parametrize("error", [KeyError, FileNotFoundError])
+    def test_errors_while_a_member_is_read(self, folder, tmp_path, calls, error):
+        """They were taken for a member that is missing."""
+        array = opened_zip(folder, tmp_path)
+
+        def fail():
+            raise error("c/1/2")
+
+        calls.at_read = fail
+        if error is KeyError:
+            with pytest.raises(KeyError):
+                array[9, 21]
+        else:  # of the system: zarr reads it
+            assert array[9, 21] == DATA[9, 21]
+        array.store.close()
+
+
+@pytest.mark.skipif(not HAS_STRUCT, reason="zarr 3.1.6 opens archives by their paths only")
+class TestArchivesOfOpenFiles:
+    """What an open file object hands out need not be what its descriptor refers to."""
+
+    @pytest.fixture
+    def archive(self, folder, tmp_path):
+        opened_zip(folder, tmp_path).store.close()
+        return tmp_path / "a.zip"
+
+    def check(self, file):
+        with zarr.storage.ZipStore(file) as store:
+            np.testing.assert_array_equal(opened(store)[...], DATA)
+            assert opened(store)[9, 21] == DATA[9, 21]
+
+    def test_compressed(self, archive, tmp_path):
+        """Its descriptor is that of the compressed file: values were wrong."""
+        with gzip.open(tmp_path / "a.zip.gz", "wb") as file:
+            file.write(archive.read_bytes())
+        with gzip.open(tmp_path / "a.zip.gz") as file:
+            self.check(file)
+
+    def test_at_an_offset(self, archive, tmp_path):
+        class Part(io.RawIOBase):
+            """Bytes of a file from an offset on, with the descriptor of that file."""
+
+            def __init__(self, file, start):
+                super().__init__()
+                self.file, self.start = file, start
+
+            def seek(self, position, whence=0):
+                offset = self.start if whence == 0 else 0
+                return self.file.seek(position + offset, whence) - self.start
+
+            def tell(self):
+                return self.file.tell() - self.start
+
+            def readinto(self, memory):
+                return self.file.readinto(memory)
+
+            def fileno(self):
+                return self.file.fileno()
+
+            readable = seekable = lambda _: True
+
+        (tmp_path / "file").write_bytes(bytes(1000) + archive.read_bytes())
+        with (tmp_path / "file").open("rb") as file:
+            self.check(Part(file, 1000))
+
+    def test_in_a_tar_archive(self, archive, tmp_path):
+        """It has no descriptor."""
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            tar.add(archive, "a.zip")
+        with tarfile.open(tmp_path / "a.tar") as tar:
+            self.check(tar.extractfile("a.zip"))
+
+    def test_a_plain_file(self, archive):
+        with archive.open("rb") as file:
+            self.check(file)
 
 
 class TestPartsOfFiles:

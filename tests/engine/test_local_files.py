@@ -5,6 +5,7 @@ Values of any selection: test_random_selections.py. What is wrong with a file: t
 
 import os
 import random
+import re
 import threading
 import zipfile
 from contextlib import nullcontext
@@ -48,11 +49,11 @@ def assert_reads(array, num=3):
         np.testing.assert_array_equal(select(array, way, selection), expected(DATA))
 
 
-def outcome(path, selection, settings=None):
+def outcome(path, selection, settings=None, way="basic"):
     """Return what is selected, or the error."""
     with zarr.config.set(settings) if settings else nullcontext():
         try:
-            return opened(path)[selection].tolist()
+            return select(opened(path), way, selection).tolist()
         except Exception as error:  # noqa: BLE001 # compared with zarr's
             return type(error)
 
@@ -103,7 +104,7 @@ class TestOutputs:
         zarr.create_array(tmp_path, shape=4, chunks=2, **v2)[:] = "abc"
         with pytest.raises(ValueError, match="convert") as caught:
             opened(tmp_path).get_basic_selection(..., out=cpu.NDBuffer(np.zeros(4)))
-        assert any("while reading chunk '0' of" in note for note in caught.value.__notes__)
+        assert re.search("while reading chunk '[01]' of", "".join(caught.value.__notes__))
 
     def test_numpy_s_error_state_is_the_caller_s(self, tmp_path, our_pipeline):
         if "Fused" in our_pipeline:
@@ -321,6 +322,17 @@ class TestThreads:
         with zarr.config.set(settings):
             np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == num
+
+    def test_as_many_as_zarr_has_where_nobody_knows_whether_files_are_cold(
+        self, folder, calls, monkeypatch
+    ):
+        """On macOS and Windows, one thread read all: 6 to 12 times zarr's time."""
+        monkeypatch.delattr(pytest.importorskip("resource"), "RUSAGE_THREAD", raising=False)
+        together = threading.Barrier(5)
+        calls.at_open = lambda _: len(calls.opened) > 1 and together.wait(30)
+        with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
+            np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
+        assert len(set(calls.threads)) == 5
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""
