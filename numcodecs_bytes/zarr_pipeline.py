@@ -14,12 +14,12 @@ left to zarr's pipeline.
 """
 
 import contextlib
-import copyreg
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -217,10 +217,21 @@ def _is_ours(codec: Any) -> bool:
     return isinstance(codec, BytesCodec | Bytes)
 
 
+class _Call:
+    """A call that is made when this is unpickled, and whose result takes its place."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
     _setting: str  # zarr's setting for the number of threads
+    _evolved_for: ArraySpec | None = None
 
     @classmethod
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
@@ -229,6 +240,13 @@ class ReadsParts:
         zarrs: Any = super()
         # Copies: the codecs may belong to several arrays.
         return zarrs.from_codecs([_in_our_pipeline(codec) for codec in codecs], **settings)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
+        """Return the pipeline for chunks of an array, like zarr's."""
+        zarrs: Any = super()
+        evolved = zarrs.evolve_from_array_spec(array_spec)
+        object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
+        return evolved
 
     @functools.cached_property
     def _layout_of(self) -> LayoutOf | Whole:
@@ -240,30 +258,23 @@ class ReadsParts:
         return {}
 
     def __reduce__(self) -> Any:
-        """Pickle as zarr's own pipeline if nothing of ours is used, so that others can load it."""
-        kind, codecs = type(self), list(self)  # type: ignore[call-overload]
-        is_whole = isinstance(self._layout_of, Whole)
-        if is_whole and not any(map(_is_ours, codecs)) and not write_in_place():
-            kind = self._zarrs_class()
-        make: Any = copyreg._reconstructor  # type: ignore[attr-defined] # noqa: SLF001
-        return make, (kind, object, None), self._fields()
+        """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
 
-    def __eq__(self, other: object) -> bool:
-        """Whether zarr's pipelines would be equal, so that an array equals its pickled copy."""
-        if type(other) not in {type(self), self._zarrs_class()}:
-            return NotImplemented
-        return self._fields() == ReadsParts._fields(other)  # type: ignore[arg-type]
+        All that is called there is zarr's and Python's: this package need not be installed.
+        """
+        configured = _Call(zarr.registry.get_pipeline_class)
+        from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
+        if self._evolved_for is None:
+            return from_codecs, (configured,)
+        evolve = methodcaller("evolve_from_array_spec", self._evolved_for)
+        return evolve, (_Call(from_codecs, configured),)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self._fields().values()))
+    def __copy__(self) -> Any:
+        """Return the pipeline itself, which never changes; `copy` would not make these calls."""
+        return self
 
-    @classmethod
-    def _zarrs_class(cls) -> Any:
-        return next(kind for kind in cls.__mro__ if kind.__module__.startswith("zarr."))
-
-    def _fields(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return {field.name: getattr(self, field.name) for field in fields}
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
