@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 # Writing chunks of at least this size that need byte-swapping is 1.1 to 2 times as fast in threads
 # (zarr's default pipeline, two cores). For chunks of half the size it makes no difference.
 IN_A_THREAD_BYTES = 1 << 21
+_ENDIAN_IF_MISSING = None if HAS_STRUCT else NATIVE_ENDIAN  # zarr 3.1.6 takes the machine's
 
 
 class _State(NamedTuple):
@@ -69,8 +70,9 @@ class _State(NamedTuple):
     # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
     # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
     declared_endian: Endian | None = None
-    endian_if_missing: Endian | None = None
-    dtype: AnyDType | None = None  # what the codec was evolved for
+    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
+    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+    is_fixed_size: bool = True
     in_our_pipeline: bool = False
 
 
@@ -116,14 +118,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     @property
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
-        """Whether zarr's sharding may decode dense shards without calling the codec.
-
-        Doing so would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
-        """
-        dtype = self._state.dtype
-        if dtype is None:
-            return True
-        return not (has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))))
+        """Whether zarr's sharding may decode dense shards without calling the codec."""
+        return self._state.is_fixed_size
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
@@ -137,7 +133,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
-        codec._set(_State(endian_if_missing=NATIVE_ENDIAN))
+        codec._set(_State())
         return codec
 
     def to_dict(self) -> "dict[str, JSON]":
@@ -157,14 +153,13 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
-        # zarr's sharding uses an evolved codec only if it differs; else `self` gets the new state.
-        evolved, state = self, self._state
+        endian: Any = self.endian
+        declared = self._state.declared_endian
         if not has_byte_order(dtype):
-            evolved = type(self)(endian=None)
-            # Never written for bools: other libraries would swap them.
-            declared = None if dtype.kind == "b" else state.declared_endian
-            state = _State(declared, None if HAS_STRUCT else NATIVE_ENDIAN)
-        elif self.endian is None:
+            endian = None
+            if dtype.kind == "b":
+                declared = None  # never written for bools: other libraries would swap them
+        elif endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
             if HAS_STRUCT:
@@ -174,9 +169,15 @@ class BytesCodec(zarr.codecs.BytesCodec):
                     UserWarning,
                     stacklevel=2,
                 )
-            evolved, state = type(self)(endian="little"), _State("little")
-        state = state._replace(dtype=dtype, in_our_pipeline=self._state.in_our_pipeline)
-        evolved._set(state)  # noqa: SLF001 # another instance of this class
+            endian = declared = "little"
+        is_fixed_size = not (
+            has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+        )
+        state = _State(declared, is_fixed_size, self._state.in_our_pipeline)
+        if (endian, state) == (self.endian, self._state):
+            return self
+        evolved = type(self)(endian=endian)  # as `self` may be the codec of other arrays
+        evolved._set(state)  # noqa: SLF001 # of this class
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
@@ -257,13 +258,13 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._state.declared_endian or self._state.endian_if_missing)
+        return stored_dtype(dtype, self._state.declared_endian or _ENDIAN_IF_MISSING)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
             return NotImplemented
-        # Between two codecs of this class, `is_fixed_size` matters: zarr's sharding uses an evolved
-        # codec only if it differs from the original. For zarr's own codec, it does not matter.
+        # zarr's sharding uses an evolved codec only if it differs from the original, so between two
+        # codecs of this class, `is_fixed_size` matters. It does not for zarr's own codec.
         return self.endian == other.endian and (
             not isinstance(other, BytesCodec) or self.is_fixed_size == other.is_fixed_size
         )
