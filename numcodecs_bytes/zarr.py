@@ -14,7 +14,6 @@ Deviations from the specification, all of them to read what others wrote: the ol
 little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
-import copy
 import enum
 import functools
 import math
@@ -49,7 +48,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
-from numcodecs_bytes._options import write_in_place
+from numcodecs_bytes._options import warn_of_other_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS
 
@@ -73,7 +72,6 @@ class _State(NamedTuple):
     # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
     # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
     is_fixed_size: bool = True
-    in_our_pipeline: bool = False
 
 
 class BytesCodec(zarr.codecs.BytesCodec):
@@ -109,12 +107,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def _set(self, state: _State) -> None:
         """Set what is not a field of zarr's frozen dataclass."""
         object.__setattr__(self, "_state", state)
-
-    def in_our_pipeline(self) -> Self:
-        """Return a copy of the codec for a pipeline of this package; see `_check_pipeline`."""
-        marked = copy.copy(self)
-        marked._set(self._state._replace(in_our_pipeline=True))  # noqa: SLF001
-        return marked
 
     @property
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
@@ -153,6 +145,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
+        warn_of_other_pipeline("used")
         endian: Any = self.endian
         declared = self._state.declared_endian
         if not has_byte_order(dtype):
@@ -173,7 +166,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         is_fixed_size = not (
             has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
         )
-        state = _State(declared, is_fixed_size, self._state.in_our_pipeline)
+        state = _State(declared, is_fixed_size)
         if (endian, state) == (self.endian, self._state):
             return self
         evolved = type(self)(endian=endian)  # as `self` may be the codec of other arrays
@@ -189,27 +182,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
-    async def encode(self, chunks_and_specs: Any) -> Any:
-        """Encode chunks like zarr, which calls this even if it deletes all of them."""
-        self._check_pipeline()
-        return await super().encode(chunks_and_specs)
-
-    def _check_pipeline(self) -> None:
-        """Raise or warn if chunks are to be written in place, which other pipelines do not do."""
-        if self._state.in_our_pipeline or not (mode := write_in_place()):
-            return
-        why = (
-            "numcodecs_bytes.write_in_place is set, but this array was opened with a codec "
-            "pipeline that writes whole chunks: set codec_pipeline.path to "
-            "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline and open the array again (run "
-            "`numcodecs-bytes` to see what sets it now)"
-        )
-        if mode == "require":
-            raise RuntimeError(why)
-        _warn_once(why)
-
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        self._check_pipeline()
         array: Any = as_numpy(chunk_array.as_ndarray_like())
         dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
@@ -274,11 +247,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def __repr__(self) -> str:
         endian = getattr(self.endian, "value", self.endian)  # on zarr 3.1.6 an Enum
         return f"{type(self).__name__}(endian={endian!r})"
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:

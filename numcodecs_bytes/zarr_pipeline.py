@@ -13,10 +13,7 @@ local files are written in place if `numcodecs_bytes.write_in_place` asks for it
 left to zarr's pipeline.
 """
 
-import contextlib
-import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
@@ -51,7 +48,12 @@ from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.shards import Shard
 from numcodecs_bytes._engine.stores import Remote, Whole, is_in_shard, name_of_class, sources_of
 from numcodecs_bytes._names import add_name, name_of_chunk
-from numcodecs_bytes._options import max_gap_bytes, warn_of_unknown_keys, write_in_place
+from numcodecs_bytes._options import (
+    max_gap_bytes,
+    warn_of_other_pipeline,
+    warn_of_unknown_keys,
+    write_in_place,
+)
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,
@@ -142,7 +144,6 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
         # If a codec of the index needs an event loop, threads can't decode the index.
         if transposes or not has_sync_index(codec):
             return Whole("transposed shards, or an index encoded by an unknown codec")
-        codec = _in_our_pipeline(codec)
         inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
         return inner if isinstance(inner, Whole) else partial(_layout_of_shard, codec, inner)
     if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
@@ -195,28 +196,6 @@ def _is_array(out: Any) -> bool:
     return type(out) is cpu.NDBuffer and type(array) is np.ndarray and not array.dtype.hasobject
 
 
-def _in_our_pipeline(codec: Any) -> Any:
-    """Return a codec, and the codecs inside it, for a pipeline of ours."""
-    if isinstance(codec, BytesCodec):
-        return codec.in_our_pipeline()
-    if type(codec) is not zarr.codecs.ShardingCodec or not _is_ours(codec):
-        return codec
-    return dataclasses.replace(
-        codec,
-        codecs=tuple(map(_in_our_pipeline, codec.codecs)),
-        index_codecs=tuple(map(_in_our_pipeline, codec.index_codecs)),
-    )
-
-
-def _is_ours(codec: Any) -> bool:
-    """Whether a codec, or one inside it, is from this package."""
-    if type(codec) is zarr.codecs.ShardingCodec:
-        return any(map(_is_ours, (*codec.codecs, *codec.index_codecs)))
-    if type(codec) is V2Codec:
-        return any(map(_is_ours, (*(codec.filters or ()), codec.compressor)))
-    return isinstance(codec, BytesCodec | Bytes)
-
-
 class _Call:
     """A call that is made when this is unpickled, and whose result takes its place."""
 
@@ -237,9 +216,9 @@ class ReadsParts:
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
         """Return a pipeline of the codecs, like zarr's."""
         warn_of_unknown_keys()
+        warn_of_other_pipeline("used")
         zarrs: Any = super()
-        # Copies: the codecs may belong to several arrays.
-        return zarrs.from_codecs([_in_our_pipeline(codec) for codec in codecs], **settings)
+        return zarrs.from_codecs(codecs, **settings)
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
         """Return the pipeline for chunks of an array, like zarr's."""
@@ -450,19 +429,6 @@ else:
     zarr.registry.register_pipeline(FusedBytesPipeline)
     fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
     _REPLACES[fused] = f"{__name__}.FusedBytesPipeline"
-
-
-def warn_if_not_chosen() -> None:
-    """Warn if writes in place are required, but arrays will get a pipeline that can't make them."""
-    path = zarr.config.get("codec_pipeline.path")
-    with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
-        if write_in_place() == "require" and path not in _REPLACES.values():
-            warnings.warn(
-                f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
-                "parts of Zarr v2 chunks will not be written in place; set it to "
-                f"{BatchedBytesPipeline.__module__}.BatchedBytesPipeline",
-                stacklevel=2,
-            )
 
 
 def _use_by_default() -> None:

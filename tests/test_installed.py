@@ -218,7 +218,7 @@ if __name__ == "__main__":
 
     @pytest.mark.parametrize("path", [PIPELINES[0], OUR_PIPELINES[-1]])
     def test_another_pipeline_by_a_variable(self, tmp_path, path):
-        """Loading the entry points warns, for the sake of Zarr v2, but never fails.
+        """Loading warns, once, and so does the first use; neither ever fails.
 
         A program can still choose another one.
         """
@@ -227,8 +227,9 @@ if __name__ == "__main__":
             zarr.create_array(tmp_path / kind, **settings)[...] = 1
         program = f"""
 import sys, zarr
-for kind in ("v2", "v3", "v2"):
+for kind in ("v2", "v3", "v2", "v3"):
     assert zarr.open_array(f"{{sys.argv[1]}}/{{kind}}")[:].tolist() == [1] * 8
+    print("---", file=sys.stderr)
 zarr.config.set({{"codec_pipeline.path": {OUR_PIPELINES[0]!r}}})
 import numcodecs_bytes
 with numcodecs_bytes.trace() as traced:
@@ -236,8 +237,31 @@ with numcodecs_bytes.trace() as traced:
 assert traced.report()["total"]["chunks_in_place"] == 1
 """
         variables = {"ZARR_CODEC_PIPELINE__PATH": path, IN_PLACE: "require"}
-        said = run_program("-c", program, tmp_path, **variables).stderr
-        named = f"is 'require', but codec_pipeline.path is {path}: parts of Zarr v2 chunks will not"
-        expected = (1, 1) if path in PIPELINES else (0, 0)
-        assert (said.count("Warning"), said.count(named)) == expected
+        said = run_program("-c", program, tmp_path, **variables).stderr.split("---")
+        named = f"is 'require', but codec_pipeline.path is {path}: "
+        expected = [1, 1, 0, 0, 0] if path in PIPELINES else [0] * 5
+        assert [each.count(named) for each in said] == expected
         run_program("-W", "error", "-c", program, tmp_path, **variables)
+
+    def test_another_pipeline_by_a_program(self, tmp_path):
+        """Which loading can't know of: the next array warns, once for each pipeline.
+
+        That array is zarr's, and is written as zarr writes it, without an error.
+        """
+        zarr.create_array(tmp_path, shape=8, dtype="i4", compressors=None)
+        program = f"""
+import sys, zarr
+zarr.open_array(sys.argv[1])
+zarr.config.set({{"numcodecs_bytes.write_in_place": "require"}})
+array = zarr.open_array(sys.argv[1], mode="r+")
+for path in {[*PIPELINES, *OUR_PIPELINES]!r}:
+    print("---", file=sys.stderr)
+    with zarr.config.set({{"codec_pipeline.path": path}}):
+        for value in (1, 0):
+            zarr.open_array(sys.argv[1], mode="r+")[3:5] = value  # 0 deletes the chunk
+        array[:1] = 0
+"""
+        said = run_program("-c", program, tmp_path).stderr.split("---")
+        expected = [0] + [1] * len(PIPELINES) + [0] * len(OUR_PIPELINES)
+        assert [each.count("is 'require', but codec") for each in said] == expected
+        run_program("-W", "error", "-c", program, tmp_path)
