@@ -93,7 +93,9 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     try:
         name = _name_of(find_class())
     except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        return None, f"{type(error).__name__}: {error}"
+        is_old = "numcodecs_bytes.zarr_pipeline.BytesPipeline" in str(error)
+        hint = " (now numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline)" if is_old else ""
+        return None, f"{type(error).__name__}: {error}{hint}"
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
