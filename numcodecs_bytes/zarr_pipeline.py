@@ -405,6 +405,7 @@ class ReadsParts:
         return kept[shape]
 
 
+# AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
 class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
