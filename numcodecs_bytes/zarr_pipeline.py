@@ -210,7 +210,7 @@ class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
     _setting: str  # zarr's setting for the number of threads
-    _evolved_for: ArraySpec | None = None
+    _evolved_for: ArraySpec | None = None  # so that unpickling can do it again
 
     @classmethod
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
