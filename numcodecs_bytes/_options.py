@@ -5,9 +5,11 @@ Like all of zarr's, they are set by environment variables such as
 up when they are used.
 """
 
+import contextlib
 import functools
 import logging
 import pkgutil
+import warnings
 from typing import Any
 
 import zarr
@@ -99,4 +101,29 @@ def _warn_of(keys: str) -> None:
         keys,
         ", numcodecs_bytes.".join(NAMES),
         NAMES[-1].upper(),
+    )
+
+
+def warn_of_other_pipeline(when: str) -> None:
+    """Warn if write_in_place is "require", but zarr is to use a pipeline that ignores it.
+
+    Once when this package is "loaded", and once when it is "used": a program may have set either in
+    the meantime.
+    """
+    path = str(zarr.config.get("codec_pipeline.path", None))
+    if path.startswith("numcodecs_bytes."):
+        return
+    with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
+        if write_in_place() == "require":
+            _warn_of_pipeline(path, when)
+
+
+@functools.cache
+def _warn_of_pipeline(path: str, _when: str) -> None:
+    warnings.warn(
+        f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: arrays "
+        "that are opened with it are not written in place, nor is an error raised; set it to "
+        "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline (run `numcodecs-bytes` to see what "
+        "sets it now)",
+        stacklevel=3,
     )

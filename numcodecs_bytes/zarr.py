@@ -14,7 +14,6 @@ Deviations from the specification, all of them to read what others wrote: the ol
 little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
-import copy
 import enum
 import functools
 import math
@@ -49,7 +48,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
-from numcodecs_bytes._options import write_in_place
+from numcodecs_bytes._options import warn_of_other_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS
 
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 # Writing chunks of at least this size that need byte-swapping is 1.1 to 2 times as fast in threads
 # (zarr's default pipeline, two cores). For chunks of half the size it makes no difference.
 IN_A_THREAD_BYTES = 1 << 21
+_ENDIAN_IF_MISSING = None if HAS_STRUCT else NATIVE_ENDIAN  # zarr 3.1.6 takes the machine's
 
 
 class _State(NamedTuple):
@@ -69,9 +69,9 @@ class _State(NamedTuple):
     # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
     # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
     declared_endian: Endian | None = None
-    endian_if_missing: Endian | None = None
-    dtype: AnyDType | None = None  # what the codec was evolved for
-    in_our_pipeline: bool = False
+    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
+    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+    is_fixed_size: bool = True
 
 
 class BytesCodec(zarr.codecs.BytesCodec):
@@ -108,22 +108,10 @@ class BytesCodec(zarr.codecs.BytesCodec):
         """Set what is not a field of zarr's frozen dataclass."""
         object.__setattr__(self, "_state", state)
 
-    def in_our_pipeline(self) -> Self:
-        """Return a copy of the codec for a pipeline of this package; see `_check_pipeline`."""
-        marked = copy.copy(self)
-        marked._set(self._state._replace(in_our_pipeline=True))  # noqa: SLF001
-        return marked
-
     @property
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
-        """Whether zarr's sharding may decode dense shards without calling the codec.
-
-        Doing so would return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
-        """
-        dtype = self._state.dtype
-        if dtype is None:
-            return True
-        return not (has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))))
+        """Whether zarr's sharding may decode dense shards without calling the codec."""
+        return self._state.is_fixed_size
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
@@ -137,7 +125,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
-        codec._set(_State(endian_if_missing=NATIVE_ENDIAN))
+        codec._set(_State())
         return codec
 
     def to_dict(self) -> "dict[str, JSON]":
@@ -157,14 +145,14 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
-        # zarr's sharding uses an evolved codec only if it differs; else `self` gets the new state.
-        evolved, state = self, self._state
+        warn_of_other_pipeline("used")
+        endian: Any = self.endian
+        declared = self._state.declared_endian
         if not has_byte_order(dtype):
-            evolved = type(self)(endian=None)
-            # Never written for bools: other libraries would swap them.
-            declared = None if dtype.kind == "b" else state.declared_endian
-            state = _State(declared, None if HAS_STRUCT else NATIVE_ENDIAN)
-        elif self.endian is None:
+            endian = None
+            if dtype.kind == "b":
+                declared = None  # never written for bools: other libraries would swap them
+        elif endian is None:
             if dtype.names is None:
                 raise missing_endian(dtype)
             if HAS_STRUCT:
@@ -174,9 +162,15 @@ class BytesCodec(zarr.codecs.BytesCodec):
                     UserWarning,
                     stacklevel=2,
                 )
-            evolved, state = type(self)(endian="little"), _State("little")
-        state = state._replace(dtype=dtype, in_our_pipeline=self._state.in_our_pipeline)
-        evolved._set(state)  # noqa: SLF001 # another instance of this class
+            endian = declared = "little"
+        is_fixed_size = not (
+            has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+        )
+        state = _State(declared, is_fixed_size)
+        if (endian, state) == (self.endian, self._state):
+            return self
+        evolved = type(self)(endian=endian)  # as `self` may be the codec of other arrays
+        evolved._set(state)  # noqa: SLF001 # of this class
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
@@ -188,27 +182,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
-    async def encode(self, chunks_and_specs: Any) -> Any:
-        """Encode chunks like zarr, which calls this even if it deletes all of them."""
-        self._check_pipeline()
-        return await super().encode(chunks_and_specs)
-
-    def _check_pipeline(self) -> None:
-        """Raise or warn if chunks are to be written in place, which other pipelines do not do."""
-        if self._state.in_our_pipeline or not (mode := write_in_place()):
-            return
-        why = (
-            "numcodecs_bytes.write_in_place is set, but this array was opened with a codec "
-            "pipeline that writes whole chunks: set codec_pipeline.path to "
-            "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline and open the array again (run "
-            "`numcodecs-bytes` to see what sets it now)"
-        )
-        if mode == "require":
-            raise RuntimeError(why)
-        _warn_once(why)
-
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        self._check_pipeline()
         array: Any = as_numpy(chunk_array.as_ndarray_like())
         dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
@@ -257,13 +231,13 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._state.declared_endian or self._state.endian_if_missing)
+        return stored_dtype(dtype, self._state.declared_endian or _ENDIAN_IF_MISSING)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
             return NotImplemented
-        # Between two codecs of this class, `is_fixed_size` matters: zarr's sharding uses an evolved
-        # codec only if it differs from the original. For zarr's own codec, it does not matter.
+        # zarr's sharding uses an evolved codec only if it differs from the original, so between two
+        # codecs of this class, `is_fixed_size` matters. It does not for zarr's own codec.
         return self.endian == other.endian and (
             not isinstance(other, BytesCodec) or self.is_fixed_size == other.is_fixed_size
         )
@@ -273,11 +247,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def __repr__(self) -> str:
         endian = getattr(self.endian, "value", self.endian)  # on zarr 3.1.6 an Enum
         return f"{type(self).__name__}(endian={endian!r})"
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
 
 
 def _as_elements_of(dtype: AnyDType, array: Any) -> Any:

@@ -13,13 +13,10 @@ local files are written in place if `numcodecs_bytes.write_in_place` asks for it
 left to zarr's pipeline.
 """
 
-import contextlib
-import copyreg
-import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import zarr
@@ -51,7 +48,12 @@ from numcodecs_bytes._engine.output import why_not_filled
 from numcodecs_bytes._engine.shards import Shard
 from numcodecs_bytes._engine.stores import Remote, Whole, is_in_shard, name_of_class, sources_of
 from numcodecs_bytes._names import add_name, name_of_chunk
-from numcodecs_bytes._options import max_gap_bytes, warn_of_unknown_keys, write_in_place
+from numcodecs_bytes._options import (
+    max_gap_bytes,
+    warn_of_other_pipeline,
+    warn_of_unknown_keys,
+    write_in_place,
+)
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     HAS_STRUCT,
@@ -142,7 +144,6 @@ def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
         # If a codec of the index needs an event loop, threads can't decode the index.
         if transposes or not has_sync_index(codec):
             return Whole("transposed shards, or an index encoded by an unknown codec")
-        codec = _in_our_pipeline(codec)
         inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
         return inner if isinstance(inner, Whole) else partial(_layout_of_shard, codec, inner)
     if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
@@ -206,40 +207,36 @@ async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
     return None
 
 
-def _in_our_pipeline(codec: Any) -> Any:
-    """Return a codec, and the codecs inside it, for a pipeline of ours."""
-    if isinstance(codec, BytesCodec):
-        return codec.in_our_pipeline()
-    if type(codec) is not zarr.codecs.ShardingCodec or not _is_ours(codec):
-        return codec
-    return dataclasses.replace(
-        codec,
-        codecs=tuple(map(_in_our_pipeline, codec.codecs)),
-        index_codecs=tuple(map(_in_our_pipeline, codec.index_codecs)),
-    )
+class _Call:
+    """A call that is made when this is unpickled, and whose result takes its place."""
 
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = function, arguments
 
-def _is_ours(codec: Any) -> bool:
-    """Whether a codec, or one inside it, is from this package."""
-    if type(codec) is zarr.codecs.ShardingCodec:
-        return any(map(_is_ours, (*codec.codecs, *codec.index_codecs)))
-    if type(codec) is V2Codec:
-        return any(map(_is_ours, (*(codec.filters or ()), codec.compressor)))
-    return isinstance(codec, BytesCodec | Bytes)
+    def __reduce__(self) -> Any:
+        return self._reduced
 
 
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
     _setting: str  # zarr's setting for the number of threads
+    _evolved_for: ArraySpec | None = None  # so that unpickling can do it again
 
     @classmethod
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
         """Return a pipeline of the codecs, like zarr's."""
         warn_of_unknown_keys()
+        warn_of_other_pipeline("used")
         zarrs: Any = super()
-        # Copies: the codecs may belong to several arrays.
-        return zarrs.from_codecs([_in_our_pipeline(codec) for codec in codecs], **settings)
+        return zarrs.from_codecs(codecs, **settings)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
+        """Return the pipeline for chunks of an array, like zarr's."""
+        zarrs: Any = super()
+        evolved = zarrs.evolve_from_array_spec(array_spec)
+        object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
+        return evolved
 
     @functools.cached_property
     def _layout_of(self) -> LayoutOf | Whole:
@@ -251,30 +248,23 @@ class ReadsParts:
         return {}
 
     def __reduce__(self) -> Any:
-        """Pickle as zarr's own pipeline if nothing of ours is used, so that others can load it."""
-        kind, codecs = type(self), list(self)  # type: ignore[call-overload]
-        is_whole = isinstance(self._layout_of, Whole)
-        if is_whole and not any(map(_is_ours, codecs)) and not write_in_place():
-            kind = self._zarrs_class()
-        make: Any = copyreg._reconstructor  # type: ignore[attr-defined] # noqa: SLF001
-        return make, (kind, object, None), self._fields()
+        """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
 
-    def __eq__(self, other: object) -> bool:
-        """Whether zarr's pipelines would be equal, so that an array equals its pickled copy."""
-        if type(other) not in {type(self), self._zarrs_class()}:
-            return NotImplemented
-        return self._fields() == ReadsParts._fields(other)  # type: ignore[arg-type]
+        All that is called there is zarr's and Python's: this package need not be installed.
+        """
+        configured = _Call(zarr.registry.get_pipeline_class)
+        from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
+        if self._evolved_for is None:
+            return from_codecs, (configured,)
+        evolve = methodcaller("evolve_from_array_spec", self._evolved_for)
+        return evolve, (_Call(from_codecs, configured),)
 
-    def __hash__(self) -> int:
-        return hash(tuple(self._fields().values()))
+    def __copy__(self) -> Any:
+        """Return the pipeline itself, which never changes; `copy` would not make these calls."""
+        return self
 
-    @classmethod
-    def _zarrs_class(cls) -> Any:
-        return next(kind for kind in cls.__mro__ if kind.__module__.startswith("zarr."))
-
-    def _fields(self) -> dict[str, Any]:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return {field.name: getattr(self, field.name) for field in fields}
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
@@ -436,6 +426,7 @@ class ReadsParts:
         return kept[shape]
 
 
+# AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
 class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
@@ -478,19 +469,6 @@ else:
     zarr.registry.register_pipeline(FusedBytesPipeline)
     fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
     _REPLACES[fused] = f"{__name__}.FusedBytesPipeline"
-
-
-def warn_if_not_chosen() -> None:
-    """Warn if writes in place are required, but arrays will get a pipeline that can't make them."""
-    path = zarr.config.get("codec_pipeline.path")
-    with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
-        if write_in_place() == "require" and path not in _REPLACES.values():
-            warnings.warn(
-                f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: "
-                "parts of Zarr v2 chunks will not be written in place; set it to "
-                f"{BatchedBytesPipeline.__module__}.BatchedBytesPipeline",
-                stacklevel=2,
-            )
 
 
 def _use_by_default() -> None:

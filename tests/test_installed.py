@@ -129,9 +129,9 @@ WITHOUT_PACKAGE = "import sys; sys.modules['numcodecs_bytes'] = None" + WITHOUT_
 
 
 def test_without_the_package_what_it_wrote_is_read(tmp_path):
-    """Written in place, too. Only the filter `bytes` is ours.
+    """Written in place, too, and arrays that were pickled. Only the filter `bytes` is ours.
 
-    A pickled array that we neither read nor write names nothing of ours: if it is compressed.
+    And so is the codec of a Zarr v3 array that is opened, unless it is in shards.
     """
     data = np.arange(64 * 64, dtype="<f4").reshape(64, 64)
     big = {"name": "bytes", "configuration": {"endian": "big"}}
@@ -150,9 +150,9 @@ def test_without_the_package_what_it_wrote_is_read(tmp_path):
             created[1:] = data[1:]
             opened = zarr.open_array(tmp_path / name, mode="r+")
             opened[:2] = data[:2]
-        if name.startswith("compressed"):  # our codec is in a Zarr v3 array that is opened
-            pickled = pickle.dumps(opened if "v2" in name else created)
-            (tmp_path / name / "pickled").write_bytes(pickled)
+        if name != "big-endian":
+            arrays = [created, opened] if name.startswith(("shards", "v2")) else [created]
+            (tmp_path / name / "pickled").write_bytes(pickle.dumps(arrays))
     program = """
 import os, pickle, sys, zarr
 import numpy as np
@@ -160,23 +160,65 @@ for path in sys.argv[1:]:
     arrays = [zarr.open_array(path)]
     if os.path.exists(f"{path}/pickled"):
         with open(f"{path}/pickled", "rb") as file:
-            arrays.append(pickle.load(file))
+            arrays += pickle.load(file)
     for array in arrays:
+        assert array.async_array.codec_pipeline == arrays[0].async_array.codec_pipeline
         assert type(array.async_array.codec_pipeline).__module__ == "zarr.core.codec_pipeline"
         assert np.array_equal(array[...].ravel(), np.arange(64 * 64)), path
 """
     run_program("-W", "error", "-c", WITHOUT_PACKAGE + program, *tmp_path.iterdir())
 
 
-IN_PLACE = "numcodecs_bytes.write_in_place"
+IN_PLACE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
 
 
 class TestRequire:
-    """Writes to parts of chunks that are not made in place raise, and say why."""
+    """Whoever has one of our pipelines writes in place, or gets an error."""
+
+    @pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+    def test_a_process_that_sets_it_and_gets_a_pickled_array(self, tmp_path, pipeline):
+        """Whatever the array is: it has the pipeline of that process, which does not rewrite."""
+        kinds = {
+            "compressed": {"compressors": "auto"},
+            "compressed v2": V2 | {"compressors": "auto"},
+            "compressed shards": {"compressors": "auto", "shards": (64,), "chunks": (8,)},
+            "plain": {},
+        }
+        for name, options in kinds.items():
+            settings = {"shape": 64, "dtype": "i4", "compressors": None} | options
+            created = zarr.create_array(tmp_path / name, **settings)
+            created[:] = 1
+            opened = zarr.open_array(tmp_path / name, mode="r+")
+            (tmp_path / name / "pickled").write_bytes(pickle.dumps([created, opened]))
+        (tmp_path / "program.py").write_text("""
+import multiprocessing, pathlib, pickle, sys
+
+def write(pickled):
+    for array in pickle.loads(pickled):
+        kind = type(array.async_array.codec_pipeline)
+        assert f"{kind.__module__}.{kind.__name__}" == sys.argv[1], kind
+        try:
+            array[3:5] = 0
+        except RuntimeError as error:
+            assert "can't be written in place" in str(error)
+            assert "compressed" in array.store_path.store.root.name
+        else:
+            assert array.store_path.store.root.name == "plain"
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        pool.map(write, [pathlib.Path(path, "pickled").read_bytes() for path in sys.argv[2:]])
+""")
+        variables = {IN_PLACE: "require", "ZARR_CODEC_PIPELINE__PATH": pipeline}
+        paths = [tmp_path / name for name in kinds]
+        run_python("-W", "error", tmp_path / "program.py", pipeline, *paths, **variables)
+        for name in kinds:
+            expected = [0, 0] if name == "plain" else [1, 1]
+            assert zarr.open_array(tmp_path / name)[3:5].tolist() == expected
 
     @pytest.mark.parametrize("path", [PIPELINES[0], OUR_PIPELINES[-1]])
     def test_another_pipeline_by_a_variable(self, tmp_path, path):
-        """Loading the entry points warns, for the sake of Zarr v2, but never fails.
+        """Loading warns, once, and so does the first use; neither ever fails.
 
         A program can still choose another one.
         """
@@ -185,18 +227,41 @@ class TestRequire:
             zarr.create_array(tmp_path / kind, **settings)[...] = 1
         program = f"""
 import sys, zarr
-for kind in ("v2", "v3", "v2"):
+for kind in ("v2", "v3", "v2", "v3"):
     assert zarr.open_array(f"{{sys.argv[1]}}/{{kind}}")[:].tolist() == [1] * 8
+    print("---", file=sys.stderr)
 zarr.config.set({{"codec_pipeline.path": {OUR_PIPELINES[0]!r}}})
 import numcodecs_bytes
 with numcodecs_bytes.trace() as traced:
     zarr.open_array(sys.argv[1] + "/v2", mode="r+")[:2] = 1
 assert traced.report()["total"]["chunks_in_place"] == 1
 """
-        variables = {"ZARR_CODEC_PIPELINE__PATH": path}
-        variables["ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"] = "require"
-        said = run_program("-c", program, tmp_path, **variables).stderr
-        named = f"is 'require', but codec_pipeline.path is {path}: parts of Zarr v2 chunks will not"
-        expected = (1, 1) if path in PIPELINES else (0, 0)
-        assert (said.count("Warning"), said.count(named)) == expected
+        variables = {"ZARR_CODEC_PIPELINE__PATH": path, IN_PLACE: "require"}
+        said = run_program("-c", program, tmp_path, **variables).stderr.split("---")
+        named = f"is 'require', but codec_pipeline.path is {path}: "
+        expected = [1, 1, 0, 0, 0] if path in PIPELINES else [0] * 5
+        assert [each.count(named) for each in said] == expected
         run_program("-W", "error", "-c", program, tmp_path, **variables)
+
+    def test_another_pipeline_by_a_program(self, tmp_path):
+        """Which loading can't know of: the next array warns, once for each pipeline.
+
+        That array is zarr's, and is written as zarr writes it, without an error.
+        """
+        zarr.create_array(tmp_path, shape=8, dtype="i4", compressors=None)
+        program = f"""
+import sys, zarr
+zarr.open_array(sys.argv[1])
+zarr.config.set({{"numcodecs_bytes.write_in_place": "require"}})
+array = zarr.open_array(sys.argv[1], mode="r+")
+for path in {[*PIPELINES, *OUR_PIPELINES]!r}:
+    print("---", file=sys.stderr)
+    with zarr.config.set({{"codec_pipeline.path": path}}):
+        for value in (1, 0):
+            zarr.open_array(sys.argv[1], mode="r+")[3:5] = value  # 0 deletes the chunk
+        array[:1] = 0
+"""
+        said = run_program("-c", program, tmp_path).stderr.split("---")
+        expected = [0] + [1] * len(PIPELINES) + [0] * len(OUR_PIPELINES)
+        assert [each.count("is 'require', but codec") for each in said] == expected
+        run_program("-W", "error", "-c", program, tmp_path)

@@ -36,6 +36,8 @@ CHOICES = [[ZARRS, pipeline] for pipeline in (*PIPELINES, *ZARRS_RS)]
 CHOICES += [[OURS, pipeline] for pipeline in OUR_PIPELINES]
 BY_CHOICE = pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: chosen[1])
 
+OLD_NAME = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
+
 # What every program below begins with. `show` prints the classes that the keys of zarr's config
 # chose; CHOICE and SECTIONS are what to give to it.
 SETUP = """
@@ -232,7 +234,8 @@ class TestReport:
                 "writes in place: off: .*'require', got 'always'",
             ),
             # zarr opens no array then, whichever codec it would use.
-            (KEYS[1], "numcodecs_bytes.No", 1, "partial reads: off: BadConfigError.*"),
+            (KEYS[1], "numcodecs_bytes.No", 1, r"partial reads: off: BadConfigError.*\]\."),
+            (KEYS[1], OLD_NAME, 1, rf"BadConfigError.*{OLD_NAME}.* \(now {OUR_PIPELINES[0]}\)"),
             (KEYS[0], "no.Such", 1, r'codec "bytes" of Zarr v3: off: .*no\.Such.*'),
             (KEYS[0], ZARRS, 1, f'codec "bytes" of Zarr v3: off: zarr uses {ZARRS}'),
             ("numcodecs_bytes.max_gap_bytes", "wide", 1, "such as '64 KiB', got 'wide'"),
@@ -246,6 +249,17 @@ class TestReport:
             main(["--json"])
         found = json.loads(capsys.readouterr().out)
         assert "zarr.config.set" in [each["set_by"] for each in found["parts"] + found["options"]]
+
+    @pytest.mark.parametrize("path", [*PIPELINES, *ZARRS_RS, *OUR_PIPELINES])
+    @pytest.mark.parametrize("mode", [True, "require"])
+    def test_writes_in_place_with_another_pipeline(self, capsys, path, mode):
+        """An error if they are required, as somebody may rely on that."""
+        is_ours = path in OUR_PIPELINES
+        with zarr.config.set({KEYS[1]: path, "numcodecs_bytes.write_in_place": mode}):
+            assert main([]) == (0 if is_ours or mode is True else 1)
+        (line,) = re.findall("writes in place: (.*)", capsys.readouterr().out)
+        assert line.startswith("on" if is_ours else "off")
+        assert (f"zarr uses {path}" in line) == (not is_ours)
 
     def test_a_file_that_zarr_can_not_parse(self, tmp_path):
         (tmp_path / "zarr.yaml").write_text("codecs: [")

@@ -356,6 +356,25 @@ class TestInstances:
             assert (type(same), same, hash(same)) == (BytesCodec, codec, hash(codec))
         assert repr(codec) == f"BytesCodec(endian={endian!r})"
 
+    @pytest.mark.usefixtures("pipeline")
+    def test_one_codec_of_several_sharded_arrays(self):
+        """It had the data type of the last one, and zarr's fused pipeline then read without it."""
+        codec, names = BytesCodec(endian="big"), ["complex_bfloat16", "bool", "bfloat16", "float32"]
+        data_types = [zarr.dtype.data_type_registry.match_json(n, zarr_format=3) for n in names]
+        settings = {"shape": 8, "chunks": (4,), "shards": (8,), "compressors": None}
+        for serializer in (codec, None):  # or the one of the array before
+            arrays = []
+            for data_type in data_types:
+                used = serializer or (arrays[-1].serializer if arrays else codec)
+                if used.endian is None:  # it has been dropped, as it is from zarr's own
+                    used = codec
+                arrays.append(zarr.create_array({}, dtype=data_type, serializer=used, **settings))
+                arrays[-1][:] = 1
+            for array in arrays:
+                assert array[:].tolist() == [1] * 8
+                assert array.serializer.is_fixed_size == (array is arrays[-1])
+        assert (codec.is_fixed_size, repr(codec)) == (True, "BytesCodec(endian='big')")
+
     @pytest.mark.filterwarnings("ignore:.*Endian:DeprecationWarning")
     def test_what_endian_may_be(self):
         assert BytesCodec() == BytesCodec(endian=sys.byteorder)

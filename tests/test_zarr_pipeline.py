@@ -3,6 +3,8 @@
 Values of any selection: engine/test_random_selections.py.
 """
 
+import copy
+import importlib.util
 import pickle
 import random
 
@@ -12,7 +14,15 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import ZARR_ALONE, random_selections, select, write_v2
+from helpers import (
+    OUR_PIPELINES,
+    PIPELINES,
+    ZARR_ALONE,
+    ZARRS_PIPELINE,
+    random_selections,
+    select,
+    write_v2,
+)
 from zarr.codecs import TransposeCodec
 
 import numcodecs_bytes
@@ -134,15 +144,6 @@ class TestPassedOnToZarr:
         with zarr.config.set({"codecs.bytes": ZARR_ALONE["codecs.bytes"]}):
             assert zarr.open_array(tmp_path)[1:3].tolist() == data[1:3].tolist()
 
-    @BY_KIND
-    def test_a_pickled_array(self, tmp_path, settings):
-        create(tmp_path, (6, 7), (4, 4), **settings)[...] = 3
-        array = zarr.open_array(tmp_path)
-        for _ in range(2):  # before it has read, and after
-            same = pickle.loads(pickle.dumps(array))  # noqa: S301
-            assert same == array
-            assert same[1].tolist() == array[1].tolist() == [3] * 7
-
     @pytest.mark.parametrize(
         "settings", [*KINDS.values(), {"shards": (8, 8)}], ids=[*KINDS, "shards"]
     )
@@ -171,3 +172,67 @@ class TestPassedOnToZarr:
         assert array[:2].tolist() == [[1] * 4] * 2
         with pytest.raises(error, match="1"):
             array[1:, 0]
+
+
+SHARDS = {"shards": (8, 8)}
+ZSTD = {"compressors": "auto"}
+ALL_KINDS = KINDS | {
+    "Zarr v2": V2,
+    "Zarr v3": {},
+    "with a filter": {**V2, "filters": [BYTES]},
+    "compressed": ZSTD,
+    "compressed v2": {**V2, "compressors": numcodecs.Zstd()},
+    "shards": SHARDS,
+    "compressed shards": SHARDS | ZSTD,
+}
+# `from_codecs` of zarrs returns zarr's own pipeline, since zarrs itself needs a store.
+CONFIGURED = {path: path for path in (*PIPELINES, *OUR_PIPELINES)}
+if importlib.util.find_spec("zarrs"):
+    CONFIGURED["zarrs.ZarrsCodecPipeline"] = ZARRS_PIPELINE
+
+
+def pipeline_of(array):
+    return array.async_array.codec_pipeline
+
+
+def path_of(pipeline):
+    return f"{type(pipeline).__module__}.{type(pipeline).__name__}"
+
+
+class TestPickled:
+    """An unpickled array has the pipeline that is configured, made as zarr makes it."""
+
+    @pytest.mark.parametrize("settings", ALL_KINDS.values(), ids=ALL_KINDS)
+    def test_it_equals_the_array(self, tmp_path, settings):
+        """Its pipeline, too, down to what makes zarr's fused one fast; and after two hops."""
+        dumps = pytest.importorskip("cloudpickle").dumps
+        create(tmp_path, (6, 8), (4, 4), **settings)[...] = 3
+        for array in (create(tmp_path / "a", (6, 8), (4, 4), **settings), opened(tmp_path)):
+            for _ in range(2):  # before it has read, and after
+                same = pickle.loads(pickle.dumps(pickle.loads(dumps(array))))  # noqa: S301
+                assert same == array
+                assert pipeline_of(same) == pipeline_of(array)
+                assert same[1].tolist() == array[1].tolist()
+
+    @pytest.mark.parametrize("configured", CONFIGURED)
+    def test_where_a_pipeline_is_configured(self, tmp_path, configured):
+        """Even if it can't be made from codecs, there is no error."""
+        for name, settings in ALL_KINDS.items():
+            create(tmp_path / name, (6, 8), (4, 4), **settings)[...] = 3
+            pickled = pickle.dumps(zarr.open_array(tmp_path / name))
+            with zarr.config.set({"codec_pipeline.path": configured}):
+                array = pickle.loads(pickled)  # noqa: S301
+                assert path_of(pipeline_of(array)) == CONFIGURED[configured]
+                if CONFIGURED[configured] == configured:
+                    assert array == zarr.open_array(tmp_path / name)
+                array[1:, 1] = 4
+            assert opened(tmp_path / name)[:2].tolist() == [[3] * 8, [3, 4] + [3] * 6]
+
+    def test_copies_keep_theirs(self, tmp_path, our_pipeline):
+        for name, settings in ALL_KINDS.items():
+            create(tmp_path / name, (6, 8), (4, 4), **settings)[...] = 3
+            array = zarr.open_array(tmp_path / name)
+            with zarr.config.set(ZARR_ALONE):
+                for same in (copy.copy(array.async_array), copy.deepcopy(array).async_array):
+                    assert path_of(same.codec_pipeline) == our_pipeline
+                    assert same == array.async_array

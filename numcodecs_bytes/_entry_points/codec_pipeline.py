@@ -17,8 +17,9 @@ class NoPipeline:
 
 BatchedBytesPipeline: Any = NoPipeline
 try:
-    from numcodecs_bytes.zarr_pipeline import BatchedBytesPipeline, warn_if_not_chosen
+    from numcodecs_bytes._options import warn_of_other_pipeline
+    from numcodecs_bytes.zarr_pipeline import BatchedBytesPipeline
 
-    warn_if_not_chosen()
+    warn_of_other_pipeline("loaded")
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     step_aside(error)

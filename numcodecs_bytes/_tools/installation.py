@@ -23,6 +23,8 @@ def report() -> dict[str, Any]:
     values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
     is_wanted, why_no_writes = values.pop(in_place)
+    if is_wanted == "require" and why_no_parts:
+        why_no_writes = f"{in_place} is 'require', but {why_no_parts}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
     why_no_writes = why_no_writes or (why_no_parts if is_wanted else f"{in_place} is not True")
     parts = [
@@ -91,7 +93,9 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     try:
         name = _name_of(find_class())
     except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        return None, f"{type(error).__name__}: {error}"
+        is_old = "numcodecs_bytes.zarr_pipeline.BytesPipeline" in str(error)
+        hint = " (now numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline)" if is_old else ""
+        return None, f"{type(error).__name__}: {error}{hint}"
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"

@@ -153,6 +153,15 @@ def anndata(folder: Path) -> Arrays:
         sparse = anndata.io.sparse_dataset(group["layers/counts"])
         yield f"{zarr_format}: some rows", lambda s=sparse: s[7:30].toarray()
 
+    def pipeline() -> str:
+        """Return the pipeline that it reads and writes whole tables with."""
+        with anndata._io.zarr.fast_zarr_context():
+            return zarr.config.get("codec_pipeline.path")
+
+    yield "pipeline without zarrs", pipeline
+    anndata._io.zarr.find_spec = lambda _name: True
+    yield "pipeline with zarrs", pipeline
+
 
 PROGRAMS = {
     "tifffile": tifffile,

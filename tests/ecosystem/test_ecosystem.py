@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from helpers import run_python
+from helpers import OUR_PIPELINES, run_python
 from programs import PROGRAMS
 
 PROGRAM = Path(__file__).with_name("programs.py")
@@ -22,7 +22,12 @@ def run(folder, *arguments):
     return json.loads(done.stdout.splitlines()[-1])  # some packages print
 
 
-@pytest.mark.skipif(find_spec("anndata") is None, reason="pip install --group ecosystem")
+needs_packages = pytest.mark.skipif(
+    find_spec("anndata") is None, reason="pip install --group ecosystem"
+)
+
+
+@needs_packages
 @pytest.mark.parametrize("package", PROGRAMS)
 def test_programs_end_the_same(package, tmp_path, capsys):
     with_us, alone = run(tmp_path / "with", package), run(tmp_path / "alone", package, "alone")
@@ -38,3 +43,16 @@ def test_programs_end_the_same(package, tmp_path, capsys):
     }
     with capsys.disabled():
         print(f"\n{package} {version(package)}: {len(read_in_part)} arrays are read in part")
+
+
+@needs_packages
+def test_anndata_keeps_our_fused_pipeline():
+    """Which is how its users get both: it replaces only what is called "Batched"."""
+    program = """
+import sys, anndata, zarr
+zarr.config.set({"codec_pipeline.path": sys.argv[1]})
+with anndata._io.zarr.fast_zarr_context():
+    print(zarr.config.get("codec_pipeline.path"))
+"""
+    done = run_python("-W", "ignore", "-c", program, OUR_PIPELINES[1])
+    assert done.stdout.split() == [OUR_PIPELINES[1]]
