@@ -13,6 +13,7 @@ local files are written in place if `numcodecs_bytes.write_in_place` asks for it
 left to zarr's pipeline.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from functools import partial
