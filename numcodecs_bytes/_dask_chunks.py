@@ -3,6 +3,7 @@
 zarr is imported only when the function is called, because importing numcodecs must stay fast.
 """
 
+import contextlib
 import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -11,6 +12,7 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import has_variable_length
 from numcodecs_bytes._core.lengths import parse_size
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 if TYPE_CHECKING:
     import zarr
@@ -83,16 +85,15 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
 
 def _stored(array: Any) -> Stored:
     """Return how an array is stored."""
-    # They import `numcodecs_bytes.zarr`, and so zarr.
-    from numcodecs_bytes._tools.partial_reads import partial_reads  # noqa: PLC0415
-    from numcodecs_bytes.zarr_pipeline import stored_as  # noqa: PLC0415
+    # It imports `numcodecs_bytes.zarr`, and so zarr.
+    from numcodecs_bytes._tools.partial_reads import read_in_part  # noqa: PLC0415
 
-    shape, item_size, axes = array.shape, array.dtype.itemsize, range(array.ndim)
+    shape, item_size = array.shape, array.dtype.itemsize
+    axes = tuple(range(array.ndim))
     try:
         unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
-        if partial_reads(array).startswith("yes"):
-            stored: Any = stored_as(array)
-            axes = getattr(stored, "layout", stored).axis_order
+        with contextlib.suppress(LeftToZarr):
+            axes = read_in_part(array).axis_order
             unit, levels = (1,) * array.ndim, [array.chunks, *levels]
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         unit, levels = array.read_chunk_sizes, []

@@ -97,14 +97,16 @@ class Fetched(NamedTuple):
 
     num_requests: int = 0
     num_bytes: int = 0
-    why: str = ""  # why the chunk was read whole
     num_bytes_alone: int | None = None  # what zarr alone fetches, if that is not all of the chunk
 
 
-def note_read(
-    byte_getter: object, num_axes: int, num_bytes: int, fetched: Fetched, num_selected: int | None
-) -> None:
-    """Count a chunk of `num_bytes`; `num_selected` is in bytes, or None if the chunk is missing."""
+def counts_of_read(
+    num_bytes: int, num_selected: int | None, fetched: Fetched, why_whole: str
+) -> Counts:
+    """Return the counts of a chunk of `num_bytes`, of which something was read.
+
+    `num_selected` is in bytes, or None if the chunk is missing.
+    """
     alone = num_bytes if fetched.num_bytes_alone is None else fetched.num_bytes_alone
     counts: Counts = {
         "chunks": 1,
@@ -116,9 +118,9 @@ def note_read(
     }
     # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
     if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
-        why = fetched.why or "a single read is faster: it is small, or the gaps are short"
+        why = why_whole or "a single read is faster: it is small, or the gaps are short"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
-    note(byte_getter, num_axes, counts)
+    return counts
 
 
 def note(byte_getter: Any, num_axes: int, counts: Counts) -> None:

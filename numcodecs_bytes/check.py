@@ -21,12 +21,13 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 
 from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits
 from numcodecs_bytes._tools.hierarchy import describe_error, document_at, find_arrays, join
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
-from numcodecs_bytes._tools.partial_reads import ask_for_a_range, partial_reads
+from numcodecs_bytes._tools.partial_reads import ask_for_a_range, read_in_part
 from numcodecs_bytes._tools.v2_to_v3 import MixedByteOrderError, disagreements
 from numcodecs_bytes._tools.xarray_attributes import how_to_decode, is_decodable
 from numcodecs_bytes.codec import Bytes
@@ -97,7 +98,7 @@ def _check_array(
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
-    report.partial_reads = partial_reads(array)
+    is_in_part = _report_partial_reads(array, report)
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -108,9 +109,20 @@ def _check_array(
         _v2_document(at, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
-    if index is not None and report.partial_reads.startswith("yes"):
+    if index is not None and is_in_part:
         ask_for_a_range(array, index)
-        report.partial_reads = partial_reads(array)
+        _report_partial_reads(array, report)
+
+
+def _report_partial_reads(array: Any, report: ArrayReport) -> bool:
+    """Report whether chunks are read in part, and return it."""
+    try:
+        read_in_part(array)
+    except LeftToZarr as why:
+        report.partial_reads = f"no: {why}"
+        return False
+    report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
+    return True
 
 
 def _compare_with_v2(

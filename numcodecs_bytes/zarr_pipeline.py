@@ -15,39 +15,37 @@ left to zarr's pipeline.
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import zarr
-import zarr.codecs
 import zarr.registry
-from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
-from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._core.dtypes import (
-    NATIVE_ENDIAN,
-    copied_as,
-    has_byte_order,
-    has_variable_length,
-    leaf_dtypes,
-    name_of_ml_dtype,
-    stored_dtype,
-)
-from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._array_layouts import ArrayLayouts
 from numcodecs_bytes._defaults import make_default
-from numcodecs_bytes._engine.batch import Batch, read_files
+from numcodecs_bytes._engine import local
+from numcodecs_bytes._engine.chunks import (
+    Batch,
+    ChunkRead,
+    ChunkWrite,
+    StoredAs,
+    ZarrItem,
+    chunk_reads,
+    chunk_writes,
+)
 from numcodecs_bytes._engine.files import File
-from numcodecs_bytes._engine.layout import Layout, layout_of
-from numcodecs_bytes._engine.output import why_not_filled
-from numcodecs_bytes._engine.shards import Shard
-from numcodecs_bytes._engine.stores import Remote, Whole, is_in_shard, name_of_class, sources_of
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.output import Output, check_output
+from numcodecs_bytes._engine.stores import Remote, is_in_shard, name_of_class, sources_of
 from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._options import (
     max_gap_bytes,
@@ -55,14 +53,7 @@ from numcodecs_bytes._options import (
     warn_of_unknown_keys,
     write_in_place,
 )
-from numcodecs_bytes._zarr_versions import (
-    HAS_RESULTS,
-    HAS_STRUCT,
-    FusedCodecPipeline,
-    has_sync_index,
-)
-from numcodecs_bytes.codec import Bytes
-from numcodecs_bytes.zarr import BytesCodec
+from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,133 +61,31 @@ if TYPE_CHECKING:
 __all__ = ["BatchedBytesPipeline", "FusedBytesPipeline"]
 
 
-# Takes the specification of a chunk, and returns how it is stored, or why zarr has to read it.
-LayoutOf = Callable[[ArraySpec], Layout | Shard | Whole]
-
-
-def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout | Whole:
-    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
-    dtype = chunk_spec.dtype.to_native_dtype()
-    if has_variable_length(dtype):
-        return Whole(f"elements of variable length ({dtype})")
-    stored = copied_as(dtype)  # native order, but NumPy copies some types only as integers
-    if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
-        # In a comparison, NumPy treats None as float64.
-        is_of_array = codec.dtype is not None and codec.dtype == dtype
-        if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
-            return Whole(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
-        stored = stored_dtype(dtype, codec.endian)
-    is_column_major = chunk_spec.order == "F"
-    axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
-
-
-def _layout_of_v3(
-    transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
-) -> Layout | Whole:
-    """Return how a Zarr v3 chunk is stored: transposed, or not, then by the bytes codec."""
-    axis_order = None
-    for transpose in transposes:
-        before = axis_order or range(len(transpose.order))
-        axis_order = tuple(before[axis] for axis in transpose.order)
-    if isinstance(codec, BytesCodec):
-        return layout_of(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
-    # zarr's own codec, which stores some data types differently.
-    dtype = chunk_spec.dtype.to_native_dtype()
-    endian = getattr(codec.endian, "value", codec.endian)
-    try:
-        stored = stored_dtype(dtype, endian)
-    except (TypeError, ValueError):  # a data type of another package, or without its endian
-        stored = None
-    is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
-    if stored is None or is_unknown:
-        return Whole(f"zarr's own codec stores {dtype}")
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
-
-
-def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> Shard | Whole:
-    """Return how a shard is stored."""
-    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
-    if isinstance(inner, Whole):
-        return inner
-    if isinstance(inner, Shard):
-        return Whole("shards in shards")
-    # zarr 3.1.6 can't read its own structures in shards.
-    if not inner.item_size or (inner.dtype.kind == "V" and not HAS_STRUCT):
-        return Whole(f"{inner.dtype} in shards")
-    return Shard(codec, chunk_spec, inner)
-
-
-def _find_layout_of(pipeline: Any) -> LayoutOf | Whole:
-    """Return what says how the chunks of a pipeline are stored, or why zarr must read them."""
-    codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
-    others = [*(c for c in transposes if type(c) is not TransposeCodec)]
-    others += pipeline.bytes_bytes_codecs
-    if type(codec) is V2Codec:
-        codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
-        only: Any = codecs[0] if codecs else None
-        if len(codecs) < 2 and (only is None or type(only) is Bytes):
-            return partial(_layout_of_v2, only)
-        others += [c for c in codecs if type(c) is not Bytes] or codecs
-    if others:
-        names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
-        return Whole(f"compressed or filtered by {' and '.join(names)}")
-    if type(codec) is zarr.codecs.ShardingCodec:
-        # If a codec of the index needs an event loop, threads can't decode the index.
-        if transposes or not has_sync_index(codec):
-            return Whole("transposed shards, or an index encoded by an unknown codec")
-        inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
-        return inner if isinstance(inner, Whole) else partial(_layout_of_shard, codec, inner)
-    if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
-        return partial(_layout_of_v3, transposes, codec)
-    return Whole(f"stored by {name_of_class(codec)}")
-
-
-def stored_as(array: "zarr.Array[Any]") -> Layout | Shard | Whole:
-    """Return how an array's chunks are stored, or why these pipelines can't read parts of them."""
-    metadata: Any = array.metadata
-    is_v2 = metadata.zarr_format == 2
-    codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
-    try:
-        shape = array.shards or array.chunks
-    except NotImplementedError:  # which zarr calls rectilinear
-        return Whole("chunks of several shapes")
-    config = ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False)
-    fill_value, prototype = metadata.fill_value, default_buffer_prototype()
-    layout_of = _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))
-    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, prototype)
-    return layout_of if isinstance(layout_of, Whole) else layout_of(chunk_spec)
-
-
-def _note_left(item: Any, why: str, *, is_required: bool) -> None:
+def _note_left(chunk: ChunkWrite, why: str, *, is_required: bool) -> None:
     """Note why a chunk is left to zarr; raise if a write to part of it must be in place."""
-    byte_setter, spec, _, _, is_complete, *_ = item
-    if is_required and not is_complete:
+    if is_required and not chunk.is_complete:
         raise RuntimeError(
-            f"part of {name_of_chunk(byte_setter)} can't be written in place, as "
+            f"part of {name_of_chunk(chunk.setter)} can't be written in place, as "
             f"numcodecs_bytes.write_in_place requires: {why}; run `numcodecs-bytes` to see what "
             "sets that option"
         )
     if _trace.active:
-        counts = {"why_not_in_place": {"the whole chunk is written" if is_complete else why: 1}}
-        _trace.note(byte_setter, len(spec.shape), counts)
+        why = "the whole chunk is written" if chunk.is_complete else why
+        _trace.note(chunk.setter, len(chunk.spec.shape), {"why_not_in_place": {why: 1}})
 
 
-async def _explain(
-    error: Exception, items: "Sequence[Any]", stored_as: Callable[[ArraySpec], Any]
-) -> None:
+async def _explain(error: Exception, items: "Sequence[ZarrItem]", stored_as: StoredAs) -> None:
     """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
-    if is_in_shard(items[0][0]):  # the shard will be named
+    first = items[0][0]
+    if is_in_shard(first):  # the shard will be named
         return
-    for byte_getter, spec, *_ in items if isinstance(error, ValueError) else ():
-        layout = stored_as(spec)
-        if type(byte_getter) is not StorePath or not isinstance(layout, Layout):
-            continue
-        num_bytes = await _length_of(byte_getter, spec.prototype)
-        if num_bytes is not None:
-            name = name_of_chunk(byte_getter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
-    add_name(error, items[0][0], "reading", len(items))
+    if isinstance(error, ValueError) and type(first) is StorePath:
+        with contextlib.suppress(LeftToZarr):
+            for chunk in chunk_reads(items, stored_as):
+                num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
+                if num_bytes is not None:
+                    chunk.check_length(num_bytes)
+    add_name(error, first, "reading", len(items))
 
 
 async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
@@ -229,24 +118,19 @@ class ReadsParts:
         """Return a pipeline of the codecs, like zarr's."""
         warn_of_unknown_keys()
         warn_of_other_pipeline("used")
-        zarrs: Any = super()
-        return zarrs.from_codecs(codecs, **settings)
+        pipeline: Any = super()
+        return pipeline.from_codecs(codecs, **settings)
 
     def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
         """Return the pipeline for chunks of an array, like zarr's."""
-        zarrs: Any = super()
-        evolved = zarrs.evolve_from_array_spec(array_spec)
+        pipeline: Any = super()
+        evolved = pipeline.evolve_from_array_spec(array_spec)
         object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
         return evolved
 
     @functools.cached_property
-    def _layout_of(self) -> LayoutOf | Whole:
-        return _find_layout_of(self)
-
-    @functools.cached_property
-    def _kept(self) -> dict[Any, Layout | Shard | Whole]:
-        """How chunks are stored, by their shape: those of an array differ in nothing else."""
-        return {}
+    def _layouts(self) -> ArrayLayouts:
+        return ArrayLayouts(self)
 
     def __reduce__(self) -> Any:
         """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
@@ -268,86 +152,73 @@ class ReadsParts:
         return self
 
     async def read(
-        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+        self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        batch = list(batch_info)
-        if not batch:
-            return await self._read_by_zarr(batch, out, drop_axes)
-        byte_getter = batch[0][0]
-        if why := self._why_not_in_part(byte_getter, batch[0][1], out):
-            if _trace.active and not is_in_shard(byte_getter):  # else the shard is noted
-                _trace.note_not_seen(why, len(batch))
-            return await self._read_by_zarr(batch, out, drop_axes)
-        together = self._batch(batch, out.as_ndarray_like(), drop_axes)
-        read_whole = partial(self._read_whole, together, out)
-        exist = await self._read_parts(together, read_whole)
-        left = [k for k, exists in enumerate(exist) if exists is None]
-        if left:
-            fetched = [_trace.Fetched(why=together.why_left.get(k, "")) for k in left]
-            for k, exists in zip(left, await read_whole(left, fetched), strict=True):
-                exist[k] = exists
-        results = tuple({"status": "present" if exists else "missing"} for exists in exist)
+        items = list(batch_info)
+        if not items:
+            return await self._read_by_zarr(items, out, drop_axes)
+        try:
+            batch = self._batch(items, out, drop_axes)
+        except LeftToZarr as why:
+            first = items[0][0]
+            if _trace.active and not is_in_shard(first):  # else the shard is noted
+                _trace.note_not_seen(str(why), len(items))
+            return await self._read_by_zarr(items, out, drop_axes)
+        read_by_zarr = partial(self._read_left, batch, out)
+        try:
+            await self._read_parts(batch, read_by_zarr)
+            left = [c for c in batch.chunks if c.outcome is None or c.outcome.is_left]
+            if left:
+                await read_by_zarr(left)
+        finally:
+            if _trace.active:
+                for chunk in batch.chunks:
+                    chunk.note(batch.out)
+        results = tuple({"status": c.outcome.status} for c in batch.chunks if c.outcome)
         return results if HAS_RESULTS else None
 
-    def _why_not_in_part(self, byte_getter: Any, spec: ArraySpec, out: Any) -> str:
-        """Return why zarr has to read a batch into an output, or ""; all its chunks are alike."""
-        stored = self._stored(spec)
-        if isinstance(stored, Whole):
-            return stored.why
-        if type(byte_getter) is not StorePath:
-            return f"{name_of_class(byte_getter)} is no StorePath"
+    def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
+        """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        getter, spec, *_ = items[0]  # all are alike
+        stored = self._layouts.of(spec)
+        if type(getter) is not StorePath:
+            raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
         if type(out) is not cpu.NDBuffer:
-            return f"the output is a {name_of_class(out)}"
-        dtype = stored.layout.dtype if isinstance(stored, Shard) else stored.dtype
-        return why_not_filled(out.as_ndarray_like(), dtype)
-
-    def _batch(self, items: "Sequence[Any]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
-        """Return what to read, and where each chunk is stored."""
-        source_of = sources_of(items[0][0].store)
-        sources = [source_of(byte_getter.path) for byte_getter, *_ in items]
-        why_left = {k: s.why for k, s in enumerate(sources) if isinstance(s, Whole)}
+            raise LeftToZarr(f"the output is a {name_of_class(out)}")
+        array: Any = out.as_ndarray_like()
+        check_output(array, stored.dtype)
         num = zarr.config.get(self._setting, None)
         num_workers = max(num, 1) if isinstance(num, int) else None
-        stored_as, gap = self._stored, max_gap_bytes()
-        return Batch(items, sources, out, drop_axes, stored_as, why_left, num_workers, gap)
+        chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
+        output = Output(array, drop_axes, lambda: True, threading.Lock())
+        return Batch(chunks, output, num_workers, max_gap_bytes())
 
-    async def _read_parts(self, batch: Batch, read_whole: Any) -> list[bool | None]:
-        """Read chunks in part; return whether each exists, or None if it is left to zarr."""
-        exist: list[bool | None] = [None] * len(batch.items)
-        kinds = set(map(type, batch.sources))
-        if File in kinds:
-            exist = await read_files(batch)
-        if Remote not in kinds:
-            return exist
+    async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
+        """Read what can be read in part, and note what became of each chunk."""
+        if files := [c for c in batch.chunks if isinstance(c.source, File)]:
+            await local.read(batch, files)
+        requested = [c for c in batch.chunks if isinstance(c.source, Remote)]
+        if not requested:
+            return
         from numcodecs_bytes._engine import remote  # noqa: PLC0415 # only if it is needed
 
-        left = [k for k, source in enumerate(batch.sources) if isinstance(source, Remote)]
         metadata = ".zarray" if self._is_v2() else "zarr.json"
-        found = await remote.read(batch, left, read_whole, metadata)
-        return [b if a is None else a for a, b in zip(exist, found, strict=True)]
+        await remote.read(batch, requested, read_by_zarr, metadata)
 
-    async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+    async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
-        zarrs: Any = super()
-        return await zarrs.read(items, out, drop_axes)
+        pipeline: Any = super()
+        return await pipeline.read(items, out, drop_axes)
 
-    async def _read_whole(
-        self, batch: Batch, out: Any, ks: "Sequence[int]", fetched: "Sequence[_trace.Fetched]"
-    ) -> list[bool]:
-        """Let zarr read chunks, of which something may have been fetched before."""
-        items = [batch.items[k] for k in ks]
-        try:
-            results = await self._read_by_zarr(items, out, batch.drop_axes)
-        except Exception:
-            for before in fetched:
-                if before.why:
-                    _trace.note_not_seen(before.why)
-            raise
-        exist = [result["status"] == "present" for result in results or ()] or [True] * len(ks)
-        for k, exists, before in zip(ks, exist, fetched, strict=True):
-            batch.note_whole(k, before, exists=exists)
-        return exist
+    async def _read_left(self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]") -> None:
+        """Let zarr read chunks that were left to it, and note what became of each."""
+        items = [chunk.item for chunk in chunks]
+        results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+        # zarr 3.1.6 returns nothing.
+        exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
+        for chunk, exists in zip(chunks, exist, strict=True):
+            chunk.read_by_zarr(exists=exists)
 
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
@@ -365,66 +236,60 @@ class ReadsParts:
                 add_name(error, batch[0][0], "writing", len(batch))
             raise
 
-    async def _write(self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...]) -> None:
-        zarrs: Any = super()
+    async def _write(
+        self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
+    ) -> None:
+        pipeline: Any = super()
         mode = write_in_place()
-        if not mode or not batch or is_in_shard(batch[0][0]):
-            await zarrs.write(batch, value, drop_axes)
+        if not mode or not items or is_in_shard(items[0][0]):
+            await pipeline.write(items, value, drop_axes)
             return
-        stored = self._stored(batch[0][1])
-        if not isinstance(stored, Whole):
-            await self._write_in_place(batch, value, drop_axes, is_required=mode == "require")
-            return
-        for item in batch:
-            _note_left(item, stored.why, is_required=mode == "require")
-        await zarrs.write(batch, value, drop_axes)
+        chunks = chunk_writes(items)
+        is_required = mode == "require"
+        try:
+            self._layouts.of(chunks[0].spec)
+        except LeftToZarr as why:
+            for chunk in chunks:
+                _note_left(chunk, str(why), is_required=is_required)
+            await pipeline.write(items, value, drop_axes)
+        else:
+            await self._write_in_place(chunks, value, drop_axes, is_required=is_required)
 
     async def _write_in_place(
-        self, batch: "Sequence[Any]", value: Any, drop_axes: tuple[int, ...], *, is_required: bool
+        self,
+        chunks: "Sequence[ChunkWrite]",
+        value: Any,
+        drop_axes: tuple[int, ...],
+        *,
+        is_required: bool,
     ) -> None:
         # Imported here, because most programs only read.
-        from numcodecs_bytes._engine.write import (  # noqa: PLC0415
-            Writes,
-            with_own_memory,
-            writable_path,
-        )
+        from numcodecs_bytes._engine.write import find_path, with_own_memory, write  # noqa: PLC0415
 
-        zarrs: Any = super()
-        files = dict[int, str]()
-        for k, item in enumerate(batch):
-            file = writable_path(item[0])
-            if item[4] or isinstance(file, Whole):
-                _note_left(item, getattr(file, "why", ""), is_required=is_required)
+        pipeline: Any = super()
+        in_place = list["ChunkWrite"]()
+        for chunk in chunks:
+            try:
+                chunk.path = find_path(chunk)
+            except LeftToZarr as why:
+                _note_left(chunk, str(why), is_required=is_required)
             else:
-                files[k] = file
-        if files:
+                in_place.append(chunk)
+        if in_place:
             value = type(value).from_ndarray_like(await with_own_memory(value.as_ndarray_like()))
         # Whole chunks first: the values may be mapped from a file that writes in place change.
-        if others := [item for k, item in enumerate(batch) if k not in files]:
-            await zarrs.write(others, value, drop_axes)
-        left = {}
-        if files:
-            writes = Writes(batch, value.as_ndarray_like(), drop_axes, self._stored)
-            left = await writes.write(files)
-        for k, why in left.items():
-            _note_left(batch[k], why, is_required=is_required)
+        if others := [chunk.item for chunk in chunks if not chunk.path]:
+            await pipeline.write(others, value, drop_axes)
+        if in_place:
+            await write(in_place, value.as_ndarray_like(), drop_axes, self._layouts.of)
+        left = [chunk for chunk in in_place if chunk.why_left is not None]
+        for chunk in left:
+            _note_left(chunk, chunk.why_left or "", is_required=is_required)
         if left:
-            await zarrs.write([batch[k] for k in left], value, drop_axes)
+            await pipeline.write([chunk.item for chunk in left], value, drop_axes)
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]
-
-    def _stored(self, chunk_spec: ArraySpec) -> Layout | Shard | Whole:
-        """Return how a chunk is stored, or why zarr's own pipeline must read it."""
-        prototype = chunk_spec.prototype  # others may do more than hold bytes
-        if isinstance(self._layout_of, Whole):
-            return self._layout_of
-        if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
-            return Whole("chunks on a GPU, or in memory of another kind")
-        kept, shape = self._kept, chunk_spec.shape
-        if shape not in kept:
-            kept[shape] = self._layout_of(chunk_spec)
-        return kept[shape]
 
 
 # AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
@@ -441,7 +306,7 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
         try:
             return await super().read_batch(items, out, drop_axes)
         except Exception as error:
-            await _explain(error, items, self._stored)
+            await _explain(error, items, self._layouts.of)
             raise
 
 
@@ -464,7 +329,7 @@ else:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)
             except Exception as error:
-                await _explain(error, items, self._stored)
+                await _explain(error, items, self._layouts.of)
                 raise
 
     zarr.registry.register_pipeline(FusedBytesPipeline)

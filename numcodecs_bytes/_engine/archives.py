@@ -7,7 +7,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
-from numcodecs_bytes._engine.files import Left
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 
 def open_archive(store: ZipStore) -> int:
@@ -21,14 +21,14 @@ def open_archive(store: ZipStore) -> int:
 
 def _archive_of(store: ZipStore) -> Any:
     if not store._is_open:  # noqa: SLF001 # closed meanwhile
-        raise Left("the archive was closed")
+        raise LeftToZarr("the archive was closed")
     return store._zf  # noqa: SLF001
 
 
 def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
-    Raises what zipfile raises for a damaged archive, and `Left` if the member is compressed.
+    Raises what zipfile raises for a damaged archive, and `LeftToZarr` if the member is compressed.
     """
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
@@ -38,7 +38,7 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
             return None
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
-            raise Left("it is compressed, or encrypted, in its zip archive")
+            raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if the header of the member is damaged
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = os.pread(descriptor, 30, member.header_offset)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 try:
     import resource
@@ -24,21 +25,17 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _AT_ONCE_BYTES = 1 << 23
 
 
-class Left(Exception):  # noqa: N818 # not an error
-    """A chunk is left to zarr; the message says why."""
-
-
 class File(NamedTuple):
     """Where a chunk is in a local file."""
 
-    # Opens the file for reading, and returns its descriptor; may raise `Left`.
+    # Opens the file for reading, and returns its descriptor; may raise `LeftToZarr`.
     open: Callable[[], int]
     # The exceptions of `open`, and of nothing else, that mean that the chunk does not exist.
     missing: tuple[type[Exception], ...]
     # Identifies a file that may hold other chunks, too; it is opened once for a batch.
     key: Any = None
     # Takes the descriptor, and returns the offset and the length of the chunk in the file, in
-    # bytes, or None if the file does not hold the chunk; may raise `Left`.
+    # bytes, or None if the file does not hold the chunk; may raise `LeftToZarr`.
     locate: Callable[[int], tuple[int, int] | None] | None = None
 
 
@@ -53,15 +50,26 @@ class OpenFile(NamedTuple):
 def open_file(path: str) -> int:
     """Open a regular file for reading; return its descriptor.
 
-    Raises IsADirectoryError for a directory, and `Left` for anything else: opening and closing a
-    pipe, for example, would kill its writer.
+    Raises IsADirectoryError for a directory, and `LeftToZarr` for anything else: opening and
+    closing a pipe, for example, would kill its writer.
     """
     mode = os.stat(path).st_mode  # noqa: PTH116 # a Path takes 2 us
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(path)
     if not stat.S_ISREG(mode):
-        raise Left("it is not a regular file")
+        raise LeftToZarr("it is not a regular file")
     return os.open(path, _FLAGS)
+
+
+def locate(file: File, descriptor: int) -> tuple[int, int] | None:
+    """Return the offset and the length of a chunk in its open file; None if it is missing."""
+    length = os.fstat(descriptor).st_size
+    if not length:
+        raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
+    located = file.locate(descriptor) if file.locate else (0, length)
+    if located is not None and sum(located) > length:
+        raise LeftToZarr("it reaches beyond the end of its file")
+    return located
 
 
 def length_of_file(file: File) -> int | None:
@@ -119,13 +127,13 @@ def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) 
     """Return runs of a file, end to end, all of the same length in bytes.
 
     Short ones are returned as bytes; others are read into what `memory` returns for a number of
-    bytes: a ``memoryview`` of that length. Raises EOFError if the file is too short.
+    bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
     """
     if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
         pread = os.pread
         raw = b"".join([pread(descriptor, length, start) for start in starts])
         if len(raw) != len(starts) * length:
-            raise EOFError("a file was truncated while it was read")
+            raise LeftToZarr("the file was truncated while it was read")
         return raw
     view = memory(len(starts) * length)
     for k, start in enumerate(starts):
@@ -134,7 +142,7 @@ def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) 
 
 
 def fill(descriptor: int, start: int, view: memoryview) -> None:
-    """Fill memory with the bytes of a file from `start` on; raise EOFError if it is too short."""
+    """Fill memory from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
     while view:
         if hasattr(os, "preadv"):
             num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
@@ -143,7 +151,7 @@ def fill(descriptor: int, start: int, view: memoryview) -> None:
             num = len(raw)
             view[:num] = raw
         if not num:
-            raise EOFError("a file was truncated while it was read")
+            raise LeftToZarr("the file was truncated while it was read")
         view, start = view[num:], start + num
 
 

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+
 fcntl: Any
 try:
     import fcntl
@@ -25,10 +27,6 @@ except ImportError:  # Windows
 
 # How temporary names end. zarr's own end with ".partial", too, and are not ours to remove.
 _TEMPORARY = ".in-place.partial"
-
-
-class NotInPlace(Exception):  # noqa: N818 # not an error
-    """A chunk is left to zarr, which writes it whole; the message says why."""
 
 
 class LockedError(Exception):
@@ -43,13 +41,13 @@ class ReplacedError(Exception):
 def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
     """Open a file and lock it; yield its descriptor, and its length in bytes.
 
-    Raises FileNotFoundError, LockedError, ReplacedError or NotInPlace.
+    Raises FileNotFoundError, LockedError, ReplacedError or LeftToZarr.
     """
     with _explained("opened for writing"):
         mode = os.lstat(path).st_mode
         if not stat.S_ISREG(mode):
             what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise NotInPlace(f"it is {what}")
+            raise LeftToZarr(f"it is {what}")
         descriptor = os.open(path, os.O_RDWR)
     try:
         _lock(descriptor, is_exclusive=is_exclusive)
@@ -89,7 +87,7 @@ def check_name(descriptor: int, path: str) -> None:
 
 
 def _refuse_other_names(descriptor: int, path: str) -> None:
-    """Raise NotInPlace if a locked file has another hard link, ReplacedError if that is gone now.
+    """Raise LeftToZarr if a locked file has another hard link, ReplacedError if that is gone now.
 
     The process that made the file gave it a temporary name first, and may have been killed before
     it removed that. On FUSE, that process may also be alive: there, each name has its own locks, a
@@ -109,7 +107,7 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     if is_temporary or os.fstat(descriptor).st_nlink == 1:
         raise ReplacedError
     check_name(descriptor, path)
-    raise NotInPlace("it has another name (a hard link)")
+    raise LeftToZarr("it has another name (a hard link)")
 
 
 @contextlib.contextmanager
@@ -161,4 +159,4 @@ def _explained(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NotInPlace(f"it can't be {what} ({error.strerror})") from error
+        raise LeftToZarr(f"it can't be {what} ({error.strerror})") from error

@@ -12,6 +12,7 @@ from numcodecs_bytes._core.copy import copy_elements
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import Plan, Where
 from numcodecs_bytes._threads import IsWanted
 
@@ -19,13 +20,19 @@ from numcodecs_bytes._threads import IsWanted
 class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
-    A thread changes the array only while it holds its lock, and after `check`. A caller that was
-    cancelled takes the lock once: from then on, the array is the caller's alone.
+    The array is as `check_output` requires. A thread changes it only while it holds its lock, and
+    after `check`. A caller that was cancelled takes the lock once: from then on, the array is the
+    caller's alone.
     """
 
     array: Array
+    drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
     is_wanted: IsWanted
     lock: threading.Lock
+
+    def for_thread(self, is_wanted: IsWanted) -> "Output":
+        """Return the output for another thread."""
+        return self._replace(is_wanted=is_wanted, lock=threading.Lock())
 
     def check(self) -> None:
         """Raise CancelledError if the array must not be changed any more."""
@@ -33,23 +40,22 @@ class Output(NamedTuple):
             raise CancelledError("the read was cancelled")
 
 
-def why_not_filled(out: Any, dtype: AnyDType) -> str:
-    """Return why chunks of a dtype can't be read into an output part by part, or "".
+def check_output(out: object, dtype: AnyDType) -> None:
+    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
 
     They can if that equals NumPy's assignment of whole chunks: nothing is converted, no element is
     another one too, and no file changes with the output, as that may be the file of a chunk.
     """
     if type(out) is not np.ndarray or out.dtype.hasobject:
-        return "the output is not a plain NumPy array"
+        raise LeftToZarr("the output is not a plain NumPy array")
     if out.dtype != dtype:
-        return f"the output has the data type {out.dtype}, the array {dtype}"
+        raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
     if not out.flags.writeable:
-        return "the output is read-only"
+        raise LeftToZarr("the output is read-only")
     if may_be_mapped(out):
-        return "the memory of the output may be mapped from a file"
+        raise LeftToZarr("the memory of the output may be mapped from a file")
     if _may_overlap(out):
-        return "elements of the output may overlap each other"
-    return ""
+        raise LeftToZarr("elements of the output may overlap each other")
 
 
 def may_be_mapped(array: Any) -> bool:

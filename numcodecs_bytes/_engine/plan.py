@@ -76,8 +76,8 @@ class Plan:
 
 def plan_of(
     selection: Any, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
-) -> Plan | None:
-    """Return the plan for a selection of a chunk, or None if the selection is of an unknown kind.
+) -> Plan:
+    """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
     With a gap of 0, all bytes of all runs are selected, and repeated indices repeat runs.
     """
@@ -86,10 +86,9 @@ def plan_of(
     try:
         plan: Plan | None = layout.plans.get(key)
     except TypeError:  # an array has no hash
-        axes = axes_of(selection, layout, drop_axes)
-        return None if axes is None else _plan(axes, layout.item_size, gap)
-    if plan is None and (axes := axes_of(selection, layout, drop_axes)) is not None:
-        plan = _plan(axes, layout.item_size, gap)
+        return _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
+    if plan is None:
+        plan = _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
         if plan.num_runs <= constants.MAX_KEPT:
             if len(layout.plans) >= constants.MAX_PLANS:
                 layout.plans.clear()

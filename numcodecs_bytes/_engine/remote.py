@@ -1,8 +1,8 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
-An object is a chunk, a shard, or part of a file that references point into. Its runs are coalesced
-into ranges, requested at once, and must be of one version. If a request is not answered properly,
-zarr reads that object, and those not requested yet, when all requests in flight have ended.
+An object is a chunk, a shard, or a file that references point into. Its runs are coalesced into
+ranges, requested at once, and must be of one version. If a request is not answered properly, zarr
+reads that object, and those not requested yet, when all requests in flight have ended.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -23,27 +24,32 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.batch import Batch
-from numcodecs_bytes._engine.files import Left
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead
 from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
 from numcodecs_bytes._engine.plan import Plan, Where, plan_of
-from numcodecs_bytes._engine.selection import Indices
+from numcodecs_bytes._engine.ranges import Range, coalesce, copy_runs, num_parts, sorted_runs
 from numcodecs_bytes._engine.shards import Shard
 from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._options import max_gap_bytes
+from numcodecs_bytes._trace import Fetched
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
-# Lets zarr read chunks of a batch, given what was requested of each; returns whether each exists.
-ReadWhole = Callable[[Sequence[int], Sequence[_trace.Fetched]], Awaitable[Sequence[bool]]]
-
-
-_Part = tuple[Plan, int, Where]  # what to read, the offset of its chunk, where it belongs
-_Found = tuple[int, int, Remote]  # the offset of a chunk, its index in the batch, its source
+# Lets zarr read chunks that were left to it, and notes what became of them.
+ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
 
 _in_flight = threading.local()  # how many objects the event loop of a thread reads at once
+
+
+class Part(NamedTuple):
+    """What is read of an object: the runs of a plan."""
+
+    plan: Plan
+    start: int  # the offset of its chunk in the object, in bytes
+    place: Where  # in the output
 
 
 class Share(NamedTuple):
@@ -99,7 +105,7 @@ class Object:
             raise Changed("chunks are overwritten all the time, or each answer has another version")
 
     async def ask(self, start: int, end: int | None) -> UInt8Array:
-        """Return a range; see `stores.Get`.
+        """Return a range; see `requests.Get`.
 
         Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
         is lost after a long time, raises the store's error, so that zarr does not ask again.
@@ -108,7 +114,7 @@ class Object:
         self.num_requests += 1
         try:
             raw = await self.remote.get(start, end, self._check)
-        except Left:
+        except LeftToZarr:
             raise
         except Exception as error:  # stores and their clients raise anything
             is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
@@ -128,136 +134,91 @@ class Object:
         return raw
 
     async def fetch(
-        self, parts: list[_Part], share: Share, most: int, memory: Any
+        self, parts: Sequence[Part], share: Share, most: int, memory: UInt8Array | None
     ) -> list[UInt8Array]:
         """Return the runs of each part, end to end; put those of several ranges into `memory`.
 
         A range over gaps has at most `most` bytes. Raises what `ask` does, after all requests end.
         """
-        num_bytes = [plan.num_bytes for plan, *_ in parts]
         longest = most if self.may_split() else sys.maxsize
-        (plan, start, _), *others = parts
-        if plan.num_runs == 1 and not others and _num_parts(plan.length, longest) == 1:
+        plan, start, _ = parts[0]
+        is_one_run = len(parts) == plan.num_runs == 1
+        if is_one_run and num_parts(plan.length, longest) == 1:
             start += plan.start
             return [await self.ask(start, start + plan.length)]
-        starts: Indices = np.concatenate([plan.starts(start) for plan, start, _ in parts])
-        lengths = np.repeat([p.length for p, *_ in parts], [p.num_runs for p, *_ in parts])
-        ranges = list(_ranges(starts, lengths, share.gap, most, longest))
-        self._is_split = _num_parts(int(lengths.max(initial=0)), longest) > 1
+        starts = np.concatenate([part.plan.starts(part.start) for part in parts])
+        lengths = np.repeat([p.plan.length for p in parts], [p.plan.num_runs for p in parts])
+        runs = sorted_runs(starts, lengths)
+        ranges = list(coalesce(runs, gap=share.gap, most=most, longest=longest))
+        self._is_split = num_parts(int(lengths.max(initial=0)), longest) > 1
+        num_bytes = [part.plan.num_bytes for part in parts]
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
-        to = np.cumsum(lengths) - lengths
+        await self._fetch_ranges(ranges, memory, share.num_requests)
+        return np.split(memory, np.cumsum(num_bytes)[:-1])
+
+    async def _fetch_ranges(
+        self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
+    ) -> None:
+        """Request ranges, and copy the runs in them to their places in memory."""
         errors = list[Exception]()
 
-        async def get(at: Indices, start: int, end: int) -> None:
+        async def fetch(fetched: Range) -> None:
             if errors:  # those in flight are waited for
                 return
             try:
-                raw = await self.ask(start, end)
+                raw = await self.ask(fetched.start, fetched.end)
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
             else:
-                _copy_runs(raw, starts[at] - start, memory, to[at], lengths[at])
+                copy_runs(raw, fetched, memory)
 
-        await concurrent_map(ranges, get, share.num_requests)
+        await concurrent_map([(each,) for each in ranges], fetch, num_requests)
         if errors:
             self._raise_first(errors)
-        return np.split(memory, np.cumsum(num_bytes)[:-1])
 
     def _raise_first(self, errors: list[Exception]) -> NoReturn:
         """Raise the first error of several requests; those after it may be its consequences."""
         del errors[1:]
         if self._has_answered and isinstance(errors[0], Missing):
             raise Changed("chunks are deleted while they are read")
-        if self._has_answered and not isinstance(errors[0], Left):
+        if self._has_answered and not isinstance(errors[0], LeftToZarr):
             raise Unexpected("it loses connections")  # with many requests, one is lost more often
         raise errors.pop()  # a local variable would keep what was fetched
 
 
-def _num_parts(num_bytes: int, most: int) -> int:
-    """Return how many requests to make for a range."""
-    return max(1, round(num_bytes / most))
-
-
-def _ranges(
-    starts: Indices, lengths: Indices, gap: int, most: int, longest: int
-) -> Iterator[tuple[Indices, int, int]]:
-    """Yield, for each range, the runs in it, its first byte, and its end.
-
-    Runs with gaps of up to `gap` bytes share a range, if that has up to `most` bytes. A run of more
-    than `longest` bytes is split into several ranges.
-    """
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], (starts + lengths)[order]
-    # Where a run ends, or an earlier one that overlaps it: chunks of a shard may share bytes.
-    reached = np.maximum.accumulate(ends)
-    after_gaps = np.append(np.flatnonzero(starts[1:] - reached[:-1] > gap) + 1, len(starts))
-    first = 0
-    while first < len(starts):
-        begin = int(starts[first])
-        last = int(np.searchsorted(reached, min(begin + most, sys.maxsize), side="right"))
-        after_gap = int(after_gaps[np.searchsorted(after_gaps, first, side="right")])
-        after = min(after_gap, max(last, first + 1))
-        end = int(ends[first:after].max())
-        step = -(-(end - begin) // _num_parts(end - begin, longest))
-        for start in range(begin, end, step):
-            yield order[first:after], start, min(start + step, end)
-        first = after
-
-
-def _copy_runs(
-    raw: UInt8Array, starts: Indices, memory: UInt8Array, to: Indices, lengths: Indices
-) -> None:
-    """Copy the runs that begin at `starts` in a range; a single run may begin before it."""
-    if len(starts) == 1:
-        begin = to[0] - starts[0]
-        memory[begin : begin + len(raw)] = raw
-        return
-    for length in np.unique(lengths).tolist():
-        # The run that would begin at each byte. Unlike as_strided, this can't exceed the memory.
-        kind, some = f"V{length}", lengths == length
-        here: Any = np.ndarray(len(raw) - length + 1, kind, raw, strides=(1,))
-        there: Any = np.ndarray(len(memory) - length + 1, kind, memory, strides=(1,))
-        there[to[some]] = here[starts[some]]
-
-
-class _Job(NamedTuple):
-    """What is read of an object: chunks of the batch, and where each begins in it."""
+class ObjectRead(NamedTuple):
+    """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
 
     target: Object
-    chunks: Sequence[int]
-    starts: Sequence[int]
-    stored: Layout | Shard
-    plans: Sequence[Plan]
+    chunks: Sequence[ChunkRead]
+    plans: Sequence[Plan]  # none for a shard, whose index says where its inner chunks are
     share: Share
     most: int  # the largest length of a range over gaps, in bytes
     is_whole: bool  # whether zarr's own request is as good
 
 
 async def read(
-    batch: Batch, left: Sequence[int], read_whole: ReadWhole, metadata: str
-) -> list[bool | None]:
-    """Read the selections of the chunks `left`, which are requested from a store, into the output.
+    batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr, metadata: str
+) -> None:
+    """Read the selections of chunks that are requested, and note what became of each.
 
-    `metadata` is the name of the array's metadata document. Returns whether each chunk of the batch
-    exists, or None if it is left to zarr. Raises whatever zarr raises if it can't read a chunk, and
-    whatever the store raises if a connection is lost.
+    `metadata` is the name of the array's metadata document. Raises whatever zarr raises if it can't
+    read a chunk, and whatever the store raises if a connection is lost.
     """
     limit = zarr.config.get("async.concurrency")
-    num = min(len(left), limit or constants.UNLIMITED)
+    num = min(len(chunks), limit or constants.UNLIMITED)
     _in_flight.num = getattr(_in_flight, "num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        exist: list[bool | None] = [None] * len(batch.items)
-        reader = _Reader(batch, read_whole, metadata, exist, Share.of(_in_flight.num))
-        jobs = [(job,) for job in reader.jobs(left)]
-        if not all([job.is_whole for (job,) in jobs]):  # noqa: C419 # else zarr reads all together
-            await concurrent_map(jobs, reader.read, limit)
+        reader = _Reader(batch, read_by_zarr, metadata, Share.of(_in_flight.num))
+        reads = [(each,) for each in reader.plan(chunks)]
+        if not all(each.is_whole for (each,) in reads):  # else zarr reads all together
+            await concurrent_map(reads, reader.read, limit)
     finally:
         _in_flight.num -= num
     if reader.errors and not isinstance(reader.errors[0], Unexpected):
         raise reader.errors.pop(0)
-    await reader.read_rest(left)
-    return exist
+    await reader.read_rest(chunks)
 
 
 @dataclass
@@ -265,177 +226,201 @@ class _Reader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
     batch: Batch
-    read_whole: ReadWhole
+    read_by_zarr: ReadByZarr
     metadata: str
-    exist: list[bool | None]
     share: Share
-    alone: Share = field(default_factory=lambda: Share.of(1))
+    share_alone: Share = field(default_factory=lambda: Share.of(1))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     errors: list[Exception] = field(default_factory=list)
-    fetched: dict[int, _trace.Fetched] = field(default_factory=dict)  # for chunks left to zarr
 
-    def jobs(self, left: Sequence[int]) -> Iterator[_Job]:
+    def plan(self, chunks: Sequence[ChunkRead]) -> Iterator[ObjectRead]:
         """Yield what to read: single chunks, or chunks that are side by side in an object."""
-        worth = 0 if self.share.is_exact else constants.WORTH_BYTES
-        together = collections.defaultdict[Any, list[_Found]](list)
-        for k in left:
-            remote, stored = self.batch.sources[k], self.batch.stored_as(self.batch.items[k][1])
-            if not isinstance(remote, Remote):
-                continue
+        beside = collections.defaultdict[Any, list[ChunkRead]](list)
+        for chunk in chunks:
+            remote = _remote_of(chunk)
             if remote.num_bytes is not None:
-                if isinstance(stored, Layout) and 0 < remote.num_bytes == stored.num_bytes:
-                    together[remote.key or k, stored].append((remote.start, k, remote))
-            elif isinstance(stored, Shard) or stored.num_bytes > worth:
-                yield self._job([(0, k, remote)], stored, worth)
-        total = sum([len(found) * layout.num_bytes for (_, layout), found in together.items()])
-        for (_, layout), found in together.items():
+                is_right = isinstance(chunk.stored, Layout)
+                if is_right and 0 < remote.num_bytes == chunk.stored.num_bytes:
+                    beside[remote.key or id(chunk), chunk.stored].append(chunk)
+            elif isinstance(chunk.stored, Shard):
+                yield from self._planned(partial(self._plan_shard, chunk, chunk.stored), [chunk])
+            elif chunk.stored.num_bytes > self._worth():
+                plan = partial(self._plan_chunks, [chunk], chunk.stored)
+                yield from self._planned(plan, [chunk])
+        total = sum([len(group) * layout.num_bytes for (_, layout), group in beside.items()])
+        for (_, layout), found in beside.items():
             for group in self._groups(found, layout.num_bytes, total):
-                yield self._job(group, layout, worth)
+                yield from self._planned(partial(self._plan_chunks, group, layout), group)
 
-    def _groups(self, found: list[_Found], num_bytes: int, total: int) -> Iterator[list[_Found]]:
+    def _planned(
+        self, plan: Callable[[], ObjectRead], chunks: list[ChunkRead]
+    ) -> Iterator[ObjectRead]:
+        """Yield what to read of an object, unless its chunks are left to zarr."""
+        try:
+            yield plan()
+        except LeftToZarr as why:
+            for chunk in chunks:
+                chunk.leave(why)
+
+    def _worth(self) -> int:
+        """Return how much a range must save of a chunk, in bytes."""
+        return 0 if self.share.is_exact else constants.WORTH_BYTES
+
+    def _groups(
+        self, chunks: list[ChunkRead], num_bytes: int, total: int
+    ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
-        gap = self.alone.gap if self.alone.is_exact else constants.BESIDE_BYTES
-        most = min(constants.PART_BYTES, total // self.alone.num_requests) // num_bytes
-        group = list[_Found]()
-        for one in sorted(found, key=lambda one: one[:2]):
-            between = one[0] - group[-1][0] - num_bytes if group else 0
-            if group and (not 0 <= between <= gap or len(group) >= most):
+        gap = self.share_alone.gap if self.share_alone.is_exact else constants.BESIDE_BYTES
+        most = min(constants.PART_BYTES, total // self.share_alone.num_requests) // num_bytes
+        group = list[ChunkRead]()
+        for chunk in sorted(chunks, key=lambda chunk: _remote_of(chunk).start):
+            end = _remote_of(group[-1]).start + num_bytes if group else 0
+            is_beside = 0 <= _remote_of(chunk).start - end <= gap
+            if group and (not is_beside or len(group) >= most):
                 yield group
                 group = []
-            group.append(one)
+            group.append(chunk)
         yield group
 
-    def _job(self, found: list[_Found], stored: Layout | Shard, worth: int) -> _Job:
-        """Plan how to read chunks in an object, in part if that saves more than `worth` bytes."""
-        starts, chunks, (remote, *_) = zip(*found, strict=True)
-        selections = [self.batch.items[k][2] for k in chunks]
-        drop_axes, share = self.batch.drop_axes, self.share
-        plans: list[Any] = []
-        if isinstance(stored, Shard):
-            share, worth = self.alone, self.alone.gap  # zarr, too, gives each shard that much
-            with contextlib.suppress(Left):  # raised again when the shard is read
-                items = stored.items_of(selections[0], drop_axes, share.gap)
-                plans = [plan for plan, _ in items.plans]
-            target, num_all = Object(remote), stored.num_chunks
-        else:
-            if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
-                share = share._replace(gap=self.alone.gap)
-            plans = [plan_of(each, stored, drop_axes, share.gap) for each in selections]
-            target = Object(remote, stored.num_bytes if remote.num_bytes is None else None)
-            num_all = 1
-        if None in plans:  # a selection of an unknown kind
-            return _Job(target, chunks, starts, stored, plans, share, 0, is_whole=True)
-        num_bytes, most = sum([plan.num_bytes for plan in plans]), share.most(stored.num_bytes)
-        is_split = target.may_split() and _num_parts(stored.num_bytes, most) > 1
-        is_all = len(plans) == num_all and stored.num_bytes - num_bytes <= worth
-        is_whole = is_all and not is_split
-        if isinstance(stored, Layout) and not is_whole:  # longer gaps are fetched, but not copied
-            gap = min(share.gap, constants.COPIED_GAP_BYTES)
-            plans = [plan_of(each, stored, drop_axes, gap) for each in selections]
-        most = share.most(num_bytes)
-        return _Job(target, chunks, starts, stored, plans, share, most, is_whole)
+    def _plan_shard(self, chunk: ChunkRead, shard: Shard) -> ObjectRead:
+        """Plan how to read a shard, in part if that saves more than a request is worth."""
+        share = self.share_alone  # zarr, too, gives each shard that much
+        target = Object(_remote_of(chunk))
+        items = shard.items_of(chunk.selection, self.batch.out.drop_axes, share.gap)
+        num_bytes = sum([plan.num_bytes for plan, _ in items.plans])
+        is_all = len(items.plans) == shard.num_chunks
+        is_whole = is_all and shard.num_bytes - num_bytes <= share.gap
+        if is_whole and self._is_split(target, shard.num_bytes, share):
+            is_whole = False
+        return ObjectRead(target, [chunk], [], share, share.most(num_bytes), is_whole)
 
-    async def read(self, job: _Job) -> None:
+    def _plan_chunks(self, chunks: list[ChunkRead], layout: Layout) -> ObjectRead:
+        """Plan how to read chunks in an object, in part if that saves enough."""
+        remote, share = _remote_of(chunks[0]), self.share
+        target = Object(remote, layout.num_bytes if remote.num_bytes is None else None)
+        if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
+            share = share._replace(gap=self.share_alone.gap)
+        plans = self._plans(chunks, layout, share.gap)
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        is_all = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._worth()
+        if is_all and not self._is_split(target, layout.num_bytes, share):
+            return ObjectRead(target, chunks, plans, share, share.most(num_bytes), is_whole=True)
+        # Longer gaps are fetched, but not copied.
+        plans = self._plans(chunks, layout, min(share.gap, constants.COPIED_GAP_BYTES))
+        return ObjectRead(target, chunks, plans, share, share.most(num_bytes), is_whole=False)
+
+    def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
+        drop_axes = self.batch.out.drop_axes
+        return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
+
+    def _is_split(self, target: Object, num_bytes: int, share: Share) -> bool:
+        """Whether a whole object would be requested in several parts."""
+        return target.may_split() and num_parts(num_bytes, share.most(num_bytes)) > 1
+
+    async def read(self, planned: ObjectRead) -> None:
         """Read an object, or let zarr read it; note the errors of either."""
-        target = job.target
+        target, first = planned.target, planned.chunks[0]
         if self.errors or target.state.why_struck:
             return
         try:
-            if job.is_whole:
-                await self._let_zarr_read(job.chunks, [_trace.Fetched()] * len(job.chunks))
+            if planned.is_whole:
+                await self.read_by_zarr(planned.chunks)
             else:
-                await self._read_or_fill(job)
-        except Left as why:
+                await self._read_or_fill(planned)
+        except LeftToZarr as why:
             if isinstance(why, Unexpected):
                 self.errors.append(why.with_traceback(None))
-            fetched = _trace.Fetched(target.num_requests, target.num_bytes, str(why))
-            self.fetched[job.chunks[0]] = fetched
+            first.leave(why, Fetched(target.num_requests, target.num_bytes))
         except Exception as error:  # noqa: BLE001 # raised when all have ended
-            add_name(error, self.batch.items[job.chunks[0]][0])
+            add_name(error, first.getter)
             traceback.clear_frames(error.__traceback__)  # which hold what was fetched
             self.errors.append(error)
 
-    async def read_rest(self, left: Sequence[int]) -> None:
+    async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:
         """Let zarr read what could not be read; if that works, the first failure is a strike."""
-        if not self.fetched:
-            return
-        rest = [k for k in left if self.exist[k] is None]
-        others = _trace.Fetched(why=str(self.errors[0]) if self.errors else "")
-        await self._let_zarr_read(rest, [self.fetched.get(k, others) for k in rest])
-        if self.errors:
-            store = self.batch.items[rest[0]][0].store
-            state_of(store).strike(store, self.errors[0])
+        rest = [c for c in chunks if c.outcome is None or c.outcome.status == "left to zarr"]
+        if not self.errors:
+            return  # the pipeline lets zarr read it
+        for chunk in rest:
+            if chunk.outcome is None:
+                chunk.leave(self.errors[0])
+        await self.read_by_zarr(rest)
+        store = rest[0].getter.store
+        state_of(store).strike(store, self.errors[0])
 
-    async def _let_zarr_read(self, chunks: Sequence[int], fetched: list[_trace.Fetched]) -> None:
-        for k, exists in zip(chunks, await self.read_whole(chunks, fetched), strict=True):
-            self.exist[k] = exists
-
-    async def _read_or_fill(self, job: _Job) -> None:
+    async def _read_or_fill(self, planned: ObjectRead) -> None:
         try:
             try:
-                await self._read(job)
+                await self._read(planned)
             except Changed:
-                job.target.forget()
-                await self._read(job)
+                planned.target.forget()
+                await self._read(planned)
         except Missing:
-            if job.target.remote.num_bytes is not None or not await self._is_believed(job):
+            target = planned.target
+            if target.remote.num_bytes is not None or not await self._is_believed(planned):
                 raise
-            self.batch.fill_missing(job.chunks[0])
-            self._note(job, exists=False)
+            fetched = Fetched(target.num_requests, target.num_bytes)
+            planned.chunks[0].fill(self.batch.out, fetched)
 
-    async def _is_believed(self, job: _Job) -> bool:
+    async def _is_believed(self, planned: ObjectRead) -> bool:
         """Whether the store answers ranges; if need be, request a byte of the array's metadata."""
-        state = job.target.state
+        state, chunk = planned.target.state, planned.chunks[0]
         async with self.asking:
-            if not state.answers and not self.errors:  # else another job has asked
-                byte_getter, spec, *_ = self.batch.items[job.chunks[0]]
-                path = _trace.path_of_array(byte_getter.path, len(spec.shape))
-                source_of = sources_of(byte_getter.store)
-                source = source_of(f"{path}/{self.metadata}".lstrip("/"))
-                if isinstance(source, Remote):  # else the store has been given up meanwhile
-                    job.target.num_requests += 1
-                    with contextlib.suppress(Left):
+            if not state.answers and not self.errors:  # else another one has been asked for
+                path = _trace.path_of_array(chunk.getter.path, len(chunk.spec.shape))
+                planned.target.num_requests += 1
+                with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
+                    find = sources_of(chunk.getter.store)
+                    source = find(f"{path}/{self.metadata}".lstrip("/"))
+                    if isinstance(source, Remote):
                         await Object(source).ask(0, 1)
         return state.answers
 
-    async def _read(self, job: _Job) -> None:
-        """Read an object; raise `Left` if it is left to zarr."""
-        out, stored, alone = self.batch.out, job.stored, None
-        if isinstance(stored, Shard):
-            layout = stored.layout
-            parts, alone = await self._parts_of_shard(job, stored)
+    async def _read(self, planned: ObjectRead) -> None:
+        """Read an object; raise `LeftToZarr` if it is left to zarr."""
+        first, target, num_alone = planned.chunks[0], planned.target, None
+        if isinstance(first.stored, Shard):
+            layout = first.stored.layout
+            parts, num_alone = await self._parts_of_shard(planned, first, first.stored)
         else:
-            layout = stored
-            parts = list(zip(job.plans, job.starts, map(self.batch.place, job.chunks), strict=True))
-        memory = memory_of(out, parts[0][2], parts[0][0], layout) if len(parts) == 1 else None
-        runs = await job.target.fetch(parts, job.share, job.most, memory) if parts else []
-        for raw, (plan, _, place) in zip(runs, parts, strict=True):
+            layout = first.stored
+            starts = [_remote_of(chunk).start for chunk in planned.chunks]
+            places = [chunk.place for chunk in planned.chunks]
+            parts = list(map(Part, planned.plans, starts, places))
+        array = self.batch.out.array
+        memory = None
+        if len(parts) == 1:
+            memory = memory_of(array, parts[0].place, parts[0].plan, layout)
+        runs = await target.fetch(parts, planned.share, planned.most, memory) if parts else []
+        for raw, part in zip(runs, parts, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
-                write_selected(raw, plan, layout, out, place)
-        self._note(job, alone)
+                write_selected(raw, part.plan, layout, array, part.place)
+        fetched = Fetched(target.num_requests, target.num_bytes, num_alone)
+        for chunk in planned.chunks:
+            chunk.found(fetched)
+            fetched = Fetched()  # the others are read with the first
 
-    async def _parts_of_shard(self, job: _Job, shard: Shard) -> tuple[list[_Part], int]:
+    async def _parts_of_shard(
+        self, planned: ObjectRead, chunk: ChunkRead, shard: Shard
+    ) -> tuple[list[Part], int]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
-        k, target, num = job.chunks[0], job.target, shard.index_bytes
-        _, spec, selection, *_ = self.batch.items[k]
-        items = shard.items_of(selection, self.batch.drop_axes, job.share.gap)
-        is_first = shard.index_range(num + 1)[0] == 0
-        index = await target.ask(0 if is_first else -num, num if is_first else None)
+        target, out, num_bytes = planned.target, self.batch.out, shard.index_bytes
+        items = shard.items_of(chunk.selection, out.drop_axes, planned.share.gap)
+        is_first = shard.index_range(num_bytes + 1)[0] == 0
+        raw = await target.ask(0 if is_first else -num_bytes, num_bytes if is_first else None)
         try:
-            entries = shard.decode_index(index)
-        except Left as why:
+            index = shard.decode_index(raw)
+        except LeftToZarr as why:
             raise Unexpected(str(why)) from None
-        length, place = target.length or sys.maxsize, self.batch.place(k)
-        parts, missing, num_alone = shard.parts_of(entries, items, length)
+        found, missing, num_alone = shard.parts_of(index, items, target.length or sys.maxsize)
         for where in missing:
-            self.batch.out[place_within(place, where)] = fill_value_or_default(spec)
-        placed = [(plan, start, place_within(place, where)) for plan, start, where in parts]
-        return placed, num_alone
+            out.array[place_within(chunk.place, where)] = fill_value_or_default(chunk.spec)
+        parts = [Part(plan, start, place_within(chunk.place, w)) for plan, start, w in found]
+        return parts, num_alone
 
-    def _note(self, job: _Job, alone: int | None = None, *, exists: bool = True) -> None:
-        """Note that chunks were read, and tell `numcodecs_bytes.trace` what was requested."""
-        fetched = _trace.Fetched(job.target.num_requests, job.target.num_bytes, "", alone)
-        for k in job.chunks:
-            self.exist[k] = exists
-            self.batch.note(k, fetched, exists=exists)
-            fetched = _trace.Fetched()  # the others are read with the first
+
+def _remote_of(chunk: ChunkRead) -> Remote:
+    """Return where a chunk is requested."""
+    if not isinstance(chunk.source, Remote):
+        raise TypeError(f"not requested: {chunk.source!r}")
+    return chunk.source

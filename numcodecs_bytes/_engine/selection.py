@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 Indices = np.ndarray[Any, np.dtype[np.intp]]
 
@@ -33,65 +34,67 @@ def key_of(selection: Any) -> Any:
     return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
 
 
-def axes_of(
-    selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()
-) -> tuple[Axis, ...] | None:
+def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> tuple[Axis, ...]:
     """Return what is selected along each axis of a chunk, in the order in which they are stored.
 
     The selection is what zarr passes to codecs, a selector for each axis: integers, which drop
     their axis, and slices with positive steps; or arrays of integers or bools, shaped as by
     ``numpy.ix_``, or a single 1-D one together with slices; or, for points, 1-D arrays of integers.
-    Points are a single axis: their indices in the flattened chunk, in stored order. Returns None if
-    the selection is of another kind, or out of bounds.
+    Points are a single axis: their indices in the flattened chunk, in stored order. Raises
+    `LeftToZarr` if the selection is of another kind, or out of bounds.
     """
     shape = layout.shape
     if not isinstance(selection, tuple) or len(selection) != len(shape):
-        return None
+        raise _unknown(selection)
     arrays = [s for s in selection if isinstance(s, np.ndarray)]
     is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
     if len(arrays) == len(shape) > 1 and not all(is_mesh):
-        points = _points(arrays, layout)
-        return None if points is None else (points,)
+        return (_points(arrays, layout),)
     if len(arrays) > 1 and not all(is_mesh):
-        return None
+        raise _unknown(selection)
     axes, to = [], 0
     for k, selector in enumerate(selection):
         indices = _indices(selector, shape[k])
-        if indices is None:
-            return None
         is_dropped = k in drop_axes or not isinstance(selector, slice | np.ndarray)
         axes.append(Axis(indices, layout.strides[k], None if is_dropped else to))
         to += not is_dropped
     return tuple([axes[k] for k in layout.axis_order])
 
 
-def _points(arrays: list[Any], layout: Layout) -> Axis | None:
-    """Return points as one axis; None if they are not 1-D integers, or out of bounds."""
-    if any([a.ndim != 1 or a.dtype.kind not in "iu" or len(a) != len(arrays[0]) for a in arrays]):  # noqa: C419
-        return None
+def _points(arrays: list[Any], layout: Layout) -> Axis:
+    """Return points, 1-D arrays of integers, as one axis."""
+    num = len(arrays[0]) if arrays[0].ndim else 0
+    if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):  # noqa: C419 # faster
+        raise _unknown(arrays)
     order, shape = layout.axis_order, layout.shape
     try:  # checks bounds, too
         indices: Any = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
     except ValueError:
-        return None
+        raise _unknown(arrays) from None
     return Axis(_as_range(indices), layout.item_size, 0)
 
 
-def _indices(selector: Any, size: int) -> range | Indices | None:
-    """Return the indices along an axis; None if they are of another kind, or out of bounds."""
+def _indices(selector: Any, size: int) -> range | Indices:
+    """Return the indices that a slice, an integer or an array selects along an axis."""
     if isinstance(selector, slice):
         indices = range(*selector.indices(size))
-        return indices if indices.step > 0 else None
-    if isinstance(selector, int | np.integer) and not isinstance(selector, bool):
-        return range(int(selector), int(selector) + 1) if 0 <= selector < size else None
-    if not isinstance(selector, np.ndarray) or selector.dtype.kind not in "iub":
-        return None
-    along = selector.reshape(-1)
-    if along.dtype.kind == "b":
-        return _as_range(np.flatnonzero(along)) if along.size == size else None
-    if along.size and not (along.min() >= 0 and along.max() < size):
-        return None
-    return _as_range(along.astype(np.intp, copy=False))
+        if indices.step > 0:
+            return indices
+    elif isinstance(selector, int | np.integer) and not isinstance(selector, bool):
+        if 0 <= selector < size:
+            return range(int(selector), int(selector) + 1)
+    elif isinstance(selector, np.ndarray) and selector.dtype.kind == "b":
+        if selector.size == size:
+            return _as_range(np.flatnonzero(selector))
+    elif isinstance(selector, np.ndarray) and selector.dtype.kind in "iu":
+        along = selector.reshape(-1)
+        if not along.size or (along.min() >= 0 and along.max() < size):
+            return _as_range(along.astype(np.intp, copy=False))
+    raise _unknown(selector)
+
+
+def _unknown(selection: object) -> LeftToZarr:
+    return LeftToZarr(f"its selection is of an unknown kind ({type(selection).__name__})")
 
 
 def _as_range(along: Indices) -> range | Indices:

@@ -6,7 +6,6 @@ wrong with a shard, it is left to zarr, which raises the error or reads it.
 
 import itertools
 import math
-import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,14 +13,13 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._engine import constants, files
-from numcodecs_bytes._engine.files import Left, OpenFile
+from numcodecs_bytes._core.dtypes import AnyDType
+from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.layout import Layout, layout_of
-from numcodecs_bytes._engine.output import Output, within
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import Plan, Where, plan_axes
-from numcodecs_bytes._engine.read_file import read
 from numcodecs_bytes._engine.selection import Axis, axes_of, key_of
-from numcodecs_bytes._zarr_versions import decode_index, fill_value_or_default
+from numcodecs_bytes._zarr_versions import decode_index
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
@@ -46,6 +44,16 @@ class Shard:
         self._items: dict[Any, Items] = {}
 
     @property
+    def item_size(self) -> int:
+        """The length of an element in bytes."""
+        return self.layout.item_size
+
+    @property
+    def dtype(self) -> AnyDType:
+        """The dtype of elements in memory."""
+        return self.layout.dtype
+
+    @property
     def num_bytes(self) -> int:
         """The total length of the inner chunks."""
         return math.prod(self.spec.shape) * self.layout.item_size
@@ -56,25 +64,25 @@ class Shard:
         is_first = getattr(location, "value", location) == "start"
         start = 0 if is_first else num_bytes - self.index_bytes
         if num_bytes < self.index_bytes:
-            raise Left("the shard is too short for its index")
+            raise LeftToZarr("the shard is too short for its index")
         return start, start + self.index_bytes
 
     def decode_index(self, raw: Any) -> Any:
         """Return offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
 
-        Raises `Left` if its checksum is wrong.
+        Raises `LeftToZarr` if its checksum is wrong.
         """
         try:
             return decode_index(self.codec, raw, self.grid_shape)
         except ValueError as error:
-            raise Left("the index of the shard is damaged") from error
+            raise LeftToZarr("the index of the shard is damaged") from error
 
     def items_of(
         self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
     ) -> Items:
         """Return what a selection takes from the inner chunks; it is kept, unless it has arrays.
 
-        Raises `Left` if the selection is of an unknown kind.
+        Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         key = key_of(selection), drop_axes, gap
         try:
@@ -92,8 +100,6 @@ class Shard:
         axes = axes_of(
             selection, layout_of(shape, inner.dtype, inner.stored, inner.axis_order), drop_axes
         )
-        if axes is None:
-            raise Left("the selection is of an unknown kind")
         if len(axes) < len(shape):
             pairs = [np.divmod(a, n) for a, n in zip(selection, inner.shape, strict=True)]
             coordinates, within = zip(*pairs, strict=True)
@@ -124,15 +130,16 @@ class Shard:
         """Return what to read of the inner chunks of a shard of `num_bytes`.
 
         These are the plans, each with the offset of its chunk and where its elements belong in the
-        selection; where missing elements belong; and how many bytes zarr alone reads. Raises `Left`
-        if the length of an inner chunk is not its layout's, or it ends beyond the shard.
+        selection; where missing elements belong; and how many bytes zarr alone reads. Raises
+        `LeftToZarr` if the length of an inner chunk is not its layout's, or it ends beyond the
+        shard.
         """
         entries = index[(*items.coordinates, slice(None))].reshape(-1, 2)
         starts, lengths, length = entries[:, 0], entries[:, 1], self.layout.num_bytes
         is_missing = (starts == MISSING) & (lengths == MISSING)
         is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
         if (is_wrong & ~is_missing).any():
-            raise Left("the index has an inner chunk of a wrong length, or beyond the shard")
+            raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
         begins = starts[present].astype(np.int64)
         num_alone = 0
@@ -173,43 +180,3 @@ def _each_chunk(axis: Axis, size: int) -> Iterator[tuple[int, Axis, Any]]:
         inside = indices[begin:end] - k * size
         where = slice(begin, end) if order is None else order[begin:end]
         yield k, axis._replace(indices=inside), where
-
-
-def read_shard(  # noqa: PLR0913, PLR0917
-    descriptor: int, num_bytes: int, shard: Shard, items: Items, out: Output, place: Where
-) -> _trace.Fetched:
-    """Read what a selection takes from the open file of a shard to its place in the output.
-
-    Raises `Left` if zarr is to read the shard, or to raise the error: its index is damaged, for
-    example. Raises EOFError if the file was truncated meanwhile.
-    """
-    first, end = shard.index_range(num_bytes)
-    raw = files.new_memory(end - first)
-    files.fill(descriptor, first, raw)
-    index = shard.decode_index(np.asarray(raw))
-    parts, missing, num_alone = shard.parts_of(index, items, num_bytes)
-    out, place_of = within(out, place)
-    with out.lock:
-        out.check()
-        for where in missing:
-            out.array[place_of(where)] = fill_value_or_default(shard.spec)
-    parts.sort(key=operator.itemgetter(1))
-    is_prefetched = len(parts) > 1
-    if is_prefetched:
-        _prefetch(descriptor, parts)
-    num_requests, num_read = 1, shard.index_bytes
-    for plan, start, where in parts:
-        file = OpenFile(descriptor, start, is_prefetched)
-        num, num_bytes = read(file, shard.layout, plan, out, place_of(where))
-        num_requests, num_read = num_requests + num, num_read + num_bytes
-    return _trace.Fetched(num_requests, num_read, num_bytes_alone=num_alone)
-
-
-def _prefetch(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
-    """Ask the system to prefetch all runs of inner chunks, unless they seem to be in memory."""
-    some = parts[:: max(len(parts) // constants.NUM_LOOKED_AT, 1)]
-    firsts = [int(s) for plan, start, _ in some for s in plan.starts(start)[:1]]
-    num_runs = sum([plan.num_runs for plan, *_ in parts])
-    if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
-        for plan, start, _ in parts:
-            files.prefetch(descriptor, plan.starts(start).tolist(), plan.length)

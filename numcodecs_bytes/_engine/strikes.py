@@ -11,13 +11,13 @@ import weakref
 from typing import Any
 
 from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.files import Left
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._names import name_of_store
 
 logger = logging.getLogger("numcodecs_bytes")
 
 
-class Unexpected(Left):
+class Unexpected(LeftToZarr):
     """A range was not answered as requested: a strike, if zarr can read the chunk."""
 
 

@@ -11,18 +11,19 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from zarr.core.array_spec import ArraySpec
 from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._engine import constants, locks
+from numcodecs_bytes._engine.chunks import ChunkWrite, StoredAs
 from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.locks import LockedError, NotInPlace
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.locks import LockedError
 from numcodecs_bytes._engine.output import may_be_mapped
-from numcodecs_bytes._engine.stores import Whole, name_of_class
+from numcodecs_bytes._engine.stores import name_of_class
 from numcodecs_bytes._engine.write_chunk import ChunkFile
 from numcodecs_bytes._engine.write_shard import ShardFile
 from numcodecs_bytes._names import add_name, name_of_chunk
@@ -37,18 +38,20 @@ from numcodecs_bytes._threads import (
 logger = logging.getLogger("numcodecs_bytes")
 
 
-def writable_path(byte_setter: Any) -> str | Whole:
-    """Return the path of a chunk's file, or why it is not written in place."""
+def find_path(chunk: ChunkWrite) -> str:
+    """Return the path of a chunk's file; raise `LeftToZarr` if it is not written in place."""
+    if chunk.is_complete:
+        raise LeftToZarr("the whole chunk is written")
     if locks.fcntl is None:
-        return Whole("this system has no flock")
-    if type(byte_setter) is not StorePath:
-        return Whole(f"{name_of_class(byte_setter)} is not a StorePath")
-    store: Any = byte_setter.store
+        raise LeftToZarr("this system has no flock")
+    if type(chunk.setter) is not StorePath:
+        raise LeftToZarr(f"{name_of_class(chunk.setter)} is not a StorePath")
+    store: Any = chunk.setter.store
     if type(store) is not LocalStore:
-        return Whole(f"{name_of_class(store)} is not zarr's LocalStore")
+        raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
     if store.read_only:
-        return Whole("the store is read-only")
-    return f"{store.root}/{byte_setter.path}"
+        raise LeftToZarr("the store is read-only")
+    return f"{store.root}/{chunk.setter.path}"
 
 
 async def with_own_memory(values: Any) -> Any:
@@ -62,73 +65,75 @@ def _num_bytes(values: Any) -> int:
     return int(math.prod(values.shape) * values.dtype.itemsize)
 
 
-class Writes:
-    """Writes values to parts of chunks, each with a `ChunkFile`."""
+async def write(
+    chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...], stored_as: StoredAs
+) -> None:
+    """Write values to parts of chunks; those with a reason `why_left` were left to zarr."""
+    waiting = [_Write(chunk, values, drop_axes, stored_as) for chunk in chunks]
+    begun, is_told = time.monotonic(), False
+    while waiting := await _try_all(waiting, values):
+        seconds = time.monotonic() - begun
+        name = name_of_chunk(waiting[0].chunk.setter)
+        if seconds > constants.LONG_SECONDS and not is_told:
+            is_told = True
+            logger.warning(
+                "waiting for a lock on %s: another thread or process has locked its file", name
+            )
+        if seconds > constants.EXIT_SECONDS and is_ending():
+            raise InterruptedError(f"the program ended while a write waited to lock {name}")
+        pause = max(seconds / constants.NUM_WAITS, constants.FIRST_WAIT_SECONDS)
+        await asyncio.sleep(min(pause, constants.MAX_WAIT_SECONDS))
+
+
+class _Write:
+    """A write to part of a chunk, which may have to be tried several times."""
 
     def __init__(
-        self,
-        items: Sequence[Any],
-        values: Any,
-        drop_axes: tuple[int, ...],
-        stored_as: Callable[[ArraySpec], Any],
+        self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...], stored_as: StoredAs
     ) -> None:
-        self._items, self._values, self._drop_axes = items, values, drop_axes
-        self._stored_as, self._is_mapped = stored_as, may_be_mapped(values)
-        self._locked: dict[int, ChunkFile] = {}  # those whose files another writer has locked
-        self._left: dict[int, str] = {}
+        self.chunk, self.is_done = chunk, False
+        self._values, self._drop_axes, self._stored_as = values, drop_axes, stored_as
+        self._file: ChunkFile | None = None  # kept, because it may be locked by another writer
 
-    async def write(self, files: Mapping[int, str]) -> dict[int, str]:
-        """Write the items whose files are given; return which are left to zarr, and why."""
-        begun, is_told = time.monotonic(), False
-        await self._write_all(files)
-        while self._locked:
-            seconds = time.monotonic() - begun
-            name = name_of_chunk(self._items[next(iter(self._locked))][0])
-            if seconds > constants.LONG_SECONDS and not is_told:
-                is_told = True
-                logger.warning(
-                    "waiting for a lock on %s: another thread or process has locked its file", name
-                )
-            if seconds > constants.EXIT_SECONDS and is_ending():
-                raise InterruptedError(f"the program ended while a write waited to lock {name}")
-            pause = max(seconds / constants.NUM_WAITS, constants.FIRST_WAIT_SECONDS)
-            await asyncio.sleep(min(pause, constants.MAX_WAIT_SECONDS))
-            await self._write_all({k: files[k] for k in self._locked})
-        return self._left
+    def try_once(self, is_wanted: IsWanted) -> None:
+        """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
+        try:
+            self._file = self._file or self._plan()
+            self._file.write(is_wanted)
+        except LockedError:
+            return
+        except LeftToZarr as why:
+            self.chunk.why_left = str(why)
+        except Exception as error:
+            add_name(error, self.chunk.setter, "writing")
+            raise
+        self.is_done = True
 
-    async def _write_all(self, files: Mapping[int, str]) -> None:
-        """Write items, in one thread per core if they are large."""
-        ks, num = list(files), 1
-        is_array = isinstance(self._values, np.ndarray)  # other arrays are read by one thread
-        if is_array and _num_bytes(self._values) > constants.PARALLEL_BYTES * len(ks):
-            num = min(os.cpu_count() or 1, len(ks))
-        shares = [functools.partial(self._run, files, ks[first::num]) for first in range(num)]
-        running = [run_while_wanted(write_pool(), share) for share in shares]
-        for error in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(error, BaseException):
-                raise error
-
-    def _run(self, files: Mapping[int, str], ks: Sequence[int], is_wanted: IsWanted) -> None:
-        """Write one item after the other."""
-        for k in ks:
-            if not is_wanted():
-                return
-            try:
-                chunk = self._locked.pop(k, None) or self._chunk(k, files[k])
-                chunk.write(is_wanted)
-            except LockedError:
-                self._locked[k] = chunk
-            except NotInPlace as why:
-                self._left[k] = str(why)
-            except Exception as error:
-                add_name(error, self._items[k][0], "writing")
-                raise
-
-    def _chunk(self, k: int, path: str) -> ChunkFile:
-        item = self._items[k]
-        _, spec, selection, place, *_ = item
-        stored = self._stored_as(spec)
-        is_single = selection == () or self._values.shape == ()
-        values = np.asarray(self._values if is_single else self._values[place])
+    def _plan(self) -> ChunkFile:
+        chunk, values = self.chunk, self._values
+        stored = self._stored_as(chunk.spec)
+        is_single = chunk.selection == () or values.shape == ()
+        selected = np.asarray(values if is_single else values[chunk.place])
         kind = ChunkFile if isinstance(stored, Layout) else ShardFile
-        return kind(item, path, stored, values, self._drop_axes, self._is_mapped)
+        return kind(chunk, stored, selected, self._drop_axes, may_be_mapped(values))
+
+
+async def _try_all(writes: Sequence[_Write], values: Any) -> list[_Write]:
+    """Try all writes, in one thread per core if they are large; return those to be tried again."""
+    num = 1
+    is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
+    if is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes):
+        num = min(os.cpu_count() or 1, len(writes))
+    shares = [functools.partial(_try_each, writes[first::num]) for first in range(num)]
+    running = [run_while_wanted(write_pool(), share) for share in shares]
+    for error in await asyncio.gather(*running, return_exceptions=True):
+        if isinstance(error, BaseException):
+            raise error
+    return [each for each in writes if not each.is_done]
+
+
+def _try_each(writes: Sequence[_Write], is_wanted: IsWanted) -> None:
+    for each in writes:
+        if not is_wanted():
+            return
+        each.try_once(is_wanted)

@@ -12,7 +12,9 @@ from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, locks, write_file
-from numcodecs_bytes._engine.locks import LockedError, NotInPlace, ReplacedError
+from numcodecs_bytes._engine.chunks import ChunkWrite
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.locks import LockedError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._names import name_of_chunk
@@ -26,16 +28,14 @@ Placed = list[tuple[Part, int]]  # what is written, and the offset of its chunk 
 class ChunkFile:
     """The file of a chunk, and what is written to it."""
 
-    item: Any  # what zarr passes to the `write` of its pipelines
-    path: str
+    chunk: ChunkWrite
     stored: Any  # its `Layout`, or `Shard`
     values: Array  # in the shape of the selection, or one that NumPy broadcasts to it
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
     is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
 
     def __post_init__(self) -> None:
-        self._byte_setter, self._spec, selection, *_ = self.item
-        self._parts = self._plan(selection)
+        self._parts = self._plan(self.chunk.selection)
         self._num_runs = sum([part.runs.num_runs for part in self._parts])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._parts)
         self._locked_since = 0.0
@@ -44,8 +44,6 @@ class ChunkFile:
         """Return what is written to each of the chunks in the file."""
         self._layout = self.stored
         runs = plan_of(selection, self._layout, self.drop_axes, gap=0)
-        if runs is None:
-            raise NotInPlace(f"its selection, {selection!r}, is of an unknown kind")
         shape = write_file.shape_of(runs.axes)
         elements = write_file.elements_of(self.values, self._layout, shape)
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
@@ -54,7 +52,7 @@ class ChunkFile:
         """Return what has space in the file, and what has none; raise if the file is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
-            name = name_of_chunk(self._byte_setter)
+            name = name_of_chunk(self.chunk.setter)
             check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
         return [(part, 0) for part in self._parts], []
 
@@ -69,7 +67,7 @@ class ChunkFile:
         return [(part, 0) for part in self._parts]
 
     def write(self, is_wanted: IsWanted) -> None:
-        """Write everything; nothing is written if LockedError or NotInPlace is raised."""
+        """Write everything; nothing is written if LockedError or LeftToZarr is raised."""
         step: Any = self._change if self._num_runs else None  # each returns the next one
         for _ in range(constants.MAX_TRIES):
             if step is None:
@@ -90,19 +88,19 @@ class ChunkFile:
                 # A writer of hulls waits for writers of runs no longer than it would take to
                 # write runs itself, with a shared lock: that waits only for writers of hulls.
                 self._in_hulls, step = False, self._change
-        raise NotInPlace("it keeps being replaced")
+        raise LeftToZarr("it keeps being replaced")
 
     def _change(self, is_wanted: IsWanted, *, may_replace: bool = False) -> Any:
         """Write to the file, if it has space for everything; else `_replace` is next."""
         is_exclusive = may_replace or self._in_hulls
-        with locks.locked(self.path, is_exclusive=is_exclusive) as (descriptor, num_bytes):
+        with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as (descriptor, num_bytes):
             placed, missing = self._locate(descriptor, num_bytes)
             if not self.is_mapped and self._are_only_fill_values(missing):
                 self._write(descriptor, placed, is_wanted)
             elif may_replace:
-                with locks.temporary(self.path) as (new, name):
+                with locks.temporary(self.chunk.path) as (new, name):
                     self._write(new, self._make(descriptor, new, is_wanted), is_wanted)
-                    locks.replace(name, self.path, descriptor)
+                    locks.replace(name, self.chunk.path, descriptor)
             else:
                 return self._replace
         self._note(num_bytes)
@@ -116,9 +114,9 @@ class ChunkFile:
         """Make the file, unless zarr would not; if another writer has, `_change` is next."""
         if self._are_only_fill_values(self._parts):
             return None
-        with locks.temporary(self.path) as (new, name):
+        with locks.temporary(self.chunk.path) as (new, name):
             self._write(new, self._make(None, new, is_wanted), is_wanted)
-            if not locks.publish(name, self.path):
+            if not locks.publish(name, self.chunk.path):
                 return self._change
         self._note(0)
         return None
@@ -129,10 +127,10 @@ class ChunkFile:
 
     def _are_only_fill_values(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements, as all equal the fill value."""
-        if self._spec.config.write_empty_chunks:
+        if self.chunk.spec.config.write_empty_chunks:
             return not parts
-        fill_value = fill_value_or_default(self._spec)
-        buffer_of: Any = self._spec.prototype.nd_buffer.from_numpy_array
+        fill_value = fill_value_or_default(self.chunk.spec)
+        buffer_of: Any = self.chunk.spec.prototype.nd_buffer.from_numpy_array
         return all(
             buffer_of(part.elements[(*where, ...)]).all_equal(fill_value)
             for part in parts
@@ -140,7 +138,7 @@ class ChunkFile:
         )
 
     def _stored_fill_value(self) -> UInt8Array:
-        fill_value: Array = np.full(1, fill_value_or_default(self._spec), self._layout.dtype)
+        fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored))
 
     def _note(self, num_bytes_before: int) -> None:
@@ -152,4 +150,4 @@ class ChunkFile:
                 "bytes_in_place": num * self._layout.item_size,
                 "bytes_zarr_alone": num_bytes_before,
             }
-            _trace.note(self._byte_setter, len(self._spec.shape), counts)
+            _trace.note(self.chunk.setter, len(self.chunk.spec.shape), counts)

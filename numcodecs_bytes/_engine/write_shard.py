@@ -16,7 +16,7 @@ from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._engine import files, locks, write_file
 from numcodecs_bytes._engine.layout import layout_of
-from numcodecs_bytes._engine.locks import NotInPlace
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis, axes_of
@@ -35,17 +35,14 @@ class ShardFile(ChunkFile):
         self._layout, index_bytes = layout, shard.index_bytes
         # Where inner chunks may begin: after the index, if that is at the start.
         self._first = index_bytes if shard.index_range(index_bytes + 1)[0] == 0 else 0
-        try:
-            self._items = items = shard.items_of(selection, self.drop_axes, gap=0)
-        except files.Left as why:
-            raise NotInPlace(str(why)) from None
+        self._items = items = shard.items_of(selection, self.drop_axes, gap=0)
         if items.within is not None:
             self._elements = write_file.elements_of(self.values, layout, items.within.shape)
             # Where points are in most complete shards: this tells whether hulls are faster.
             starts = np.ravel_multi_index(items.coordinates, shard.grid_shape) * layout.num_bytes
             return [self._points_at(starts + items.within, self._elements)]
         whole = layout_of(shard.spec.shape, layout.dtype, layout.stored, layout.axis_order)
-        shape = write_file.shape_of(axes_of(selection, whole, self.drop_axes) or ())
+        shape = write_file.shape_of(axes_of(selection, whole, self.drop_axes))
         elements = write_file.elements_of(self.values, layout, shape)
         parts, hulls = [], dict[int, Plan]()
         for plan, where in items.plans:
@@ -61,13 +58,10 @@ class ShardFile(ChunkFile):
         return Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
 
     def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:
-        try:
-            first, end = self.stored.index_range(num_bytes)
-            raw = np.empty(end - first, np.uint8)
-            files.fill(descriptor, first, raw.data)
-            self._index = self.stored.decode_index(raw)
-        except files.Left as why:
-            raise NotInPlace(str(why)) from why.__cause__
+        first, end = self.stored.index_range(num_bytes)
+        raw = np.empty(end - first, np.uint8)
+        files.fill(descriptor, first, raw.data)
+        self._index = self.stored.decode_index(raw)
         entries, length = self._index.reshape(-1, 2), self._layout.num_bytes
         entries = entries[(entries != MISSING).any(axis=1)]
         starts = np.sort(entries[:, 0])
@@ -77,7 +71,7 @@ class ShardFile(ChunkFile):
         )
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
-            raise NotInPlace(
+            raise LeftToZarr(
                 f"its index is unusual: inner chunks do not have {length} bytes, overlap each "
                 "other or the index, or end beyond the file"
             )

@@ -22,7 +22,8 @@ import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._engine.files import File, Left, length_of_file
+from numcodecs_bytes._engine.files import File, length_of_file
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import find_source
 
 T = TypeVar("T")
@@ -234,17 +235,23 @@ async def _sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | 
     return await asyncio.gather(*(_size_of(store, key) for key in keys))
 
 
+def _size_of_file(file: File) -> int | Exception | None:
+    """Return the length of a chunk in a local file, None if it is missing, or why that failed."""
+    try:
+        return length_of_file(file)
+    except LeftToZarr:
+        raise
+    except Exception as error:  # noqa: BLE001 # files and archives raise anything
+        is_missing = isinstance(error, file.missing) and not isinstance(error, IsADirectoryError)
+        return None if is_missing else error
+
+
 async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
     """Return the length of a chunk in bytes, None if it is missing, or why it can't be read."""
-    source = find_source(zarr.storage.StorePath(store, key))
-    if isinstance(source, File):  # which is opened, to see whether it can be read
-        try:
-            return await asyncio.to_thread(length_of_file, source)
-        except Left:
-            pass  # compressed in an archive, or not a regular file
-        except Exception as error:  # noqa: BLE001 # files and archives raise anything
-            is_missing = isinstance(error, source.missing)
-            return None if is_missing and not isinstance(error, IsADirectoryError) else error
+    with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
+        source = find_source(zarr.storage.StorePath(store, key))
+        if isinstance(source, File):  # which is opened, to see whether it can be read
+            return await asyncio.to_thread(_size_of_file, source)
     try:
         return await store.getsize(key)
     except (FileNotFoundError, NotADirectoryError):

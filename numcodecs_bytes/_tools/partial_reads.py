@@ -5,35 +5,33 @@ from typing import Any
 
 import zarr
 
-from numcodecs_bytes._engine.files import File, Left, length_of_file
-from numcodecs_bytes._engine.stores import Whole, find_source
-from numcodecs_bytes.zarr_pipeline import ReadsParts, stored_as
+from numcodecs_bytes._array_layouts import layout_of_array
+from numcodecs_bytes._engine.files import File, length_of_file
+from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.stores import find_source, name_of_class
+from numcodecs_bytes.zarr_pipeline import ReadsParts
 
 
-def partial_reads(array: Any) -> str:
-    """Return "yes", with what is read in part, or "no: " and why; nothing is requested."""
-    stored, pipeline = stored_as(array), array.async_array.codec_pipeline
-    why_not = stored.why if isinstance(stored, Whole) else ""
-    if not why_not and not isinstance(pipeline, ReadsParts):
-        why_not = f"{type(pipeline).__module__}.{type(pipeline).__qualname__} is the codec pipeline"
-    if not why_not:
-        first = array.metadata.encode_chunk_key((0,) * array.ndim)
-        why_not = _why_whole(find_source(array.store_path / first))
-    if why_not:
-        return f"no: {why_not}"
-    return "yes: inner chunks in part" if array.shards else "yes"
+def read_in_part(array: Any) -> Layout:
+    """Return the layout of an array's (inner) chunks, parts of which can be read.
 
-
-def _why_whole(source: Any) -> str:
-    """Return why a chunk is read whole from where it is stored, or ""."""
-    if isinstance(source, File):
-        try:
+    Raises `LeftToZarr` if that is not so. Nothing is requested.
+    """
+    stored, pipeline = layout_of_array(array), array.async_array.codec_pipeline
+    if not isinstance(pipeline, ReadsParts):
+        raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
+    first = array.metadata.encode_chunk_key((0,) * array.ndim)
+    try:
+        source = find_source(array.store_path / first)
+        if isinstance(source, File):
             length_of_file(source)
-        except Left as why:
-            return str(why)
-        except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
-            pass
-    return source.why if isinstance(source, Whole) else ""
+    except LeftToZarr as why:
+        if str(why):  # else nothing is lost by it
+            raise
+    except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
+        pass
+    return stored if isinstance(stored, Layout) else stored.layout
 
 
 def ask_for_a_range(array: Any, index: tuple[int, ...]) -> None:

@@ -28,6 +28,7 @@ import numcodecs_bytes
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
+SMALL = "a single read is faster: it is small, or the gaps are short"
 DATA = np.random.default_rng(0).random((48, 40))
 
 
@@ -188,7 +189,7 @@ class TestSystems:
         calls.at_read = fail
         with numcodecs_bytes.trace() as traced:
             np.testing.assert_array_equal(opened(folder)[:, 3], DATA[:, 3])
-        why = "left to zarr: [Errno 5] Input/output error"
+        why = "[Errno 5] Input/output error"
         assert traced.report()["total"]["why_whole"][why] == 6
         assert calls.num_closed == len(calls.opened)
 
@@ -298,7 +299,7 @@ class TestPartsOfFiles:
         with pytest.raises(OSError, match="descriptor"):
             os.fstat(duplicates[0])
         assert calls.reads
-        assert "left to zarr" not in str(traced)
+        assert set(traced.report()["total"]["why_whole"]) <= {SMALL}
         array.store.close()
 
     def test_a_file_with_references(self, folder, tmp_path, calls):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.selection import axes_of, key_of
 
 I4 = np.dtype("i4")
@@ -68,7 +69,8 @@ def test_bools_select_along_an_axis():
     ids=repr,
 )
 def test_selections_of_another_kind_or_out_of_bounds_are_left(selection):
-    assert axes_of(selection, LAYOUT) is None
+    with pytest.raises(LeftToZarr, match="its selection is of an unknown kind"):
+        axes_of(selection, LAYOUT)
 
 
 def test_slices_and_integers_have_keys_that_tell_them_apart():

@@ -1,0 +1,147 @@
+"""How the chunks of an array are stored, by the codecs of its pipeline."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import zarr
+import zarr.codecs
+from zarr.codecs import TransposeCodec
+from zarr.codecs._v2 import V2Codec
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+
+from numcodecs_bytes._core.dtypes import (
+    NATIVE_ENDIAN,
+    copied_as,
+    has_byte_order,
+    has_variable_length,
+    leaf_dtypes,
+    name_of_ml_dtype,
+    stored_dtype,
+)
+from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.stores import name_of_class
+from numcodecs_bytes._zarr_versions import HAS_STRUCT, has_sync_index
+from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.zarr import BytesCodec
+
+LayoutOf = Callable[[ArraySpec], Layout | Shard]  # may raise `LeftToZarr`
+
+
+class ArrayLayouts:
+    """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._kept: dict[tuple[int, ...], Layout | Shard] = {}
+        self._why_left = ""
+        try:
+            self._layout_of = _find_layout_of(pipeline)
+        except LeftToZarr as why:
+            self._why_left = str(why)
+
+    def of(self, chunk_spec: ArraySpec) -> Layout | Shard:
+        """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
+        if self._why_left:
+            raise LeftToZarr(self._why_left)
+        prototype = chunk_spec.prototype  # others may do more than hold bytes
+        if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
+            raise LeftToZarr("chunks on a GPU, or in memory of another kind")
+        shape = chunk_spec.shape
+        if shape not in self._kept:
+            self._kept[shape] = self._layout_of(chunk_spec)
+        return self._kept[shape]
+
+
+def layout_of_array(array: "zarr.Array[Any]") -> Layout | Shard:
+    """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
+    metadata: Any = array.metadata
+    is_v2 = metadata.zarr_format == 2
+    codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
+    try:
+        shape = array.shards or array.chunks
+    except NotImplementedError:  # which zarr calls rectilinear
+        raise LeftToZarr("chunks of several shapes") from None
+    config = ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False)
+    fill_value, prototype = metadata.fill_value, default_buffer_prototype()
+    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, prototype)
+    return _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))(chunk_spec)
+
+
+def _find_layout_of(pipeline: Any) -> LayoutOf:
+    """Return what says how the chunks of a pipeline are stored."""
+    codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
+    others = [*(c for c in transposes if type(c) is not TransposeCodec)]
+    others += pipeline.bytes_bytes_codecs
+    if type(codec) is V2Codec:
+        codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
+        only: Any = codecs[0] if codecs else None
+        if len(codecs) < 2 and (only is None or type(only) is Bytes):
+            return partial(_layout_of_v2, only)
+        others += [c for c in codecs if type(c) is not Bytes] or codecs
+    if others:
+        names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
+        raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")
+    if type(codec) is zarr.codecs.ShardingCodec:
+        # If a codec of the index needs an event loop, threads can't decode the index.
+        if transposes or not has_sync_index(codec):
+            raise LeftToZarr("transposed shards, or an index encoded by an unknown codec")
+        inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
+        return partial(_layout_of_shard, codec, inner)
+    if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
+        return partial(_layout_of_v3, transposes, codec)
+    raise LeftToZarr(f"stored by {name_of_class(codec)}")
+
+
+def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    if has_variable_length(dtype):
+        raise LeftToZarr(f"elements of variable length ({dtype})")
+    stored = copied_as(dtype)  # native order, but NumPy copies some types only as integers
+    if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
+        # In a comparison, NumPy treats None as float64.
+        is_of_array = codec.dtype is not None and codec.dtype == dtype
+        if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
+            raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
+        stored = stored_dtype(dtype, codec.endian)
+    is_column_major = chunk_spec.order == "F"
+    axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
+    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
+
+
+def _layout_of_v3(
+    transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
+) -> Layout:
+    """Return how a Zarr v3 chunk is stored: transposed, or not, then by the bytes codec."""
+    axis_order = None
+    for transpose in transposes:
+        before = axis_order or range(len(transpose.order))
+        axis_order = tuple(before[axis] for axis in transpose.order)
+    if isinstance(codec, BytesCodec):
+        return layout_of(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
+    # zarr's own codec, which stores some data types differently.
+    dtype = chunk_spec.dtype.to_native_dtype()
+    endian = getattr(codec.endian, "value", codec.endian)
+    try:
+        stored = stored_dtype(dtype, endian)
+    except (TypeError, ValueError):  # a data type of another package, or without its endian
+        stored = None
+    is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+    if stored is None or is_unknown:
+        raise LeftToZarr(f"zarr's own codec stores {dtype}")
+    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
+
+
+def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> Shard:
+    """Return how a shard is stored."""
+    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+    if isinstance(inner, Shard):
+        raise LeftToZarr("shards in shards")
+    # zarr 3.1.6 can't read its own structures in shards.
+    if not inner.item_size or (inner.dtype.kind == "V" and not HAS_STRUCT):
+        raise LeftToZarr(f"{inner.dtype} in shards")
+    return Shard(codec, chunk_spec, inner)

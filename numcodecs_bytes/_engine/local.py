@@ -1,0 +1,327 @@
+"""Reads the selections of chunks, and of shards, in local files into the output of a batch.
+
+A thread takes one chunk after the other: it opens the file, reads, and closes it. Other threads
+help if chunks are large, or their files cold.
+"""
+
+import contextvars
+import operator
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import zarr
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead
+from numcodecs_bytes._engine.files import File, OpenFile
+from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.output import Output, memory_of, place_within, within, write_selected
+from numcodecs_bytes._engine.plan import Plan, Where, plan_of, split
+from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._names import add_name
+from numcodecs_bytes._threads import (
+    MAX_FILE_THREADS,
+    IsWanted,
+    NoThreadError,
+    file_pool,
+    helper_pool,
+    is_ending,
+    run_while_wanted,
+    submit,
+)
+from numcodecs_bytes._trace import Fetched
+from numcodecs_bytes._zarr_versions import fill_value_or_default
+
+_of_thread = threading.local()
+
+
+async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
+    """Read the selections of chunks in local files, and note what became of each.
+
+    Raises ValueError if a file has the wrong length.
+    """
+    workers = _Workers(batch, chunks)
+    context = contextvars.copy_context()  # with NumPy's errstate, for example
+    try:
+        await run_while_wanted(file_pool(), lambda is_wanted: context.run(workers.run, is_wanted))
+    finally:
+        workers.let_go_of_output()
+    if is_ending():  # which the threads of pools notice, and stop
+        workers.run_alone()
+
+
+class _Workers:
+    """The threads that read the chunks of a batch."""
+
+    def __init__(self, batch: Batch, chunks: Sequence[ChunkRead]) -> None:
+        self._batch, self._num_chunks, self._waiting = batch, len(chunks), deque(chunks)
+        self._files = _SharedFiles()
+        self._outputs: list[Output] = []  # one for each thread
+        self._errors: list[BaseException] = []
+        self._state = threading.Condition()
+        self._num_working, self._num_helpers, self._is_over = 0, 0, False
+
+    def run(self, is_wanted: IsWanted) -> None:
+        """Read what is waiting; when this returns, no thread reads any more."""
+        batch = self._batch
+        is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * self._num_chunks
+        num_default = os.cpu_count() or 1 if is_parallel else 1
+        try:
+            self._help(is_wanted, batch.num_workers or num_default)
+            self._work(is_wanted, looks=batch.num_workers is None)
+        finally:
+            with self._state:
+                self._is_over = True
+                self._state.wait_for(lambda: not self._num_working)
+            self._files.close()
+        if self._errors:
+            raise self._errors[0]
+
+    def run_alone(self) -> None:
+        """Read what is waiting in this thread: the interpreter is ending."""
+        out = self._batch.out
+        try:
+            while self._waiting:
+                self._read(self._waiting.popleft(), out)
+        finally:
+            self._files.close()
+
+    def let_go_of_output(self) -> None:
+        """Wait until no thread changes the output; if the read was cancelled, none will."""
+        for out in self._outputs:
+            with out.lock:
+                pass
+
+    def _help(self, is_wanted: IsWanted, num_workers: int) -> None:
+        """Have other threads help, so that `num_workers` read in all."""
+        most = min(num_workers, len(self._waiting) + 1, MAX_FILE_THREADS)
+        try:
+            while self._num_helpers < most - 1:
+                context = contextvars.copy_context()
+                submit(helper_pool(), partial(context.run, self._work, is_wanted))
+                self._num_helpers += 1
+        except NoThreadError:
+            pass
+
+    def _work(self, is_wanted: IsWanted, *, looks: bool = False) -> None:
+        """Read one chunk after the other, as several threads do."""
+        with self._state:
+            if self._is_over:  # this thread has started too late
+                return
+            self._num_working += 1
+            out = self._batch.out.for_thread(is_wanted)
+            self._outputs.append(out)
+        try:
+            self._read_waiting(out, looks=looks)
+        except BaseException as error:  # noqa: BLE001 # raised by `run`
+            self._errors.append(error)
+            self._waiting.clear()
+        finally:
+            with self._state:
+                self._num_working -= 1
+                self._state.notify_all()
+
+    def _read_waiting(self, out: Output, *, looks: bool) -> None:
+        """Read what is waiting; have others help if files are cold, if this thread `looks`."""
+        num_read = 0
+        while self._waiting and out.is_wanted() and not is_ending():
+            is_looked_at = looks and num_read % constants.LOOK_EVERY == 0
+            before = files.usage() if is_looked_at else None
+            try:
+                chunk = self._waiting.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            self._read(chunk, out)
+            num_read += 1
+            if is_looked_at and files.has_waited(before, is_alone=not self._num_helpers):
+                looks = False  # as many threads wait for files as zarr itself would use
+                self._help(out.is_wanted, zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
+
+    def _read(self, chunk: ChunkRead, out: Output) -> None:
+        """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
+        try:
+            _read_chunk(chunk, self._files, out, self._batch.gap)
+        except (LeftToZarr, OSError) as why:
+            chunk.leave(why)
+        except Exception as error:
+            add_name(error, chunk.getter)
+            raise
+
+
+class _SharedFiles:
+    """Files that hold several chunks of a batch, and are opened once for it."""
+
+    def __init__(self) -> None:
+        self._descriptors: dict[Any, int] = {}
+        self._lock = threading.Lock()
+
+    def open(self, file: File) -> int:
+        """Return the descriptor of a file."""
+        with self._lock:
+            if file.key not in self._descriptors:
+                self._descriptors[file.key] = file.open()
+            return self._descriptors[file.key]
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def _read_chunk(chunk: ChunkRead, shared: _SharedFiles, out: Output, gap: int | None) -> None:
+    """Read what is selected of a chunk, or fill it if it is missing."""
+    file = chunk.source
+    if not isinstance(file, File):
+        raise TypeError(f"not a file: {file!r}")
+    try:
+        descriptor = file.open() if file.key is None else shared.open(file)
+    except LeftToZarr:
+        raise
+    except file.missing:
+        chunk.fill(out)
+        return
+    try:
+        located = files.locate(file, descriptor)
+        if located is None:
+            chunk.fill(out)
+        elif isinstance(chunk.stored, Shard):
+            chunk.found(_read_shard(chunk, chunk.stored, descriptor, located, out, gap))
+        else:
+            start, num_bytes = located
+            chunk.check_length(num_bytes)
+            plan = plan_of(chunk.selection, chunk.stored, out.drop_axes, gap)
+            opened = OpenFile(descriptor, start)
+            chunk.found(Fetched(*_read_plan(opened, chunk.stored, plan, out, chunk.place)))
+    finally:
+        if file.key is None:
+            os.close(descriptor)
+
+
+def _read_shard(  # noqa: PLR0913, PLR0917
+    chunk: ChunkRead,
+    shard: Shard,
+    descriptor: int,
+    located: tuple[int, int],
+    out: Output,
+    gap: int | None,
+) -> Fetched:
+    """Read what is selected of the inner chunks of a shard."""
+    start, num_bytes = located
+    if start:
+        raise LeftToZarr("a shard is a part of a file")
+    items = shard.items_of(chunk.selection, out.drop_axes, gap)
+    first, end = shard.index_range(num_bytes)
+    raw = files.new_memory(end - first)
+    files.fill(descriptor, first, raw)
+    index = shard.decode_index(np.asarray(raw))
+    parts, missing, num_alone = shard.parts_of(index, items, num_bytes)
+    out, place_of = within(out, chunk.place)
+    with out.lock:
+        out.check()
+        for where in missing:
+            out.array[place_of(where)] = fill_value_or_default(shard.spec)
+    parts.sort(key=operator.itemgetter(1))
+    is_prefetched = len(parts) > 1
+    if is_prefetched:
+        _prefetch(descriptor, parts)
+    num_requests, num_read = 1, shard.index_bytes
+    for plan, start_of_inner, where in parts:
+        opened = OpenFile(descriptor, start_of_inner, is_prefetched)
+        num, num_bytes = _read_plan(opened, shard.layout, plan, out, place_of(where))
+        num_requests, num_read = num_requests + num, num_read + num_bytes
+    return Fetched(num_requests, num_read, num_alone)
+
+
+def _prefetch(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
+    """Ask the system to prefetch all runs of inner chunks, unless they seem to be in memory."""
+    some = parts[:: max(len(parts) // constants.NUM_LOOKED_AT, 1)]
+    firsts = [int(s) for plan, start, _ in some for s in plan.starts(start)[:1]]
+    num_runs = sum([plan.num_runs for plan, *_ in parts])
+    if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
+        for plan, start, _ in parts:
+            files.prefetch(descriptor, plan.starts(start).tolist(), plan.length)
+
+
+def _read_plan(
+    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Where
+) -> tuple[int, int]:
+    """Read a selection of a chunk to its place in the output; return how many reads and bytes.
+
+    Reads straight into the output what the system has in memory, if stored elements need no
+    conversion and the output is contiguous there; else block by block through memory that stays in
+    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the
+    plan do, and CancelledError if the output must not be changed any more.
+    """
+    if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
+        return plan.num_runs, plan.num_bytes
+    num_requests, num_bytes = 0, 0
+    for where, part in split(plan, layout.item_size):
+        to = place if part is plan else place_within(place, where)
+        if part is plan or not _has_read_straight(file, layout, part, out, to):
+            starts = _prefetched_starts(file, part)
+            raw = files.read_runs(file.descriptor, starts, part.length, _block)
+            with out.lock:
+                out.check()
+                write_selected(raw, part, layout, out.array, to)
+        num_requests, num_bytes = num_requests + part.num_runs, num_bytes + part.num_bytes
+    return num_requests, num_bytes
+
+
+def _has_read_straight(
+    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Where
+) -> bool:
+    """Read straight into the output, if possible; return whether it was."""
+    region = memory_of(out.array, place, plan, layout)
+    if region is None or plan.length < constants.DIRECT_BYTES:
+        return False
+    for k, start in enumerate(_prefetched_starts(file, plan)):
+        _read_run(file.descriptor, start, region[k * plan.length : (k + 1) * plan.length], out)
+    return True
+
+
+def _read_run(descriptor: int, start: int, region: UInt8Array, out: Output) -> None:
+    """Read a run to its place in the output.
+
+    The system itself changes the output only while it does not wait for the file: if that took too
+    long, a cancelled caller would have gone on when the bytes arrive.
+    """
+    while len(region):
+        with out.lock:
+            out.check()
+            num_bytes = files.read_from_memory(descriptor, start, region.data)
+        if not num_bytes:
+            block = _block(min(len(region), constants.BLOCK_BYTES))
+            files.fill(descriptor, start, block)
+            num_bytes = len(block)
+            with out.lock:
+                out.check()
+                region.data[:num_bytes] = block
+        region, start = region[num_bytes:], start + num_bytes
+
+
+def _prefetched_starts(file: OpenFile, plan: Plan) -> list[int]:
+    """Return the offset of each run of a plan in the file; prefetch them if the file is cold."""
+    if not plan.num_outer:
+        return [plan.start + file.start]
+    starts: list[int] = plan.starts(file.start).tolist()
+    is_many = plan.num_runs >= constants.LOOK_FROM and not file.is_prefetched
+    if is_many and files.is_cold(file.descriptor, starts):
+        files.prefetch(file.descriptor, starts, plan.length)
+    return starts
+
+
+def _block(num_bytes: int) -> memoryview:
+    """Return memory, which the next call in the same thread returns again."""
+    if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+        return files.new_memory(num_bytes)
+    block: memoryview | None = getattr(_of_thread, "block", None)
+    if block is None or len(block) < num_bytes:
+        block = _of_thread.block = files.new_memory(constants.BLOCK_BYTES)
+    return block[:num_bytes]

@@ -1,0 +1,110 @@
+"""Requests byte ranges of objects: a function for each way in which stores are asked.
+
+Each checks what an answer says of itself, if possible before the bytes arrive.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.ranges import parse_content_range
+from numcodecs_bytes._engine.strikes import Unexpected
+
+# Takes the length of an object and its version, as far as an answer tells them, and raises if they
+# are not as expected, if possible before the bytes arrive.
+Check = Callable[[int | None, object], None]
+# Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
+# and a `Check`. Returns the bytes, or None if the object is missing.
+Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
+
+MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+async def from_store(
+    store: Any, path: str, start: int, end: int | None, _check: Check
+) -> UInt8Array | None:
+    """Return a range of a chunk from its store, which tells neither length nor version."""
+    request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+    buffer = await store.get(path, default_buffer_prototype(), request)
+    return None if buffer is None else np.asarray(buffer.as_numpy_array()).view(np.uint8)
+
+
+async def from_objects(
+    objects: Any, path: str, start: int, end: int | None, check: Check
+) -> UInt8Array | None:
+    """Return a range from obstore, which compares it with what the server says it is."""
+    import obstore  # noqa: PLC0415 # optional, but installed if there is such a store
+
+    byte_range: Any = {"suffix": -start} if end is None else (start, end)
+    try:
+        response = await obstore.get_async(objects, path, options={"range": byte_range})
+        check(response.meta["size"], strong(response.meta["e_tag"]))
+        raw: Any = await response.bytes_async()
+    except MISSING:
+        return None
+    except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
+        if end is not None:
+            raise
+        num_bytes = (await obstore.head_async(objects, path))["size"]
+        start = max(num_bytes + start, 0)
+        return await from_objects(objects, path, start, num_bytes, check)
+    return np.frombuffer(raw, np.uint8)
+
+
+async def from_file_system(
+    file_system: Any, path: str, start: int, end: int | None, _check: Any, **options: Any
+) -> UInt8Array | None:
+    """Return a range from a file system, which tells neither length nor version."""
+    try:
+        raw = await file_system._cat_file(path, start=start, end=end, **options)  # noqa: SLF001
+    except MISSING:
+        return None
+    return np.frombuffer(raw, np.uint8)
+
+
+async def from_http(
+    file_system: Any, path: str, start: int, end: int | None, check: Check
+) -> UInt8Array | None:
+    """Return a range from a web server; its headers are checked before the body arrives."""
+    seen = []
+
+    async def see(response: Any) -> None:
+        seen.append(response.status)
+        if response.status >= 400:
+            return  # fsspec raises its own error
+        try:
+            _check_head(response.status, response.headers, start, end, check)
+        except LeftToZarr:
+            response.close()  # instead of receiving the rest
+            raise
+
+    raw = await from_file_system(file_system, path, start, end, check, raise_for_status=see)
+    if not seen:  # a client with a cache, for example
+        raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
+    return raw
+
+
+def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
+    """Raise `Unexpected` unless a response is the range that was asked for."""
+    text = ", ".join(headers.getall("Content-Range", ()))
+    found = parse_content_range(text)
+    num_bytes = found and found.num_bytes
+    if end is None:  # a suffix
+        start, end = max((num_bytes or 0) + start, 0), num_bytes or 0
+    is_right = found is not None and status == 206 and (found.start, found.end) == (start, end)
+    if not is_right or "Content-Encoding" in headers:
+        raise Unexpected(
+            f"it answers a range with status {status} and {text or 'no Content-Range'} instead of "
+            f"bytes {start, end}"
+        )
+    check(num_bytes, strong(headers.get("ETag")))
+
+
+def strong(tag: str | None) -> str | None:
+    """Return an ETag if it identifies the bytes of an object."""
+    return None if not tag or tag.startswith("W/") else tag
