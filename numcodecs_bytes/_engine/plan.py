@@ -11,7 +11,8 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Plan:
     @property
     def stored_axes(self) -> tuple[int, ...]:
         """The axes of the selection in the order in which they are stored."""
-        return tuple([a.to for a in self.axes if a.to is not None])
+        return tuple([axis.output_axis for axis in self.axes if axis.output_axis is not None])
 
     @property
     def index(self) -> Where:
@@ -57,8 +58,8 @@ class Plan:
         if self._index is None:  # made here, because a plan that is split never needs it
             index: list[Any] = [slice(None)] * len(self.shape)
             for axis in self.axes[self.num_outer :]:
-                if axis.to is not None and type(axis.indices) is not range:
-                    index[axis.to] = axis.indices - axis.bounds[0]
+                if axis.output_axis is not None and type(axis.indices) is not range:
+                    index[axis.output_axis] = axis.indices - axis.bounds[0]
             self._index = tuple(index)
         return self._index
 
@@ -102,55 +103,91 @@ def plan_axes(axes: tuple[Axis, ...], layout: Layout, gap: int | None = None) ->
 
 
 def _plan(axes: tuple[Axis, ...], item_size: int, gap: int, num_outer: int | None = None) -> Plan:
-    """Return the plan for indices along each axis, in stored order."""
-    num_axes = sum([a.to is not None for a in axes])
-    shape, strides = [0] * num_axes, [0] * num_axes
-    has_index = False
-    is_empty = not all([len(a.indices) for a in axes])  # noqa: C419 # a generator is slow
-    start, length = 0, 0
-    bounds = [] if is_empty else [a.bounds for a in axes]
-    if not is_empty:
-        num_outer = _num_outer(axes, bounds, item_size, gap) if num_outer is None else num_outer
-        start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
-    num_outer = num_outer or 0
-    distance = length
-    for k, (indices, stride, to) in reversed(list(enumerate(axes))):
-        num, step = len(indices), distance
-        if k < num_outer:
-            distance *= num
-        elif type(indices) is range:
-            step = indices.step * stride
-        elif not is_empty:
-            low, high = bounds[k]
-            num, step, has_index = high - low + 1, stride, True
-        if to is not None:
-            shape[to], strides[to] = num, step
+    """Return the plan for indices along each axis, in stored order.
+
+    The first `num_outer` axes have a run for each index; by default, the inequality decides.
+    """
+    if not all([len(axis.indices) for axis in axes]):  # noqa: C419 # a generator is slow
+        return _empty_plan(axes, gap)
+    bounds = [axis.bounds for axis in axes]
+    if num_outer is None:
+        num_outer = _num_outer(axes, bounds, item_size, gap)
+    outer, inner = axes[:num_outer], axes[num_outer:]
+    start, length = _hull(inner, bounds[num_outer:], item_size)
+    window = _Window([0] * _num_selected(axes))
+    for axis, (low, high) in zip(inner, bounds[num_outer:], strict=True):
+        if type(axis.indices) is range:
+            window.add(axis, len(axis.indices), axis.indices.step * axis.stride)
+        else:
+            window.add(axis, high - low + 1, axis.stride)
+            window.has_index = True
+    num_bytes = length
+    for axis in reversed(outer):
+        window.add(axis, len(axis.indices), num_bytes)
+        num_bytes *= len(axis.indices)
+    is_solid = not window.has_index and num_bytes == math.prod(window.shape) * item_size
     return Plan(
-        distance // length if length else 0,
-        length,
-        tuple(shape),
-        tuple(strides),
-        has_index,
-        not has_index and distance == math.prod(shape) * item_size,
-        axes,
-        num_outer,
-        start,
-        gap,
+        num_runs=num_bytes // length if length else 0,
+        length=length,
+        shape=tuple(window.shape),
+        strides=tuple(window.strides),
+        has_index=window.has_index,
+        is_solid=is_solid,
+        axes=axes,
+        num_outer=num_outer,
+        start=start,
+        gap=gap,
     )
+
+
+def _empty_plan(axes: tuple[Axis, ...], gap: int) -> Plan:
+    """Return the plan for a selection of nothing."""
+    window = _Window([0] * _num_selected(axes))
+    for axis in axes:
+        window.add(axis, len(axis.indices), 0)
+    return Plan(
+        num_runs=0,
+        length=0,
+        shape=tuple(window.shape),
+        strides=tuple(window.strides),
+        has_index=False,
+        is_solid=True,
+        axes=axes,
+        num_outer=0,
+        start=0,
+        gap=gap,
+    )
+
+
+class _Window:
+    """The shape and the strides, in bytes, of a window over runs: an axis for each selected one."""
+
+    def __init__(self, shape: list[int]) -> None:
+        self.shape, self.strides, self.has_index = shape, shape.copy(), False
+
+    def add(self, axis: Axis, num: int, stride: int) -> None:
+        """Set how many elements there are along an axis, and how far apart they are."""
+        if axis.output_axis is not None:
+            self.shape[axis.output_axis], self.strides[axis.output_axis] = num, stride
+
+
+def _num_selected(axes: tuple[Axis, ...]) -> int:
+    """Return how many axes a selection has."""
+    return sum([axis.output_axis is not None for axis in axes])
 
 
 def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
     """Return how many of the axes, the first ones, have a run for each index."""
-    num, length = len(axes), item_size
-    while num:
+    length = item_size
+    for num in range(len(axes), 0, -1):
         (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
         longer = length + (high - low) * stride
         # Indices in an array may be repeated, and others left out.
         may_leave_out = type(indices) is not range and high > low
         if longer > len(indices) * (length + gap) - gap or (may_leave_out and not gap):
-            break
-        num, length = num - 1, longer
-    return num
+            return num
+        length = longer
+    return 0
 
 
 def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple[int, int]:
@@ -179,54 +216,76 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
 
 
 def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan]]":
-    """Yield the parts: for each index of the outer axes, those into which one axis is cut."""
-    axes, k, num_outer, per_index = plan.axes, len(plan.axes), 0, item_size
-    bounds = [a.bounds for a in axes]
-    while k:
-        k -= 1
-        num_outer = _num_outer(axes[k:], bounds[k:], item_size, plan.gap)
-        inner = k + num_outer
+    """Yield the parts: for each index of the axes before one, the pieces into which that is cut."""
+    position, num_outer, per_index = _find_cut(plan, item_size, most)
+    axes, cut_axis = plan.axes, plan.axes[position]
+    pieces = _pieces(cut_axis, per_index, most, is_hull=not num_outer)
+    if position:
+        pieces = list(pieces)
+    make = partial(_plan_piece, plan, position, num_outer, item_size)
+    of_length: dict[int, Plan] = {}  # all pieces with the same number of indices are alike
+    for where, offset in _each(axes[:position], len(plan.shape)):
+        for piece in pieces:
+            indices: Any = cut_axis.indices[piece]
+            if type(indices) is range:
+                first = indices[0] * cut_axis.stride
+                part = of_length.get(len(indices))
+                if part is None:
+                    from_zero = range(0, len(indices) * indices.step, indices.step)
+                    part = of_length[len(indices)] = make(from_zero)
+            else:
+                first, part = 0, make(indices)
+            if cut_axis.output_axis is not None:
+                where[cut_axis.output_axis] = piece
+            yield tuple(where), replace(part, start=part.start + offset + first)
+
+
+class _Cut(NamedTuple):
+    """Where a selection is cut into parts."""
+
+    position: int  # of the axis
+    num_outer: int  # of the axes from it on, how many have a run for each index
+    per_index: int  # how much is read for an index of it, in bytes
+
+
+def _find_cut(plan: Plan, item_size: int, most: int) -> _Cut:
+    """Return the innermost axis along which more than `most` bytes are read."""
+    axes, per_index, position, num_outer = plan.axes, item_size, 0, 0
+    bounds = [axis.bounds for axis in axes]
+    for position in range(len(axes) - 1, -1, -1):
+        num_outer = _num_outer(axes[position:], bounds[position:], item_size, plan.gap)
+        inner = position + num_outer
         _, num_bytes = _hull(axes[inner:], bounds[inner:], item_size)
-        num_bytes *= math.prod([len(a.indices) for a in axes[k : k + num_outer]])
+        num_bytes *= math.prod([len(axis.indices) for axis in axes[position:inner]])
         if num_bytes > most:
             break
         per_index = num_bytes
-    outer, along = axes[:k], axes[k]
-    cuts = _cuts(along, per_index, most, is_hull=not num_outer)
-    cuts = list(cuts) if outer else cuts
-    firsts = tuple([a._replace(indices=range(1)) for a in outer])
-    made: dict[int, Plan] = {}
-    for where, moved_by in _each(outer, len(plan.shape)):
-        for cut in cuts:
-            indices: Any = along.indices[cut]
-            part, start = None, moved_by
-            if type(indices) is range:  # all parts with the same number of indices are alike
-                start += indices[0] * along.stride
-                indices = range(0, len(indices) * indices.step, indices.step)
-                part = made.get(len(indices))
-            if part is None:
-                of_part = (*firsts, along._replace(indices=indices), *axes[k + 1 :])
-                part = _plan(of_part, item_size, plan.gap, k + num_outer if num_outer else None)
-                if type(indices) is range:
-                    made[len(indices)] = part
-            if along.to is not None:
-                where[along.to] = cut
-            yield tuple(where), replace(part, start=part.start + start) if start else part
+    return _Cut(position, num_outer, per_index)
+
+
+def _plan_piece(
+    plan: Plan, position: int, num_outer: int, item_size: int, indices: range | Indices
+) -> Plan:
+    """Return the plan for some indices of an axis, and for the first ones of the axes before it."""
+    axes = plan.axes
+    before = [axis._replace(indices=range(1)) for axis in axes[:position]]
+    piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
+    return _plan(piece, item_size, plan.gap, position + num_outer if num_outer else None)
 
 
 def _each(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
     """Yield, for each index of the axes, where it belongs in the selection, and its offset."""
-    for at in itertools.product(*[range(len(a.indices)) for a in axes]):
+    for positions in itertools.product(*[range(len(axis.indices)) for axis in axes]):
         where: list[Any] = [slice(None)] * num_axes
         start = 0
-        for (indices, stride, to), i in zip(axes, at, strict=True):
-            start += int(indices[i]) * stride
-            if to is not None:
-                where[to] = slice(i, i + 1)
+        for (indices, stride, output_axis), position in zip(axes, positions, strict=True):
+            start += int(indices[position]) * stride
+            if output_axis is not None:
+                where[output_axis] = slice(position, position + 1)
         yield where, start
 
 
-def _cuts(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[Any]:
+def _pieces(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[Any]:
     """Return parts of an axis that read up to `most` bytes each; an index reads `per_index`."""
     if is_hull and type(along.indices) is not range:
         return _blocks(along, per_index)

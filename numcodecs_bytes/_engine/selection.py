@@ -16,7 +16,7 @@ class Axis(NamedTuple):
 
     indices: range | Indices  # a range with a positive step, or a 1-D array in any order
     stride: int  # the distance from one index to the next, in bytes of the chunk
-    to: int | None  # which axis of the selected elements it becomes; None if it is dropped
+    output_axis: int | None  # which axis of the selected elements it is; None if it is dropped
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -52,12 +52,12 @@ def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> 
         return (_points(arrays, layout),)
     if len(arrays) > 1 and not all(is_mesh):
         raise _unknown(selection)
-    axes, to = [], 0
+    axes, num_selected = [], 0
     for k, selector in enumerate(selection):
         indices = _indices(selector, shape[k])
         is_dropped = k in drop_axes or not isinstance(selector, slice | np.ndarray)
-        axes.append(Axis(indices, layout.strides[k], None if is_dropped else to))
-        to += not is_dropped
+        axes.append(Axis(indices, layout.strides[k], None if is_dropped else num_selected))
+        num_selected += not is_dropped
     return tuple([axes[k] for k in layout.axis_order])
 
 

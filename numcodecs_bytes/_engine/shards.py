@@ -109,12 +109,12 @@ class Shard:
         moved = [a._replace(stride=inner.strides[k]) for a, k in zip(axes, order, strict=True)]
         parts = [_each_chunk(a, inner.shape[k]) for a, k in zip(moved, order, strict=True)]
         made: dict[Any, Plan] = {}
-        num_axes, at, plans = sum([a.to is not None for a in axes]), [], []
+        num_axes, at, plans = sum([a.output_axis is not None for a in axes]), [], []
         for combined in itertools.product(*map(list, parts)):
             where: list[Any] = [slice(None)] * num_axes
             for _, axis, cut in combined:
-                if axis.to is not None:
-                    where[axis.to] = cut
+                if axis.output_axis is not None:
+                    where[axis.output_axis] = cut
             of_chunk = tuple([axis for _, axis, _ in combined])
             key = tuple([a.indices if type(a.indices) is range else id(a) for a in of_chunk])
             if key not in made:

@@ -45,8 +45,8 @@ def is_faster_in_hulls(parts: Sequence[Part]) -> bool:
 
 def shape_of(axes: Sequence[Axis]) -> tuple[int, ...]:
     """Return the shape of a selection."""
-    along = {axis.to: len(axis.indices) for axis in axes if axis.to is not None}
-    return tuple([along[to] for to in range(len(along))])
+    along = {axis.output_axis: len(axis.indices) for axis in axes if axis.output_axis is not None}
+    return tuple([along[position] for position in range(len(along))])
 
 
 def elements_of(values: Array, layout: Layout, shape: tuple[int, ...]) -> Array:

@@ -1,0 +1,87 @@
+"""Runs become ranges to request, and what was fetched of them runs again: numbers only."""
+
+import random
+
+import numpy as np
+import pytest
+
+from numcodecs_bytes._engine.ranges import (
+    ContentRange,
+    Range,
+    Run,
+    coalesce,
+    copy_runs,
+    parse_content_range,
+    sorted_runs,
+)
+
+ALL = 1 << 40
+
+
+def ranges_of(starts, lengths, gap=0, most=ALL, longest=ALL):
+    runs = sorted_runs(np.array(starts), np.array(lengths))
+    return list(coalesce(runs, gap=gap, most=most, longest=longest))
+
+
+def bounds_of(*arguments, **settings):
+    return [(found.start, found.end) for found in ranges_of(*arguments, **settings)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "lengths", "settings", "expected"),
+    [
+        ([], [], {}, []),
+        ([5], [3], {}, [(5, 8)]),
+        ([5, 8], [3, 2], {}, [(5, 10)]),
+        ([9, 0], [1, 1], {}, [(0, 1), (9, 10)]),
+        ([9, 0], [1, 1], {"gap": 7}, [(0, 1), (9, 10)]),
+        ([9, 0], [1, 1], {"gap": 8}, [(0, 10)]),
+        ([0, 4, 8], [1, 1, 1], {"gap": 8, "most": 5}, [(0, 5), (8, 9)]),
+        ([0], [10], {"most": 5}, [(0, 10)]),
+        ([0], [10], {"most": 5, "longest": 5}, [(0, 5), (5, 10)]),
+        ([0], [10], {"longest": 4}, [(0, 5), (5, 10)]),
+        ([3, 3, 3], [2, 2, 2], {}, [(3, 5)]),
+        ([0, 2], [10, 3], {}, [(0, 10)]),
+        ([0, 2], [10, 3], {"most": 8}, [(0, 10), (2, 5)]),
+    ],
+)
+def test_runs_that_are_close_share_a_range(starts, lengths, settings, expected):
+    assert bounds_of(starts, lengths, **settings) == expected
+
+
+def test_what_is_fetched_of_random_runs_is_what_was_asked_for(everything):
+    """Runs that overlap, too: what was copied of one ran over those after it."""
+    rng = random.Random(0)  # noqa: S311
+    stored = np.random.default_rng(0).integers(0, 256, 200, np.uint8)
+    for _ in range(3000 if everything else 300):
+        num = rng.randint(1, 12)
+        lengths = [rng.choice([1, 3, rng.randint(1, 60)]) for _ in range(num)]
+        starts = [rng.randint(0, len(stored) - length) for length in lengths]
+        settings = {name: rng.choice([1, 10, 50, ALL]) for name in ("gap", "most", "longest")}
+        memory = np.zeros(sum(lengths), np.uint8)
+        for found in ranges_of(starts, lengths, **settings):
+            copy_runs(stored[found.start : found.end], found, memory)
+        runs = [stored[s : s + n] for s, n in zip(starts, lengths, strict=True)]
+        np.testing.assert_array_equal(memory, np.concatenate(runs))
+
+
+def test_a_run_is_copied_as_far_as_the_range_reaches():
+    memory = np.zeros(4, np.uint8)
+    copy_runs(np.array([7, 8], np.uint8), Range(12, 14, [Run(11, 4, 0)]), memory)
+    assert memory.tolist() == [0, 7, 8, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("bytes 0-0/1", ContentRange(0, 1, 1)),
+        ("bytes 5-9/*", ContentRange(5, 10, None)),
+        ("bytes */7", None),
+        ("bytes 5-9", None),
+        ("bytes 5-9/10, bytes 0-0/1", None),
+        ("items 5-9/10", None),
+        ("", None),
+    ],
+)
+def test_the_header_of_an_answer(text, expected):
+    assert parse_content_range(text) == expected
