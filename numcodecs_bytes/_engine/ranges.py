@@ -37,8 +37,8 @@ def sorted_runs(starts: Indices, lengths: Indices) -> list[Run]:
 def coalesce(runs: list[Run], *, gap: int, most: int, longest: int) -> Iterator[Range]:
     """Yield the ranges that fetch runs, which are given in the order of their starts.
 
-    Runs with gaps of up to `gap` bytes share a range, if that has up to `most` bytes. A range of a
-    single run is cut into parts of about `longest` bytes. Runs may overlap.
+    Runs with gaps of up to `gap` bytes share a range, if that has up to `most` bytes. A range that
+    has more than `longest` bytes is cut into parts. Runs may overlap.
     """
     together: list[Run] = []
     start = end = 0
@@ -73,8 +73,9 @@ def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
     source, target = raw.data, memory.data
     for start, length, offset in fetched.runs:
         first, end = max(start, fetched.start), min(start + length, fetched.end)
-        moved = offset - start
-        target[first + moved : end + moved] = source[first - fetched.start : end - fetched.start]
+        if first < end:
+            copied = source[first - fetched.start : end - fetched.start]
+            target[offset + first - start : offset + end - start] = copied
 
 
 class ContentRange(NamedTuple):
