@@ -45,6 +45,7 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.batch import Batch, read_files
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout, layout_of
@@ -234,11 +235,6 @@ class ReadsParts:
     def _layout_of(self) -> LayoutOf | Whole:
         return _find_layout_of(self)
 
-    @functools.cached_property
-    def _kept(self) -> dict[Any, Layout | Shard | Whole]:
-        """How chunks are stored, by their shape: those of an array differ in nothing else."""
-        return {}
-
     def __reduce__(self) -> Any:
         """Pickle as zarr's own pipeline if nothing of ours is used, so that others can load it."""
         kind, codecs = type(self), list(self)  # type: ignore[call-overload]
@@ -409,10 +405,13 @@ class ReadsParts:
             return self._layout_of
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             return Whole("chunks on a GPU, or in memory of another kind")
-        kept, shape = self._kept, chunk_spec.shape
-        if shape not in kept:
-            kept[shape] = self._layout_of(chunk_spec)
-        return kept[shape]
+        key = self._layout_of, chunk_spec.shape  # the chunks of an array differ in nothing else
+        stored: Layout | Shard | Whole | None = kept.find(key)
+        if stored is None:
+            stored = self._layout_of(chunk_spec)
+            if not isinstance(stored, Whole):
+                stored = kept.add(key, stored, 2048 + 128 * len(chunk_spec.shape))
+        return stored
 
 
 class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
