@@ -16,7 +16,6 @@ left to zarr's pipeline.
 import contextlib
 import copyreg
 import dataclasses
-import functools
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -218,6 +217,19 @@ def _is_ours(codec: Any) -> bool:
     return isinstance(codec, BytesCodec | Bytes)
 
 
+class _Once:
+    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return vars(instance).setdefault(self._name, self._make(instance))
+
+
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
@@ -231,7 +243,7 @@ class ReadsParts:
         # Copies: the codecs may belong to several arrays.
         return zarrs.from_codecs([_in_our_pipeline(codec) for codec in codecs], **settings)
 
-    @functools.cached_property
+    @_Once
     def _layout_of(self) -> LayoutOf | Whole:
         return _find_layout_of(self)
 
