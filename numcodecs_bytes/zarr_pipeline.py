@@ -14,7 +14,6 @@ left to zarr's pipeline.
 """
 
 import contextlib
-import functools
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
@@ -42,6 +41,7 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.batch import Batch, read_files
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout, layout_of
@@ -218,6 +218,19 @@ class _Call:
         return self._reduced
 
 
+class _Once:
+    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return vars(instance).setdefault(self._name, self._make(instance))
+
+
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
@@ -239,14 +252,9 @@ class ReadsParts:
         object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
         return evolved
 
-    @functools.cached_property
+    @_Once
     def _layout_of(self) -> LayoutOf | Whole:
         return _find_layout_of(self)
-
-    @functools.cached_property
-    def _kept(self) -> dict[Any, Layout | Shard | Whole]:
-        """How chunks are stored, by their shape: those of an array differ in nothing else."""
-        return {}
 
     def __reduce__(self) -> Any:
         """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
@@ -421,10 +429,13 @@ class ReadsParts:
             return self._layout_of
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             return Whole("chunks on a GPU, or in memory of another kind")
-        kept, shape = self._kept, chunk_spec.shape
-        if shape not in kept:
-            kept[shape] = self._layout_of(chunk_spec)
-        return kept[shape]
+        key = self._layout_of, chunk_spec.shape  # the chunks of an array differ in nothing else
+        stored: Layout | Shard | Whole | None = kept.find(key)
+        if stored is None:
+            stored = self._layout_of(chunk_spec)
+            if not isinstance(stored, Whole):
+                stored = kept.add(key, stored, 2048 + 128 * len(chunk_spec.shape))
+        return stored
 
 
 # AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, kept
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of
 
@@ -45,6 +45,11 @@ class Plan:
     def num_bytes(self) -> int:
         """The total length of the runs."""
         return self.num_runs * self.length
+
+    @property
+    def most_memory(self) -> int:
+        """The most memory that it takes with the key under which it is kept, in bytes."""
+        return 512 + 512 * len(self.axes) + 8 * self.num_runs
 
     @property
     def stored_axes(self) -> tuple[int, ...]:
@@ -79,21 +84,19 @@ def plan_of(
 ) -> Plan | None:
     """Return the plan for a selection of a chunk, or None if the selection is of an unknown kind.
 
-    With a gap of 0, all bytes of all runs are selected, and repeated indices repeat runs.
+    It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
+    selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    key = key_of(selection), drop_axes, gap
+    key = layout, key_of(selection), drop_axes, gap
     try:
-        plan: Plan | None = layout.plans.get(key)
+        plan: Plan | None = kept.find(key)
     except TypeError:  # an array has no hash
         axes = axes_of(selection, layout, drop_axes)
         return None if axes is None else _plan(axes, layout.item_size, gap)
     if plan is None and (axes := axes_of(selection, layout, drop_axes)) is not None:
         plan = _plan(axes, layout.item_size, gap)
-        if plan.num_runs <= constants.MAX_KEPT:
-            if len(layout.plans) >= constants.MAX_PLANS:
-                layout.plans.clear()
-            layout.plans[key] = plan
+        plan = kept.add(key, plan, plan.most_memory)
     return plan
 
 
