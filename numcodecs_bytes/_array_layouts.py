@@ -21,6 +21,7 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.shards import Shard
@@ -36,7 +37,6 @@ class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
 
     def __init__(self, pipeline: Any) -> None:
-        self._kept: dict[tuple[int, ...], Layout | Shard] = {}
         self._why_left = ""
         try:
             self._layout_of = _find_layout_of(pipeline)
@@ -50,10 +50,12 @@ class ArrayLayouts:
         prototype = chunk_spec.prototype  # others may do more than hold bytes
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             raise LeftToZarr("chunks on a GPU, or in memory of another kind")
-        shape = chunk_spec.shape
-        if shape not in self._kept:
-            self._kept[shape] = self._layout_of(chunk_spec)
-        return self._kept[shape]
+        key = self, chunk_spec.shape
+        stored: Layout | Shard | None = kept.find(key)
+        if stored is None:
+            stored = self._layout_of(chunk_spec)
+            stored = kept.add(key, stored, 2048 + 128 * len(chunk_spec.shape))
+        return stored
 
 
 def layout_of_array(array: "zarr.Array[Any]") -> Layout | Shard:

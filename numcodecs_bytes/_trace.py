@@ -1,6 +1,6 @@
 """Counts what is fetched and written, for `trace`."""
 
-import copy
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
@@ -26,32 +26,36 @@ def _nothing() -> Counts:
     return numbers | {"why_whole": {}, "why_not_in_place": {}}
 
 
-def _add(counts: Counts, more: Counts) -> None:
-    """Add numbers, including those of each reason, to the counts of the same name."""
+def _sum(counts: Counts, more: Counts) -> Counts:
+    """Return the sums of numbers, including those of each reason, that have the same name."""
+    sums = dict(counts)
     for name, value in more.items():
-        if isinstance(value, dict):
-            _add(counts[name], value)
-        else:
-            counts[name] = counts.get(name, 0) + value
+        is_nested = isinstance(value, dict)
+        sums[name] = _sum(sums.get(name, {}), value) if is_nested else sums.get(name, 0) + value
+    return sums
 
 
 class Trace:
-    """Counts of what was read and written; see `trace`."""
+    """Counts of what was read and written; see `trace`.
+
+    Threads share it without a lock, which a child process could find taken. A thread replaces its
+    own counts, and no others; and counts, once they are made, do not change.
+    """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, Counts] = {}
-        self._not_seen: dict[str, int] = {}
+        # By thread and array; None for chunks that zarr read itself.
+        self._counts: dict[tuple[int, str | None], Counts] = {}
 
     def __enter__(self) -> Self:
-        global active  # noqa: PLW0603 # a plain tuple, because it is looked up for every chunk
-        with _lock:
-            active = (*active, self)
+        active.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        global active  # noqa: PLW0603
-        with _lock:
-            active = tuple(one for one in active if one is not self)
+        active.remove(self)
+
+    def _add(self, name: str | None, counts: Counts) -> None:
+        key = threading.get_ident(), name
+        self._counts[key] = _sum(self._counts.get(key, {}), counts)
 
     def report(self) -> dict[str, Any]:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
@@ -66,19 +70,20 @@ class Trace:
 
         "not_seen" holds the number of chunks that zarr read itself, by reason.
         """
-        with _lock:
-            arrays, not_seen = copy.deepcopy((self._arrays, self._not_seen))
-        total = _nothing()
-        for counts in arrays.values():
-            _add(total, counts)
+        arrays, not_seen = dict[str, Counts](), Counts()
+        for (_, name), counts in self._counts.copy().items():
+            if name is None:
+                not_seen = _sum(not_seen, counts)
+            else:
+                arrays[name] = _sum(arrays.get(name, _nothing()), counts)
+        total = functools.reduce(_sum, arrays.values(), _nothing())
         return {"arrays": arrays, "total": total, "not_seen": not_seen}
 
     def __repr__(self) -> str:
         return "\n".join(_lines(self.report()))
 
 
-active: tuple[Trace, ...] = ()
-_lock = threading.Lock()
+active: list[Trace] = []
 
 
 def trace() -> Trace:
@@ -127,16 +132,14 @@ def note(byte_getter: Any, num_axes: int, counts: Counts) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
     path = path_of_array(byte_getter.path, num_axes)
     name = f"{name_of_store(byte_getter.store)}/{path}".rstrip("/")
-    with _lock:
-        for traced in active:
-            _add(traced._arrays.setdefault(name, _nothing()), counts)  # noqa: SLF001
+    for traced in active.copy():
+        traced._add(name, counts)  # noqa: SLF001
 
 
 def note_not_seen(why: str, num: int = 1) -> None:
     """Count chunks that zarr read itself."""
-    with _lock:
-        for traced in active:
-            _add(traced._not_seen, {why: num})  # noqa: SLF001
+    for traced in active.copy():
+        traced._add(None, {why: num})  # noqa: SLF001
 
 
 def path_of_array(path: str, num_axes: int) -> str:

@@ -14,7 +14,6 @@ left to zarr's pipeline.
 """
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -107,6 +106,19 @@ class _Call:
         return self._reduced
 
 
+class _Once:
+    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return vars(instance).setdefault(self._name, self._make(instance))
+
+
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
@@ -128,7 +140,7 @@ class ReadsParts:
         object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
         return evolved
 
-    @functools.cached_property
+    @_Once
     def _layouts(self) -> ArrayLayouts:
         return ArrayLayouts(self)
 

@@ -26,6 +26,7 @@ EVERYTHING = os.environ.get("NUMCODECS_BYTES_TESTS") == "all"
 MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
 
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
+HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]
 OUR_PIPELINES = ["numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"]

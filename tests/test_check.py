@@ -18,6 +18,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import (
+    HAS_RECTILINEAR,
     HAS_STRUCT,
     bytes_codec,
     ignore_unstable_data_types,
@@ -34,7 +35,6 @@ from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
-HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 LOCATIONS = ["{}", "file://{}", "{}.zip"]
 PLAIN, BIG = bytes_codec(), bytes_codec("big")
 CRC = {"name": "crc32c"}

@@ -1,7 +1,7 @@
 """The numbers of the engine, each with its measurement.
 
 They are looked up when they are used, as ``constants.GAP_BYTES``, so that tests can change them.
-Plans are kept: call `layout.layout_of.cache_clear` after a change.
+Plans are kept: call `kept.forget` after a change.
 """
 
 # Gaps that are, on average, no longer than this are read with the runs around them: reading 8 KiB
@@ -21,9 +21,10 @@ BLOCK_BYTES = 1 << 20
 # took 0.6 of zarr's time, and 1.7 in blocks of BLOCK_BYTES; 120 MB took 0.7, and 1.4 in blocks.
 GROUP_BYTES = 1 << 23
 
-# How many plans of slices and integers a layout keeps, and how many runs each has at most: planning
-# again for each chunk takes 1.2 to 1.35 times as long.
-MAX_PLANS, MAX_KEPT = 64, 256
+# How much memory everything that is kept may take: plans of slices and integers, and how chunks are
+# stored. Planning again for each chunk takes 1.2 to 1.35 times as long. A plan for 65,536 inner
+# chunks in a row takes 11 MiB.
+KEPT_BYTES = 1 << 24
 
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12

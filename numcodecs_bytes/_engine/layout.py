@@ -1,15 +1,14 @@
 """How the elements of an uncompressed chunk are stored."""
 
-import functools
 import math
-from typing import Any
 
-from numcodecs_bytes._core.dtypes import AnyDType, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, copied_as, leaf_dtypes
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
+from numcodecs_bytes._engine import kept
 
 
 class Layout:
-    """How the elements of a chunk are stored. Get one from `layout_of`, because it keeps plans.
+    """How the elements of a chunk are stored. Get one from `layout_of`: plans are kept for each.
 
     Elements along the last axis of `axis_order`, by default C order, are adjacent.
     """
@@ -34,8 +33,18 @@ class Layout:
         self.is_copied = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_copied and stored == dtype
-        self.plans: dict[Any, Any] = {}  # what `plan.plan_of` keeps
 
 
-# The chunks of an array share one layout.
-layout_of = functools.lru_cache(maxsize=256)(Layout)
+def layout_of(
+    shape: tuple[int, ...],
+    dtype: AnyDType,
+    stored: AnyDType,
+    axis_order: tuple[int, ...] | None = None,
+) -> Layout:
+    """Return how chunks are stored; it is kept, so arrays of equal chunks share their plans."""
+    key = Layout, shape, dtype, stored, axis_order
+    layout: Layout | None = kept.find(key)
+    if layout is None:
+        most_memory = 512 + 64 * len(shape) + 768 * len(list(leaf_dtypes(dtype)))
+        layout = kept.add(key, Layout(shape, dtype, stored, axis_order), most_memory)
+    return layout

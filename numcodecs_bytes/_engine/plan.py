@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, kept
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of
 
@@ -46,6 +46,11 @@ class Plan:
     def num_bytes(self) -> int:
         """The total length of the runs."""
         return self.num_runs * self.length
+
+    @property
+    def most_memory(self) -> int:
+        """The most memory that it takes with the key under which it is kept, in bytes."""
+        return 512 + 512 * len(self.axes) + 8 * self.num_runs
 
     @property
     def stored_axes(self) -> tuple[int, ...]:
@@ -80,20 +85,18 @@ def plan_of(
 ) -> Plan:
     """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
-    With a gap of 0, all bytes of all runs are selected, and repeated indices repeat runs.
+    It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
+    selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    key = key_of(selection), drop_axes, gap
+    key = layout, key_of(selection), drop_axes, gap
     try:
-        plan: Plan | None = layout.plans.get(key)
+        plan: Plan | None = kept.find(key)
     except TypeError:  # an array has no hash
         return _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
     if plan is None:
         plan = _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
-        if plan.num_runs <= constants.MAX_KEPT:
-            if len(layout.plans) >= constants.MAX_PLANS:
-                layout.plans.clear()
-            layout.plans[key] = plan
+        plan = kept.add(key, plan, plan.most_memory)
     return plan
 
 

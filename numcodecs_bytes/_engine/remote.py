@@ -287,8 +287,8 @@ class _Reader:
         share = self.share_alone  # zarr, too, gives each shard that much
         target = Object(_remote_of(chunk))
         items = shard.items_of(chunk.selection, self.batch.out.drop_axes, share.gap)
-        num_bytes = sum([plan.num_bytes for plan, _ in items.plans])
-        is_all = len(items.plans) == shard.num_chunks
+        num_bytes = sum([plan.num_bytes for plan in items.plan_of_each])
+        is_all = len(items.plan_of_each) == shard.num_chunks
         is_whole = is_all and shard.num_bytes - num_bytes <= share.gap
         if is_whole and self._is_split(target, shard.num_bytes, share):
             is_whole = False

@@ -14,7 +14,7 @@ from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import AnyDType
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import Plan, Where, plan_axes
@@ -27,10 +27,24 @@ MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk 
 class Items(NamedTuple):
     """What a selection takes from the inner chunks of a shard."""
 
-    coordinates: tuple[Any, ...]  # of each inner chunk along each axis of their grid
-    plans: list[tuple[Plan, Where]]  # for each, and where its elements belong in the selection
+    coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
+    plan_of_each: list[Plan]
+    # For each axis of the selection, where the elements of the inner chunks along it belong.
+    parts: list[list[Any]]
     gap: int | None  # the largest gap that was planned with, in bytes
     within: Any = None  # for points only: the offset of each in its inner chunk, in bytes
+
+    @property
+    def plans(self) -> list[tuple[Plan, Where]]:
+        """The plan for each inner chunk, and where its elements belong in the selection."""
+        return list(zip(self.plan_of_each, itertools.product(*self.parts), strict=True))
+
+    @property
+    def most_memory(self) -> int:
+        """The most memory that it takes with the key under which it is kept, in bytes."""
+        num_along: int = sum(map(len, self.parts)) + sum([each.size for each in self.coordinates])
+        plans = {id(plan): plan.most_memory for plan in self.plan_of_each}
+        return 1024 + 80 * num_along + 8 * len(self.plan_of_each) + sum(plans.values())
 
 
 class Shard:
@@ -41,7 +55,6 @@ class Shard:
         self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
         self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
         self.num_chunks = math.prod(self.grid_shape)
-        self._items: dict[Any, Items] = {}
 
     @property
     def item_size(self) -> int:
@@ -84,15 +97,14 @@ class Shard:
 
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
-        key = key_of(selection), drop_axes, gap
+        key = self, key_of(selection), drop_axes, gap
         try:
-            items = self._items.get(key)
+            items: Items | None = kept.find(key)
         except TypeError:  # an array has no hash
             return self._make_items(selection, drop_axes, gap)
         if items is None:
-            if len(self._items) >= constants.MAX_PLANS:
-                self._items.clear()
-            items = self._items[key] = self._make_items(selection, drop_axes, gap)
+            items = self._make_items(selection, drop_axes, gap)
+            items = kept.add(key, items, items.most_memory)
         return items
 
     def _make_items(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> Items:
@@ -104,25 +116,23 @@ class Shard:
             pairs = [np.divmod(a, n) for a, n in zip(selection, inner.shape, strict=True)]
             coordinates, within = zip(*pairs, strict=True)
             starts = sum([a * s for a, s in zip(within, inner.strides, strict=True)])
-            return Items(coordinates, [], gap, starts)
-        order = inner.axis_order
-        moved = [a._replace(stride=inner.strides[k]) for a, k in zip(axes, order, strict=True)]
-        parts = [_each_chunk(a, inner.shape[k]) for a, k in zip(moved, order, strict=True)]
-        made: dict[Any, Plan] = {}
-        num_axes, at, plans = sum([a.output_axis is not None for a in axes]), [], []
-        for combined in itertools.product(*map(list, parts)):
-            where: list[Any] = [slice(None)] * num_axes
-            for _, axis, cut in combined:
-                if axis.output_axis is not None:
-                    where[axis.output_axis] = cut
-            of_chunk = tuple([axis for _, axis, _ in combined])
-            key = tuple([a.indices if type(a.indices) is range else id(a) for a in of_chunk])
+            return Items(coordinates, [], [[]], gap, starts)
+        indices, parts, insides, order = [], [], [], inner.axis_order
+        for k, position in enumerate(np.argsort(order).tolist()):
+            axis = axes[position]._replace(stride=inner.strides[k])
+            along = list(_each_chunk(axis, inner.shape[k]))
+            indices.append([index for index, *_ in along])
+            insides.append([inside for _, inside, _ in along])
+            if axis.output_axis is not None:  # if it is dropped, there is one inner chunk along it
+                parts.append([part for *_, part in along])
+        made: dict[Any, Plan] = {}  # many inner chunks have the same plan
+        plan_of_each = []
+        for each in itertools.product(*insides):
+            key = tuple(map(id, each))
             if key not in made:
-                made[key] = plan_axes(of_chunk, inner, gap)
-            at.append([k for k, *_ in combined])
-            plans.append((made[key], tuple(where)))
-        of_axis = np.array(at, np.intp).reshape(len(plans), len(order)).T
-        return Items(tuple(of_axis[np.argsort(order)]), plans, gap)
+                made[key] = plan_axes(tuple([each[k] for k in order]), inner, gap)
+            plan_of_each.append(made[key])
+        return Items(np.ix_(*indices), plan_of_each, parts, gap)
 
     def parts_of(
         self, index: Any, items: Items, num_bytes: int
@@ -146,9 +156,10 @@ class Shard:
         if _trace.active:
             num_alone = self.index_bytes + len(set(begins.tolist())) * length
         if items.within is None:
-            plans = [items.plans[k] for k in present]
-            parts = [(p, b, w) for (p, w), b in zip(plans, begins.tolist(), strict=True)]
-            return parts, [items.plans[k][1] for k in missing], num_alone
+            plans, places = items.plan_of_each, list(itertools.product(*items.parts))
+            of_present = zip(present.tolist(), begins.tolist(), strict=True)
+            parts = [(plans[k], start, places[k]) for k, start in of_present]
+            return parts, [places[k] for k in missing], num_alone
         axis = Axis(begins + items.within[present], 1, 0)
         plan = plan_axes((axis,), self.layout, items.gap)
         parts = [(plan, 0, (present,))] if len(present) else []
@@ -156,19 +167,25 @@ class Shard:
 
 
 def _each_chunk(axis: Axis, size: int) -> Iterator[tuple[int, Axis, Any]]:
-    """Yield the inner chunks along an axis: index, what is selected, and where that belongs."""
+    """Yield the inner chunks along an axis: index, what is selected, and where that belongs.
+
+    If the same is selected from several of them, that is the same object.
+    """
     indices: Any = axis.indices
     if not len(indices):
         return
     if type(indices) is range:
         first, last, step = indices[0], indices[-1], indices.step
+        made: dict[range, Axis] = {}
         for k in range(first // size, last // size + 1):
             begin = max(-((first - k * size) // step), 0)
             end = min(-((first - (k + 1) * size) // step), len(indices))
             if begin < end:
                 low = first + begin * step - k * size
                 inside = range(low, low + (end - begin) * step, step)
-                yield k, axis._replace(indices=inside), slice(begin, end)
+                if inside not in made:
+                    made[inside] = axis._replace(indices=inside)
+                yield k, made[inside], slice(begin, end)
         return
     chunks, order = indices // size, None
     if not (chunks[1:] >= chunks[:-1]).all():

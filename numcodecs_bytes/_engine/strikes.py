@@ -56,18 +56,19 @@ class State:
         logger.log(level, text, name_of_store(store), why)
 
 
-# By `id`, because stores can't be hashed; each with a weak reference to its store.
+# By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
+# Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
 _states: dict[int, tuple[Any, State]] = {}
 
 
 def state_of(store: object) -> State:
-    """Return what is known about a store."""
+    """Return what is known about a store: always the same object, whichever thread is first."""
     key = id(store)
-    reference, state = _states.get(key, (lambda: None, State()))
-    if reference() is not store:
-        state = State()
-        _states[key] = weakref.ref(store, lambda _: _states.pop(key, None)), state
-    return state
+    known = _states.get(key)
+    if known is None:
+        new = weakref.ref(store, lambda _: _states.pop(key, None)), State()
+        known = _states.setdefault(key, new)
+    return known[1]
 
 
 def is_lost(error: Exception) -> bool:

@@ -79,7 +79,7 @@ class ShardFile(ChunkFile):
 
     def _split_by(self, index: Any) -> tuple[Placed, list[Part]]:
         """Return what has space according to an index, and what has none."""
-        starts = index[(*self._items.coordinates, 0)]
+        starts = index[(*self._items.coordinates, 0)].reshape(-1)
         placed = self._parts_at(starts, np.flatnonzero(starts != MISSING))
         missing = self._parts_at(starts, np.flatnonzero(starts == MISSING))
         return placed, [part for part, _ in missing]

@@ -7,8 +7,7 @@ import threading
 import pytest
 import zarr
 
-from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.layout import layout_of
+from numcodecs_bytes._engine import constants, kept
 
 
 class Calls:
@@ -88,10 +87,10 @@ def set_constants(monkeypatch):
     def change(**numbers):
         for name, number in numbers.items():
             monkeypatch.setattr(constants, name, number)
-        layout_of.cache_clear()
+        kept.forget()
 
     yield change
-    layout_of.cache_clear()
+    kept.forget()
 
 
 @pytest.fixture

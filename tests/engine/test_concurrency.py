@@ -24,10 +24,21 @@ import pytest
 import quick_start
 import zarr
 import zarr.storage
-from helpers import create, decode_chunk, encode_chunk, run_python, spec_of, use_threads
+from helpers import (
+    IgnoringStore,
+    create,
+    decode_chunk,
+    encode_chunk,
+    ranges_from,
+    run_python,
+    spec_of,
+    use_threads,
+)
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.registry import get_codec_class
+
+from numcodecs_bytes._engine import strikes
 
 CHUNKS = (8, 16)
 SHAPE = (64, 32)
@@ -424,6 +435,48 @@ def test_what_found_no_thread_does_not_run_once_more(tmp_path, our_pipeline, kin
     """Of a limited number: the pool queues it, and a thread that is started later takes it."""
     options = {"timeout": 100}
     run_python("-c", NO_THREADS, tmp_path, our_pipeline, kind, options=options)
+
+
+def read_twice(array, number):
+    """Read in a thread that stops for another one that reads, at a line of `strikes`.
+
+    It is the line with this number that is executed before the first request. Returns whether there
+    is such a line.
+    """
+    others, left = [], itertools.count(number, -1)
+
+    def read():
+        return asyncio.run(array.async_array.getitem((0, 1)))
+
+    def stop(frame, event, _):
+        if frame.f_code.co_filename != strikes.__file__ or array.store.requests:
+            return None
+        if event == "line" and not next(left):
+            with ThreadPoolExecutor(1) as pool:
+                others.append(pool.submit(read).result())
+        return stop
+
+    def read_and_stop():
+        sys.settrace(stop)
+        return read()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert {pool.submit(read_and_stop).result(), *others} == {1}
+    return bool(others)
+
+
+def test_two_threads_that_read_first_from_a_store(tmp_path, caplog):
+    """It ignores ranges, and each of them remembered that for itself, and warned."""
+    create(tmp_path, (200, 200))[:] = 1
+    for number in itertools.count():
+        caplog.clear()
+        array = zarr.open_array(IgnoringStore(tmp_path), mode="r")
+        with ranges_from(IgnoringStore):
+            is_over = not read_twice(array, number)
+        assert len(caplog.records) == 1
+        if is_over:
+            break
+    assert number > 5
 
 
 PROGRAM = """

@@ -1,11 +1,15 @@
 """Reads take the memory of the output and some blocks, however large chunks are."""
 
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
 import zarr
-from helpers import create, select
+from helpers import HAS_RECTILINEAR, create, select
+from test_concurrency import eventually
+
+from numcodecs_bytes._engine import constants
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20
@@ -70,3 +74,51 @@ def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
         peak, result = track(lambda s=selection: array[s])
         assert result.sum() == num_ones
         assert peak <= result.nbytes + 8 * MIB
+
+
+class TestWhatIsKept:
+    """How chunks are stored, and plans: at most 16 MiB in all; here, less for a quick test."""
+
+    @pytest.fixture
+    def check_kept(self, set_constants):
+        """Return a function that calls another, and checks how much memory stays in use."""
+        assert constants.KEPT_BYTES <= 16 * MIB
+        set_constants(KEPT_BYTES=MIB, BLOCK_BYTES=1 << 12)  # each thread has a block of its own
+
+        def check(use):
+            tracemalloc.start()
+            try:
+                use()
+                assert eventually(lambda: tracemalloc.get_traced_memory()[0] <= 1.5 * MIB)
+            finally:
+                tracemalloc.stop()
+
+        return check
+
+    def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
+        """60 of them over 65,536 inner chunks kept 619 MiB."""
+        create(tmp_path, (1 << 13,), (1,), "u1", shards=(1 << 13,))[0] = 1
+        array = zarr.open_array(tmp_path, mode="r")
+        assert array[:].sum() == 1
+        check_kept(lambda: [array[first:] for first in range(6)])
+
+    def test_of_selections_of_many_arrays(self, tmp_path, check_kept):
+        for k in range(30):
+            create(tmp_path / str(k), (200, 200 + k), dtype="u1")[:] = 1
+        arrays = [zarr.open_array(tmp_path / str(k), mode="r") for k in range(30)]
+        assert all(array[0, 0] == 1 for array in arrays)
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):  # a run for each row
+            check_kept(lambda: [array[:, k] for array in arrays for k in range(30)])
+
+    @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
+    def test_of_chunks_of_many_shapes(self, tmp_path, check_kept):
+        heights, widths = range(1, 41), range(50, 90)
+        with zarr.config.set({"array.rectilinear_chunks": True}):
+            chunks, shape = [list(heights), list(widths)], (sum(heights), sum(widths))
+            array = zarr.create_array(
+                tmp_path, shape=shape, chunks=chunks, dtype="u1", compressors=None, fill_value=1
+            )
+            array[:] = 0
+            array = zarr.open_array(tmp_path, mode="r")
+            assert not array[:].any()
+            check_kept(lambda: [array[k:, k:] for k in range(3)])

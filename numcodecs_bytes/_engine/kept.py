@@ -1,0 +1,58 @@
+"""What is kept to be used again: how chunks are stored, and what was planned for selections.
+
+It takes up to `constants.KEPT_BYTES` for all arrays of the process together. When there is no room
+for more, all of it is forgotten: most of it is of selections and arrays that are not used any more,
+and the rest is soon made again.
+"""
+
+import os
+import threading
+from typing import Any, TypeVar
+
+from numcodecs_bytes._engine import constants
+
+T = TypeVar("T")
+
+_values: dict[Any, Any] = {}
+_num_bytes = 0
+# Held to add a value. Nobody waits for it, and a child process gets its own.
+_lock = threading.Lock()
+
+# Returns the value that is kept under a key, or None; raises TypeError if the key has no hash.
+# Threads need no lock for that: a dict is consistent by itself.
+find = _values.get
+
+
+def add(key: Any, value: T, num_bytes: int) -> T:
+    """Keep a value; return it, or the one that another thread has kept under the same key.
+
+    `num_bytes` is the most memory that the value and its key can take. The value is not kept if
+    that is too much, or if another thread adds one at this moment.
+    """
+    global _num_bytes  # noqa: PLW0603
+    if num_bytes > constants.KEPT_BYTES or not _lock.acquire(blocking=False):
+        return value
+    try:
+        if _num_bytes + num_bytes > constants.KEPT_BYTES:
+            forget()
+        _num_bytes += num_bytes
+        kept: T = _values.setdefault(key, value)
+        return kept
+    finally:
+        _lock.release()
+
+
+def forget() -> None:
+    """Forget everything that is kept."""
+    global _num_bytes  # noqa: PLW0603
+    _values.clear()
+    _num_bytes = 0
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,109 @@
+"""A child process works, whatever other threads of its parent were doing when it was forked."""
+
+import os
+
+import pytest
+from helpers import run_python
+
+# A thread stops at each line where it may hold something (or at every line), and the main thread
+# forks: the child must not wait for it.
+PROGRAM = """
+import ast, functools, os, pathlib, signal, sys, threading, traceback
+import numpy as np, zarr, numcodecs_bytes
+
+class Named(zarr.storage.MemoryStore):
+    pass
+
+folder, pipeline, everything = sys.argv[1:]
+zarr.config.set({
+    "codec_pipeline.path": pipeline,
+    "numcodecs_bytes.write_in_place": True,
+    "numcodecs_bytes.stores_with_ranges": [Named],
+})
+PACKAGE = str(pathlib.Path(numcodecs_bytes.__file__).parent)
+is_armed, stops, place = False, set(), None
+has_stopped, go_on, alone = threading.Semaphore(0), threading.Semaphore(0), threading.Lock()
+
+@functools.cache
+def lines_in_with(file):
+    nodes = ast.walk(ast.parse(pathlib.Path(file).read_text()))
+    found = [node for node in nodes if isinstance(node, ast.With | ast.AsyncWith)]
+    return {line for node in found for line in range(node.body[0].lineno, node.end_lineno + 1)}
+
+def may_hold(frame):
+    # A property that is cached has a lock on Python 3.11.
+    is_cached = frame.f_back and frame.f_back.f_code.co_filename == functools.__file__
+    return is_cached or frame.f_lineno in lines_in_with(frame.f_code.co_filename)
+
+def stop(frame, event, _):
+    global place
+    line = frame.f_code.co_filename, frame.f_lineno
+    if is_armed and line not in stops and (everything == "True" or may_hold(frame)):
+        with alone:
+            stops.add(line)
+            place = line
+            has_stopped.release()
+            go_on.acquire()
+    return stop
+
+def trace(frame, *_):
+    return stop if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+def make(name, size):
+    stores = []
+    for more in ({"chunks": (4, size)}, {"chunks": (2, size), "shards": (4, size)}):
+        settings = {"shape": (8, size), "dtype": ">i4", "compressors": None, **more}
+        for store in (f"{folder}/{name}/{len(stores)}", Named()):
+            zarr.create_array(store, **settings)[:3] = 1
+            stores.append(store)
+    return stores
+
+def use(stores, size):
+    data = np.arange(8 * size).reshape(8, size)
+    with numcodecs_bytes.trace() as trace:
+        for store in stores:
+            array = zarr.open_array(store)
+            array[1:] = data[1:]
+            assert (array[1:, 2] == data[1:, 2]).all()
+            assert (array[1, 2:] == data[1, 2:]).all()
+    assert len(trace.report()["arrays"]) == 4, trace
+
+def use_and_stop():
+    global place
+    use(make("parent", 90), 90)
+    place = None
+    has_stopped.release()
+
+threading.settrace(trace)  # of all threads that are started from now on
+stores = make("child", 80)
+use(stores, 80)  # imports everything
+is_armed = True
+threading.Thread(target=use_and_stop).start()
+while has_stopped.acquire(timeout=60) and place:
+    child = os.fork()
+    if not child:
+        threading.settrace(None)
+        is_armed = False
+        signal.alarm(20)
+        try:
+            use(stores, 80)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        print(f"a child failed with status {status} when a thread was at {place}", flush=True)
+        os._exit(1)
+    go_on.release()
+print(len(stops))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_while_another_thread_is_in_the_package(tmp_path, our_pipeline, everything):
+    """It found the lock of traces taken."""
+    arguments = "-W", "ignore", "-c", PROGRAM, tmp_path, our_pipeline, everything
+    done = run_python(*arguments, status=None)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert int(done.stdout) > 20
