@@ -37,6 +37,24 @@ def imported_by(path):
                 yield module
 
 
+def functions():
+    """Yield each function of the package, with the name of its module."""
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield module, node
+
+
+def test_no_function_is_longer_than_50_lines_or_has_more_than_6_positional_parameters():
+    """What is longer, or takes more, is not understood in one reading."""
+    found = list(functions())
+    assert len(found) > 300
+    for module, node in found:
+        where = f"{module}: {node.name}"
+        assert node.end_lineno - node.lineno < 50, where
+        assert len(node.args.posonlyargs + node.args.args) <= 6, where
+
+
 def test_every_module_has_a_layer_and_imports_none_above_it():
     layer_of = layers()
     imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
