@@ -7,7 +7,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
-from numcodecs_bytes._engine.files import Left
+from numcodecs_bytes._engine.files import Left, fill, new_memory
 
 
 def open_archive(store: ZipStore) -> int:
@@ -28,7 +28,8 @@ def _archive_of(store: ZipStore) -> Any:
 def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
-    Raises what zipfile raises for a damaged archive, and `Left` if the member is compressed.
+    Raises what zipfile raises for a damaged archive, EOFError if it was truncated meanwhile, and
+    `Left` if the member is compressed.
     """
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
@@ -41,5 +42,6 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
             raise Left("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if the header of the member is damaged
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
-    header = os.pread(descriptor, 30, member.header_offset)
+    header = new_memory(30)
+    fill(descriptor, member.header_offset, header)
     return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

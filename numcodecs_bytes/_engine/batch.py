@@ -5,6 +5,7 @@ help if chunks are large, or their files cold. What can't be read this way is le
 reads it whole or raises its own error.
 """
 
+import contextlib
 import contextvars
 import os
 import threading
@@ -112,7 +113,8 @@ class _Job:
         self._outputs: list[Output] = []  # one for each thread
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
-        self._num_working, self._num_helpers, self._is_over = 0, 0, False
+        self._helpers: list[Any] = []  # futures
+        self._num_working, self._is_over = 0, False
 
     def run(self, is_wanted: IsWanted, *, is_last: bool = False) -> None:
         """Read what is left; when this returns, no thread reads any more.
@@ -130,8 +132,11 @@ class _Job:
             with self._state:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
+            for helper in self._helpers:
+                helper.cancel()  # if it still waits for a thread
             while self._shared:
-                os.close(self._shared.popitem()[1])
+                with contextlib.suppress(OSError):  # all has been read
+                    os.close(self._shared.popitem()[1])
         if self._errors:
             raise self._errors[0]
 
@@ -145,9 +150,9 @@ class _Job:
         """Have other threads help, so that `num_workers` read in all."""
         most = min(num_workers, len(self._left) + 1, MAX_FILE_THREADS)
         try:
-            while self._num_helpers < most - 1:
-                submit(helper_pool(), partial(contextvars.copy_context().run, self._work))
-                self._num_helpers += 1
+            while len(self._helpers) < most - 1:
+                work = partial(contextvars.copy_context().run, self._work)
+                self._helpers.append(submit(helper_pool(), work))
         except NoThreadError:
             pass
 
@@ -168,7 +173,7 @@ class _Job:
                 is_looked_at = looks and k % constants.LOOK_EVERY == 0
                 before = files.usage() if is_looked_at else None
                 self._read(k, out)
-                if is_looked_at and files.has_waited(before, is_alone=not self._num_helpers):
+                if is_looked_at and files.has_waited(before, is_alone=not self._helpers):
                     looks = False  # as many threads wait for files as zarr itself would use
                     self._help(zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
         except BaseException as error:  # noqa: BLE001 # raised by `run`

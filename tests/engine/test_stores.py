@@ -1,7 +1,9 @@
 """The door: which stores are read in part, and that all are read as by zarr alone."""
 
+import errno
 import functools
 import importlib
+import os
 import random
 import zipfile
 
@@ -332,3 +334,35 @@ def test_a_zip_file_that_is_closed_meanwhile(folder):
     store.close()
     assert np.array_equal(array[7], DATA[7])
     store.close()
+
+
+def test_a_zip_file_that_can_not_be_closed(folder, monkeypatch):
+    """On a mount that reports at the end what went wrong; all had been read by then."""
+    array = zarr.open_array(zarr.storage.ZipStore(zipped(folder), mode="r"), mode="r")
+    close = os.close
+
+    def fail(descriptor):
+        close(descriptor)
+        raise OSError(errno.EIO, "an error of the mount")
+
+    monkeypatch.setattr(os, "close", fail)
+    got = array[7]
+    monkeypatch.undo()
+    assert np.array_equal(got, DATA[7])
+
+
+def test_a_zip_file_that_is_truncated_meanwhile(folder, monkeypatch):
+    """The error was one of `struct`."""
+    path = zipped(folder)
+    array = zarr.open_array(zarr.storage.ZipStore(path, mode="r"), mode="r")
+    open_member = zipfile.ZipFile.open
+
+    def truncate(*args, **kwargs):
+        try:
+            return open_member(*args, **kwargs)
+        finally:
+            os.truncate(path, 10)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", truncate)
+    with pytest.raises(EOFError):  # as with zarr alone
+        array[7]
