@@ -244,16 +244,17 @@ async def read(
     """
     limit = zarr.config.get("async.concurrency")
     num = min(len(left), limit or constants.UNLIMITED)
-    _in_flight.num = getattr(_in_flight, "num", 0) + num
+    in_flight = vars(_in_flight)  # of this thread, even if another one closes this coroutine
+    in_flight["num"] = in_flight.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
         exist: list[bool | None] = [None] * len(batch.items)
-        reader = _Reader(batch, read_whole, metadata, exist, Share.of(_in_flight.num))
+        reader = _Reader(batch, read_whole, metadata, exist, Share.of(in_flight["num"]))
         jobs = [(job,) for job in reader.jobs(left)]
         if not all([job.is_whole for (job,) in jobs]):  # noqa: C419 # else zarr reads all together
             await concurrent_map(jobs, reader.read, limit)
     finally:
-        _in_flight.num -= num
+        in_flight["num"] -= num
     if reader.errors and not isinstance(reader.errors[0], Unexpected):
         raise reader.errors.pop(0)
     await reader.read_rest(left)

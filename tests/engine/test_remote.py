@@ -5,6 +5,7 @@ import importlib
 import logging
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -320,3 +321,17 @@ class TestFirstFailure:
             assert array[1, 5] == 1  # it answers ranges
             is_wrong = True
             assert (array[0, ::1000] == 1).all()
+
+
+def test_a_read_that_is_closed_in_another_thread(tmp_path):
+    """As in a loop that was abandoned; there were less than none there then: ZeroDivisionError."""
+    create(tmp_path, (1, 1 << 20))[...] = 1
+    store = CountingStore(tmp_path, read_only=True)
+    with ranges_from(CountingStore):
+        array = zarr.open_array(store, mode="r").async_array
+        assert asyncio.run(array.getitem((0, 5))) == 1
+        reading = array.getitem((0, 5))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(reading.send, None).result() is None
+        reading.close()
+        assert asyncio.run(array.getitem((0, 5))) == 1
