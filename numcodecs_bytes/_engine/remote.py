@@ -70,10 +70,11 @@ class Share(NamedTuple):
 class Object:
     """An object while it is read: all answers must tell the same version and the same length."""
 
-    def __init__(self, remote: Remote, num_bytes: int | None = None) -> None:
+    def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
+        """Take the length that it must have, if that is known, and the least that it may have."""
         self.remote, self.state = remote, state_of(remote.store)
         self.num_requests = self.num_bytes = 0  # requests made, and bytes received
-        self._expected = num_bytes
+        self._expected, self._least = num_bytes, least
         self.forget()
 
     def forget(self) -> None:
@@ -90,6 +91,8 @@ class Object:
         """Raise if an answer tells another length or version than expected."""
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
+        if num_bytes is not None and num_bytes < self._least:
+            raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
         is_comparable = version is not None or not self._is_split
         is_same = is_comparable and self._told in (None, (num_bytes, version))
         self._told, self.length = (num_bytes, version), num_bytes
@@ -322,8 +325,8 @@ class _Reader:
             if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
                 share = share._replace(gap=self.alone.gap)
             plans = [plan_of(each, stored, drop_axes, share.gap) for each in selections]
-            target = Object(remote, stored.num_bytes if remote.num_bytes is None else None)
-            num_all = 1
+            num_all, end = 1, starts[-1] + stored.num_bytes
+            target = Object(remote, end if remote.num_bytes is None else None, least=end)
         if None in plans:  # a selection of an unknown kind
             return _Job(target, chunks, starts, stored, plans, share, 0, is_whole=True)
         num_bytes, most = sum([plan.num_bytes for plan in plans]), share.most(stored.num_bytes)

@@ -254,6 +254,15 @@ class TestReferences:
         assert len(requests) == self.NUM
         assert is_struck(array, FIRST)
 
+    def test_one_that_ends_beyond_its_file(self, server):
+        """Is an error, whatever is selected: its part before the end was returned."""
+        array, data, _ = self.open(server, 0)
+        server.objects["file"] = server.objects["file"][:-5]
+        assert np.array_equal(array[:-1, :9], data[:-1, :9])
+        for selection in (np.s_[-1, :9], np.s_[:, :9]):
+            with pytest.raises(ValueError, match=f"holds {self.NUM_BYTES - 5} bytes"):
+                array[selection]
+
     def test_shards_are_zarr_s(self, server):
         """The index was read at the end of the file."""
         data = np.random.default_rng(2).integers(1, 256, (64, 64), np.uint8)
