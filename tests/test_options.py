@@ -149,12 +149,12 @@ class TestUnknownKeys:
 
             def __str__(self):
                 options[f"set {len(options)}"] = True
-                monkeypatch.setitem(zarr.config.config, f"set {len(options)}", True)
+                monkeypatch.setitem(zarr.config.config, f"set {len(options)}", 1)
                 return super().__str__()
 
         array = zarr.open_array(path, mode="r")
         options[Key("one")] = options[Key("two")] = True
         monkeypatch.setitem(zarr.config.config, "numcodecs_bytes", options)
-        monkeypatch.setitem(zarr.config.config, Key("three"), True)
+        monkeypatch.setitem(zarr.config.config, Key("three"), 1)
         assert array[3].tolist() == [1] * 64
         assert len(options) > 2
