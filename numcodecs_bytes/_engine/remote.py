@@ -117,8 +117,8 @@ class Object:
             is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
             if is_long and self.state.answers and is_lost(error):
                 raise
-            first_line = str(error).partition("\n")[0]
-            raise Failed(f"{type(error).__name__}: {first_line}"[:200]) from None
+            first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
+            raise Failed(first_line[:200]) from None  # `str` of an error may fail
         if raw is None and self._has_answered:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
@@ -259,7 +259,7 @@ async def read(
     finally:
         in_flight["num"] -= num
     if reader.errors and not isinstance(reader.errors[0], Unexpected):
-        raise reader.errors.pop(0)
+        raise reader.errors.pop()
     await reader.read_rest(left)
     return exist
 
@@ -275,7 +275,7 @@ class _Reader:
     share: Share
     alone: Share = field(default_factory=lambda: Share.of(1))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    errors: list[Exception] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)  # the first one, if any
     fetched: dict[int, _trace.Fetched] = field(default_factory=dict)  # for chunks left to zarr
 
     def jobs(self, left: Sequence[int]) -> Iterator[_Job]:
@@ -351,12 +351,16 @@ class _Reader:
                 await self._read_or_fill(job)
         except Left as why:
             if isinstance(why, Unexpected):
-                self.errors.append(why.with_traceback(None))
+                self._note_error(why.with_traceback(None))
             fetched = _trace.Fetched(target.num_requests, target.num_bytes, str(why))
             self.fetched[job.chunks[0]] = fetched
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, self.batch.items[job.chunks[0]][0])
-            traceback.clear_frames(error.__traceback__)  # which hold what was fetched
+            self._note_error(error)
+
+    def _note_error(self, error: Exception) -> None:
+        """Keep the first error, which decides; the frames of others would keep what was fetched."""
+        if not self.errors:
             self.errors.append(error)
 
     async def read_rest(self, left: Sequence[int]) -> None:

@@ -331,6 +331,41 @@ class TestFirstFailure:
             is_wrong = True
             assert (array[0, ::1000] == 1).all()
 
+    def test_of_a_request_that_tasks_share(self, folder, monkeypatch):
+        """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
+        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.01)
+
+        class Store(CountingStore):
+            shared = None
+
+            async def get(self, key, prototype=None, byte_range=None):
+                if self.shared and "/c/" in key:
+                    try:
+                        await asyncio.shield(self.shared)
+                    except ConnectionError:
+                        if key.startswith("a"):
+                            raise
+                        await self.has_failed.wait()
+                return await super().get(key, prototype, byte_range)
+
+        async def read_a(array):
+            with pytest.raises(ConnectionError):
+                await array.getitem((0, slice(None, None, 500_000)))
+            store.has_failed.set()
+
+        async def read_both():
+            loop = asyncio.get_running_loop()
+            store.shared, store.has_failed = loop.create_future(), asyncio.Event()
+            loop.call_later(0.05, store.shared.set_exception, ConnectionError("lost"))
+            _, got = await asyncio.gather(read_a(a), b.getitem((0, slice(None, None, 500_000))))
+            return got
+
+        store = Store(folder, read_only=True)
+        a, b = (zarr.open_array(store, path=name, mode="r").async_array for name in "ab")
+        with ranges_from(Store), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            assert asyncio.run(a.getitem((0, 5))) == 1  # it answers ranges
+            assert (asyncio.run(asyncio.wait_for(read_both(), 10)) == 1).all()
+
 
 def test_a_read_that_is_closed_in_another_thread(tmp_path):
     """As in a loop that was abandoned; there were less than none there then: ZeroDivisionError."""
