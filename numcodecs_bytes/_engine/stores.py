@@ -220,6 +220,8 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
+    if offset < 0:  # but some bytes of the chunk may be there
+        return Whole()
     return _in_file_system(store, leaf, url, offset, num_bytes)
 
 

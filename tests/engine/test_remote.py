@@ -254,6 +254,20 @@ class TestReferences:
         assert len(requests) == self.NUM
         assert is_struck(array, FIRST)
 
+    def test_one_that_begins_before_its_file(self, server):
+        """Is an error, whatever is selected: other bytes of the file were returned."""
+        data = np.ones((1, self.NUM_BYTES), np.uint8)
+        server.objects["file"] = bytes(3 * self.NUM_BYTES)
+        parts, objects = {"c/0/0": (-5, self.NUM_BYTES)}, objects_of("a", data)
+        url = f"{server.url('properly', 'before')}/file"
+        array = zarr.open_array(references(url, parts, objects["a/zarr.json"]), mode="r")
+        for selection in (np.s_[0, 9:99], np.s_[...]):
+            with (
+                zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}),
+                pytest.raises(ValueError, match="holds 0 bytes"),
+            ):
+                array[selection]
+
     def test_one_that_ends_beyond_its_file(self, server):
         """Is an error, whatever is selected: its part before the end was returned."""
         array, data, _ = self.open(server, 0)
