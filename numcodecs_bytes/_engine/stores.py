@@ -211,12 +211,17 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
     from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
 
     try:
-        url, offset, num_bytes = file_system.references[path]
+        reference = file_system.references[path]
+        if isinstance(reference, str):  # inline: three digits must not be unpacked
+            return Whole()
+        url, offset, num_bytes = reference
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         return Whole()  # missing, inline, a whole file, or of an unknown form
+    if offset < 0:  # but some bytes of the chunk may be there
+        return Whole()
     return _in_file_system(store, leaf, url, offset, num_bytes)
 
 
@@ -241,23 +246,32 @@ def _in_file_system(
     if get is None:
         return _unknown(inner)
     key = None if num_bytes is None else (id(file_system), path)
-    get_range = partial(get, file_system, path)
+    request = partial(file_system._cat_file, path)  # noqa: SLF001
+    get_range = partial(get, request, store.allowed_exceptions)
     return Remote(get_range, store, get is _from_http, start, num_bytes, key)
 
 
 async def _from_file_system(
-    file_system: Any, path: str, start: int, end: int | None, _check: Any, **options: Any
+    request: Any, missing: Any, start: int, end: int | None, _check: Any, **options: Any
 ) -> UInt8Array | None:
-    """Return a range from a file system, which tells neither length nor version."""
+    """Return a range from a file system, which tells neither length nor version.
+
+    `missing` are the errors that the store takes for a missing object. They may be any, and others
+    than those of missing objects say nothing about the whole object.
+    """
     try:
-        raw = await file_system._cat_file(path, start=start, end=end, **options)  # noqa: SLF001
-    except MISSING:
-        return None
+        raw = await request(start=start, end=end, **options)
+    except Left:
+        raise
+    except missing as error:
+        if isinstance(error, (*MISSING, PermissionError)):  # S3 may deny what does not exist
+            return None
+        raise Left(f"the store takes {type(error).__name__} for a missing chunk") from None
     return np.frombuffer(raw, np.uint8)
 
 
 async def _from_http(
-    file_system: Any, path: str, start: int, end: int | None, check: Check
+    request: Any, missing: Any, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
     """Return a range from a web server; its headers are checked before the body arrives."""
     is_seen = False
@@ -285,7 +299,7 @@ async def _from_http(
             response.close()  # instead of receiving the rest
             raise
 
-    raw = await _from_file_system(file_system, path, start, end, check, raise_for_status=see)
+    raw = await _from_file_system(request, missing, start, end, check, raise_for_status=see)
     if not is_seen:  # a client with a cache, for example
         raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
     return raw
