@@ -42,7 +42,7 @@ def locked(path, how):
 
 def in_thread(array, selection, value):
     """Start to write in a thread."""
-    thread = threading.Thread(target=array.__setitem__, args=(selection, value))
+    thread = threading.Thread(target=array.__setitem__, args=(selection, value), daemon=True)
     thread.start()
     return thread
 
@@ -86,6 +86,24 @@ def test_what_the_system_refuses_is_left_to_zarr(array, chunk, monkeypatch, refu
 
 
 class TestNewFiles:
+    def test_a_first_name_that_can_not_be_removed_leaves_no_lock(self, array, chunk, monkeypatch):
+        """The next write removes it."""
+        chunk.unlink()
+
+        def refuse(*_):
+            raise OSError(errno.EIO, "no")
+
+        monkeypatch.setattr(os, "unlink", refuse)
+        with pytest.raises(OSError, match="no"):
+            array[1, 1:] = 5
+        monkeypatch.undo()
+        thread = in_thread(array, np.s_[2, 1:], 6)
+        thread.join(20)
+        assert not thread.is_alive()
+        assert array[1:3, 0].tolist() == [0, 0]
+        assert array[1:3, 1].tolist() == [5, 6]
+        assert [path.name for path in chunk.parent.iterdir()] == ["0"]
+
     def test_the_first_of_many_wins(self, array, chunk, monkeypatch):
         """Threads that all find it missing, and all make a file for it."""
         barrier, truncate = threading.Barrier(4), os.ftruncate
