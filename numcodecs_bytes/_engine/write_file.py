@@ -7,7 +7,7 @@ runs, but with a larger gap.
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,13 @@ def shape_of(axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple([along[to] for to in range(len(along))])
 
 
-def elements_of(values: Array, layout: Layout, shape: tuple[int, ...]) -> Array:
-    """Return values in the dtype of the chunk, broadcast to a shape."""
+def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
+    """Return values in the dtype of the chunk, broadcast to a shape, as NumPy would assign them."""
+    if not shape:  # to a single element, NumPy assigns a masked value as NaN, or raises an error
+        element: Array = np.empty(1, layout.dtype)
+        element[0] = values
+        return element.reshape(())
+    values = np.asarray(values)
     if values.dtype != layout.dtype:
         converted: Array = np.empty(values.shape, layout.dtype)
         converted[...] = values
