@@ -13,6 +13,7 @@ import pytest
 import zarr
 from helpers import create
 
+from numcodecs_bytes import _threads
 from numcodecs_bytes._engine import constants
 
 pytestmark = pytest.mark.usefixtures("_in_place")
@@ -215,6 +216,28 @@ class TestWaiting:
         assert written == 64 if how == "lock" else written < 64 + 56 * 4
         time.sleep(0.2)
         assert array[...].sum() == written
+
+    def test_a_write_that_hangs_while_it_is_cancelled_ends_there(self, array, chunk, monkeypatch):
+        """Its caller may change the values, which must not be written once the disk answers."""
+        monkeypatch.setattr(_threads, "LAST_SECONDS", 0.01)
+        values, pwrite, has_answer = np.full((8, 2), 5.0, ">f8"), os.pwrite, threading.Event()
+
+        def hang(*args):
+            num_bytes = pwrite(*args)
+            has_answer.wait(20)
+            return num_bytes
+
+        monkeypatch.setattr(os, "pwrite", hang)
+
+        async def write_for_a_while():
+            await asyncio.wait_for(array.async_array.setitem(np.s_[:, 3:5], values), 0.1)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(write_for_a_while())
+        values[...] = 9
+        has_answer.set()
+        with locked(chunk, fcntl.LOCK_EX):
+            assert array[:, 3].tolist() == [5, *[1] * 7]
 
     def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
         """More writes than there are threads wait for one chunk, and say so; others, reads too."""
