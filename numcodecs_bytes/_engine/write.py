@@ -129,6 +129,6 @@ class Writes:
         _, spec, selection, place, *_ = item
         stored = self._stored_as(spec)
         is_single = selection == () or self._values.shape == ()
-        values = np.asarray(self._values if is_single else self._values[place])
+        values = self._values if is_single else self._values[place]
         kind = ChunkFile if isinstance(stored, Layout) else ShardFile
         return kind(item, path, stored, values, self._drop_axes, self._is_mapped)
