@@ -76,10 +76,10 @@ def _error(name: str, expected: str, value: Any) -> ValueError:
 def unknown_keys() -> list[str]:
     """Return the keys of zarr's config that look like options of this package, but are not."""
     found = []
-    for section, options in zarr.config.config.items():
+    for section, options in list(zarr.config.config.items()):  # which other threads may change
         name = str(section).replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
-            names = [one for one in options if str(one).replace("-", "_") not in NAMES]
+            names = [one for one in list(options) if str(one).replace("-", "_") not in NAMES]
             found += [f"numcodecs_bytes.{one}" for one in names]
         elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # misspelt, or one underscore
             found.append(str(section))

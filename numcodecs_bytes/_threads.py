@@ -30,7 +30,9 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
     before it starts a thread and, if that fails, runs it whenever a later one starts.
     """
     future: Future[T] = Future()
-    waiting = [function]  # emptied if it is not to run, because it may hold on to large arrays
+    waiting = [function]
+    # A pool keeps what was cancelled in its queue, but not the large arrays that it would fill.
+    future.add_done_callback(lambda _: waiting.clear())
 
     def run() -> None:
         if not future.set_running_or_notify_cancel():
@@ -47,7 +49,6 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
         pool.submit(run)
     except RuntimeError as error:
         if future.cancel():  # else a thread that was there before has taken it
-            waiting.clear()
             raise NoThreadError(str(error)) from error
     return future
 
@@ -72,14 +73,14 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) ->
     except NoThreadError:
         return function(lambda: True)
     running = asyncio.wrap_future(future)
+    # If nobody waits for its error, asyncio logs it.
+    running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:  # without a task, which would take 20 us
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         is_wanted = False
         if not future.cancel():  # it has begun
-            done, _ = await asyncio.wait([running], timeout=LAST_SECONDS)
-            for ended in done:
-                ended.exception()  # or asyncio logs it
+            await asyncio.wait([running], timeout=LAST_SECONDS)
             running.cancel()
         raise
     finally:

@@ -139,3 +139,22 @@ class TestUnknownKeys:
             array[1:2] = 1
         (said,) = caplog.messages
         assert said.startswith(f"{key.removesuffix('.write_in_place')} in zarr's config has no")
+
+    def test_keys_that_a_thread_sets_meanwhile(self, path, monkeypatch):
+        """A read that met the start or the end of another thread's scope raised RuntimeError."""
+        options = {}
+
+        class Key(str):
+            __slots__ = ()
+
+            def __str__(self):
+                options[f"set {len(options)}"] = True
+                monkeypatch.setitem(zarr.config.config, f"set {len(options)}", 1)
+                return super().__str__()
+
+        array = zarr.open_array(path, mode="r")
+        options[Key("one")] = options[Key("two")] = True
+        monkeypatch.setitem(zarr.config.config, "numcodecs_bytes", options)
+        monkeypatch.setitem(zarr.config.config, Key("three"), 1)
+        assert array[3].tolist() == [1] * 64
+        assert len(options) > 2

@@ -7,6 +7,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
+from numcodecs_bytes._engine.files import fill, new_memory
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 
@@ -28,7 +29,8 @@ def _archive_of(store: ZipStore) -> Any:
 def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
-    Raises what zipfile raises for a damaged archive, and `LeftToZarr` if the member is compressed.
+    Raises what zipfile raises for a damaged archive, and `LeftToZarr` if the member is compressed,
+    or the archive was truncated meanwhile.
     """
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
@@ -41,5 +43,6 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
             raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if the header of the member is damaged
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
-    header = os.pread(descriptor, 30, member.header_offset)
+    header = new_memory(30)
+    fill(descriptor, member.header_offset, header)
     return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

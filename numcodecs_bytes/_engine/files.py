@@ -88,8 +88,10 @@ def length_of_file(file: File) -> int | None:
 
 def usage() -> Any:
     """Return the resource usage of this thread; None if the system does not report it."""
-    who = getattr(resource, "RUSAGE_THREAD", None)
-    return None if resource is None or who is None else resource.getrusage(who)
+    try:
+        return resource.getrusage(resource.RUSAGE_THREAD)
+    except (AttributeError, OSError, ValueError):  # on Windows and macOS, or in a sandbox
+        return None
 
 
 def has_waited(before: Any, *, is_alone: bool = True) -> bool:

@@ -4,6 +4,7 @@ A thread takes one chunk after the other: it opens the file, reads, and closes i
 help if chunks are large, or their files cold.
 """
 
+import contextlib
 import contextvars
 import operator
 import os
@@ -11,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
@@ -38,6 +39,9 @@ from numcodecs_bytes._threads import (
 )
 from numcodecs_bytes._trace import Fetched
 from numcodecs_bytes._zarr_versions import fill_value_or_default
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _of_thread = threading.local()
 
@@ -66,7 +70,8 @@ class _Workers:
         self._outputs: list[Output] = []  # one for each thread
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
-        self._num_working, self._num_helpers, self._is_over = 0, 0, False
+        self._helpers: list[Future[None]] = []
+        self._num_working, self._is_over = 0, False
 
     def run(self, is_wanted: IsWanted) -> None:
         """Read what is waiting; when this returns, no thread reads any more."""
@@ -80,6 +85,8 @@ class _Workers:
             with self._state:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
+            for helper in self._helpers:
+                helper.cancel()  # if it still waits for a thread
             self._files.close()
         if self._errors:
             raise self._errors[0]
@@ -103,10 +110,9 @@ class _Workers:
         """Have other threads help, so that `num_workers` read in all."""
         most = min(num_workers, len(self._waiting) + 1, MAX_FILE_THREADS)
         try:
-            while self._num_helpers < most - 1:
-                context = contextvars.copy_context()
-                submit(helper_pool(), partial(context.run, self._work, is_wanted))
-                self._num_helpers += 1
+            while len(self._helpers) < most - 1:
+                work = partial(contextvars.copy_context().run, self._work, is_wanted)
+                self._helpers.append(submit(helper_pool(), work))
         except NoThreadError:
             pass
 
@@ -140,7 +146,7 @@ class _Workers:
                 return
             self._read(chunk, out)
             num_read += 1
-            if is_looked_at and files.has_waited(before, is_alone=not self._num_helpers):
+            if is_looked_at and files.has_waited(before, is_alone=not self._helpers):
                 looks = False  # as many threads wait for files as zarr itself would use
                 self._help(out.is_wanted, zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
 
@@ -172,7 +178,8 @@ class _SharedFiles:
     def close(self) -> None:
         """Close all of them."""
         while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+            with contextlib.suppress(OSError):  # all has been read
+                os.close(self._descriptors.popitem()[1])
 
 
 def _read_chunk(chunk: ChunkRead, shared: _SharedFiles, out: Output, gap: int | None) -> None:

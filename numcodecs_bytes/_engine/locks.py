@@ -124,9 +124,11 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
         _lock(descriptor, is_exclusive=True)
         yield descriptor, name
     finally:
-        with contextlib.suppress(FileNotFoundError):  # it was renamed
-            os.unlink(name)  # noqa: PTH108 # name is a string
-        _release(descriptor)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # it was renamed
+                os.unlink(name)  # noqa: PTH108 # name is a string
+        finally:
+            _release(descriptor)
 
 
 def set_length(descriptor: int, num_bytes: int) -> None:

@@ -113,7 +113,8 @@ def are_slices(place: Any) -> bool:
 def within(out: Output, place: Where) -> tuple[Output, Callable[[Where], Where]]:
     """Return a view of the output, and a function that says where in it a part belongs."""
     if are_slices(place):
-        return out._replace(array=out.array[(*place, ...)]), lambda where: where
+        view = out.array[(*place, ...)]
+        return out._replace(array=view), lambda where: mesh(where, view.shape)
     return out, partial(place_within, place)
 
 

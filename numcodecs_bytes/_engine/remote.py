@@ -76,10 +76,11 @@ class Share(NamedTuple):
 class Object:
     """An object while it is read: all answers must tell the same version and the same length."""
 
-    def __init__(self, remote: Remote, num_bytes: int | None = None) -> None:
+    def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
+        """Take the length that it must have, if that is known, and the least that it may have."""
         self.remote, self.state = remote, state_of(remote.store)
         self.num_requests = self.num_bytes = 0  # requests made, and bytes received
-        self._expected = num_bytes
+        self._expected, self._least = num_bytes, least
         self.forget()
 
     def forget(self) -> None:
@@ -96,6 +97,8 @@ class Object:
         """Raise if an answer tells another length or version than expected."""
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
+        if num_bytes is not None and num_bytes < self._least:
+            raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
         is_comparable = version is not None or not self._is_split
         is_same = is_comparable and self._told in (None, (num_bytes, version))
         self._told, self.length = (num_bytes, version), num_bytes
@@ -120,8 +123,8 @@ class Object:
             is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
             if is_long and self.state.answers and is_lost(error):
                 raise
-            first_line = str(error).partition("\n")[0]
-            raise Failed(f"{type(error).__name__}: {first_line}"[:200]) from None
+            first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
+            raise Failed(first_line[:200]) from None  # `str` of an error may fail
         if raw is None and self._has_answered:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
@@ -207,17 +210,18 @@ async def read(
     """
     limit = zarr.config.get("async.concurrency")
     num = min(len(chunks), limit or constants.UNLIMITED)
-    _in_flight.num = getattr(_in_flight, "num", 0) + num
+    in_flight = vars(_in_flight)  # of this thread, even if another one closes this coroutine
+    in_flight["num"] = in_flight.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        reader = _Reader(batch, read_by_zarr, metadata, Share.of(_in_flight.num))
+        reader = _Reader(batch, read_by_zarr, metadata, Share.of(in_flight["num"]))
         reads = [(each,) for each in reader.plan(chunks)]
         if not all(each.is_whole for (each,) in reads):  # else zarr reads all together
             await concurrent_map(reads, reader.read, limit)
     finally:
-        _in_flight.num -= num
+        in_flight["num"] -= num
     if reader.errors and not isinstance(reader.errors[0], Unexpected):
-        raise reader.errors.pop(0)
+        raise reader.errors.pop()
     await reader.read_rest(chunks)
 
 
@@ -231,7 +235,7 @@ class _Reader:
     share: Share
     share_alone: Share = field(default_factory=lambda: Share.of(1))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    errors: list[Exception] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)  # the first one, if any
 
     def plan(self, chunks: Sequence[ChunkRead]) -> Iterator[ObjectRead]:
         """Yield what to read: single chunks, or chunks that are side by side in an object."""
@@ -297,7 +301,8 @@ class _Reader:
     def _plan_chunks(self, chunks: list[ChunkRead], layout: Layout) -> ObjectRead:
         """Plan how to read chunks in an object, in part if that saves enough."""
         remote, share = _remote_of(chunks[0]), self.share
-        target = Object(remote, layout.num_bytes if remote.num_bytes is None else None)
+        end = _remote_of(chunks[-1]).start + layout.num_bytes
+        target = Object(remote, end if remote.num_bytes is None else None, least=end)
         if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
             share = share._replace(gap=self.share_alone.gap)
         plans = self._plans(chunks, layout, share.gap)
@@ -329,11 +334,15 @@ class _Reader:
                 await self._read_or_fill(planned)
         except LeftToZarr as why:
             if isinstance(why, Unexpected):
-                self.errors.append(why.with_traceback(None))
+                self._note_error(why.with_traceback(None))
             first.leave(why, Fetched(target.num_requests, target.num_bytes))
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, first.getter)
-            traceback.clear_frames(error.__traceback__)  # which hold what was fetched
+            self._note_error(error)
+
+    def _note_error(self, error: Exception) -> None:
+        """Keep the first error, which decides; the frames of others would keep what was fetched."""
+        if not self.errors:
             self.errors.append(error)
 
     async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:

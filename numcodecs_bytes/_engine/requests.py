@@ -57,18 +57,27 @@ async def from_objects(
 
 
 async def from_file_system(
-    file_system: Any, path: str, start: int, end: int | None, _check: Any, **options: Any
+    request: Any, missing: Any, start: int, end: int | None, _check: Any, **options: Any
 ) -> UInt8Array | None:
-    """Return a range from a file system, which tells neither length nor version."""
+    """Return a range from a file system, which tells neither length nor version.
+
+    `missing` are the errors that the store takes for a missing object. They may be any, and others
+    than those of missing objects say nothing about the whole object.
+    """
     try:
-        raw = await file_system._cat_file(path, start=start, end=end, **options)  # noqa: SLF001
-    except MISSING:
-        return None
+        raw = await request(start=start, end=end, **options)
+    except LeftToZarr:
+        raise
+    except missing as error:
+        if isinstance(error, (*MISSING, PermissionError)):  # S3 may deny what does not exist
+            return None
+        why = f"the store takes {type(error).__name__} for a missing chunk"
+        raise LeftToZarr(why) from None
     return np.frombuffer(raw, np.uint8)
 
 
 async def from_http(
-    file_system: Any, path: str, start: int, end: int | None, check: Check
+    request: Any, missing: Any, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
     """Return a range from a web server; its headers are checked before the body arrives."""
     seen = []
@@ -83,7 +92,7 @@ async def from_http(
             response.close()  # instead of receiving the rest
             raise
 
-    raw = await from_file_system(file_system, path, start, end, check, raise_for_status=see)
+    raw = await from_file_system(request, missing, start, end, check, raise_for_status=see)
     if not seen:  # a client with a cache, for example
         raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
     return raw

@@ -171,12 +171,17 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
     from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
 
     try:
-        url, offset, num_bytes = file_system.references[path]
+        reference = file_system.references[path]
+        if isinstance(reference, str):  # inline: three digits must not be unpacked
+            raise LeftToZarr
+        url, offset, num_bytes = reference
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise LeftToZarr from None  # missing, inline, a whole file, or of an unknown form
+    if offset < 0:  # but some bytes of the chunk may be there
+        raise LeftToZarr
     return _in_file_system(store, leaf, url, offset, num_bytes)
 
 
@@ -201,7 +206,8 @@ def _in_file_system(
     if get is None:
         raise LeftToZarr(_why_unknown(inner))
     key = None if num_bytes is None else (id(file_system), path)
-    get_range = partial(get, file_system, path)
+    request = partial(file_system._cat_file, path)  # noqa: SLF001
+    get_range = partial(get, request, store.allowed_exceptions)
     return Remote(get_range, store, get is from_http, start, num_bytes, key)
 
 

@@ -113,7 +113,7 @@ class _Write:
         chunk, values = self.chunk, self._values
         stored = self._stored_as(chunk.spec)
         is_single = chunk.selection == () or values.shape == ()
-        selected = np.asarray(values if is_single else values[chunk.place])
+        selected = values if is_single else values[chunk.place]
         kind = ChunkFile if isinstance(stored, Layout) else ShardFile
         return kind(chunk, stored, selected, self._drop_axes, may_be_mapped(values))
 

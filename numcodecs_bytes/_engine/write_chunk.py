@@ -30,7 +30,7 @@ class ChunkFile:
 
     chunk: ChunkWrite
     stored: Any  # its `Layout`, or `Shard`
-    values: Array  # in the shape of the selection, or one that NumPy broadcasts to it
+    values: Any  # an array in the shape of the selection, or one that NumPy broadcasts to it
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
     is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
 

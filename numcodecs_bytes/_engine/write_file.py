@@ -7,7 +7,7 @@ runs, but with a larger gap.
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +49,13 @@ def shape_of(axes: Sequence[Axis]) -> tuple[int, ...]:
     return tuple([along[position] for position in range(len(along))])
 
 
-def elements_of(values: Array, layout: Layout, shape: tuple[int, ...]) -> Array:
-    """Return values in the dtype of the chunk, broadcast to a shape."""
+def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
+    """Return values in the dtype of the chunk, broadcast to a shape, as NumPy would assign them."""
+    if not shape:  # to a single element, NumPy assigns a masked value as NaN, or raises an error
+        element: Array = np.empty(1, layout.dtype)
+        element[0] = values
+        return element.reshape(())
+    values = np.asarray(values)
     if values.dtype != layout.dtype:
         converted: Array = np.empty(values.shape, layout.dtype)
         converted[...] = values
@@ -82,13 +87,16 @@ def write_part(
             window[index] = encode_array(elements, layout.stored)
         if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
             files.prefetch(descriptor, starts, block.length)  # the system reads the pages around
-        write_runs(descriptor, raw, starts, block.length)
+        write_runs(descriptor, raw, starts, block.length, is_wanted)
 
 
-def write_runs(descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
+def write_runs(
+    descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int, is_wanted: IsWanted
+) -> None:
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
+        raise_unless(is_wanted)  # each, because a cancelled caller may change its values now
         run, position = view[first : first + length], start
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
@@ -100,9 +108,8 @@ def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsW
         return
     block = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
     for start in range(span.start, span.stop, len(block)):
-        raise_unless(is_wanted)
         raw = block[: span.stop - start]
-        write_runs(descriptor, raw, [start], len(raw))
+        write_runs(descriptor, raw, [start], len(raw), is_wanted)
 
 
 def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> None:
@@ -113,7 +120,7 @@ def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> Non
         raw = block[: span.stop - start]
         files.fill(source, start, raw.data)
         if raw.any():
-            write_runs(target, raw, [start], len(raw))
+            write_runs(target, raw, [start], len(raw), is_wanted)
 
 
 def raise_unless(is_wanted: IsWanted) -> None:

@@ -108,7 +108,7 @@ class ShardFile(ChunkFile):
         if old is not None:
             write_file.copy_span(old, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
-        write_file.write_runs(new, raw, [0 if first else data_end], len(raw))
+        write_file.write_runs(new, raw, [0 if first else data_end], len(raw), is_wanted)
         return self._split_by(index)[0]
 
     def _new_places(self, index: Any, *, are_free: bool) -> Any:

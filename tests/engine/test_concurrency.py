@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.registry import get_codec_class
 
+from numcodecs_bytes import _threads
 from numcodecs_bytes._engine import strikes
 
 CHUNKS = (8, 16)
@@ -334,6 +336,86 @@ class TestManyReads:
         assert np.array_equal(array[::8], np.ones((100, 16)))
         assert len(calls.opened) == num + 100
         assert (out.as_numpy_array() == 7).all()
+
+
+@contextlib.contextmanager
+def all_are_busy(pool):
+    """Let all threads of a pool wait, as for a mount that does not answer."""
+    go_on = threading.Event()
+    waiting = [pool.submit(go_on.wait) for _ in range(_threads.MAX_FILE_THREADS)]
+    while pool._work_queue.qsize():
+        time.sleep(0.001)
+    try:
+        yield
+    finally:
+        go_on.set()
+        for future in waiting:
+            future.result()
+
+
+@pytest.mark.usefixtures("our_pipeline")
+class TestTheQueueOfAPoolKeepsNoOutput:
+    def test_of_a_read_whose_helpers_have_found_no_thread(self, tmp_path):
+        array = create_chunks(tmp_path)
+        array[...] = data_of(0)
+        out = np.zeros(SHAPE, "i8")
+        kept = weakref.ref(out)
+        with all_are_busy(_threads.helper_pool()), use_threads(8):
+            array.get_basic_selection(..., out=cpu.NDBuffer(out))
+            assert np.array_equal(out, data_of(0))
+            del out
+            assert eventually(lambda: kept() is None)
+
+    def test_of_a_read_that_was_cancelled_before_it_began(self, tmp_path):
+        array, pool = create_chunks(tmp_path), _threads.file_pool()
+
+        async def cancel():
+            out = np.zeros(SHAPE, "i8")
+            selection = (slice(None), slice(None))
+            reading = asyncio.ensure_future(
+                array.async_array.get_orthogonal_selection(selection, out=cpu.NDBuffer(out))
+            )
+            while not pool._work_queue.qsize():  # noqa: ASYNC110 # which has no events
+                await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            return weakref.ref(out)
+
+        with all_are_busy(pool):
+            kept = asyncio.run(cancel())
+            assert eventually(lambda: kept() is None)
+
+
+@pytest.mark.usefixtures("our_pipeline")
+def test_a_read_that_is_cancelled_twice_logs_no_error(tmp_path, calls, caplog):
+    """asyncio logs errors that nobody has asked for."""
+    create_chunks(tmp_path)[...] = data_of(0)
+    array = open_local(tmp_path)
+    is_reading, is_cancelled = threading.Event(), threading.Event()
+
+    def wait(_):
+        is_reading.set()
+        assert is_cancelled.wait(60)
+
+    async def cancel():
+        reading = asyncio.ensure_future(array.async_array.getitem((slice(None), 3)))
+        assert await asyncio.to_thread(is_reading.wait, 60)
+        for _ in range(2):
+            reading.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        is_cancelled.set()
+        together = threading.Barrier(_threads.MAX_FILE_THREADS)  # with the thread that has read
+        pool = _threads.file_pool()
+        ended = [pool.submit(together.wait) for _ in range(_threads.MAX_FILE_THREADS)]
+        await asyncio.gather(*map(asyncio.wrap_future, ended))
+
+    calls.at_open = wait
+    asyncio.run(cancel())
+    gc.collect()
+    assert not caplog.records
 
 
 LARGE = 1 << 26

@@ -3,6 +3,7 @@
 Values of any selection: test_random_selections.py. What is wrong with a file: test_files.py.
 """
 
+import errno
 import os
 import random
 import re
@@ -334,6 +335,15 @@ class TestThreads:
         with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
             np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
         assert len(set(calls.threads)) == 5
+
+    def test_the_system_refuses_to_say_whether_files_are_cold(self, folder, monkeypatch):
+        """A sandbox, for example; the read raised its error."""
+
+        def fail(_):
+            raise OSError(errno.EINVAL, "unknown argument")
+
+        monkeypatch.setattr(pytest.importorskip("resource"), "getrusage", fail)
+        np.testing.assert_array_equal(opened(folder)[:], DATA)
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""

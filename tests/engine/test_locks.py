@@ -13,6 +13,7 @@ import pytest
 import zarr
 from helpers import create
 
+from numcodecs_bytes import _threads
 from numcodecs_bytes._engine import constants
 
 pytestmark = pytest.mark.usefixtures("_in_place")
@@ -42,7 +43,7 @@ def locked(path, how):
 
 def in_thread(array, selection, value):
     """Start to write in a thread."""
-    thread = threading.Thread(target=array.__setitem__, args=(selection, value))
+    thread = threading.Thread(target=array.__setitem__, args=(selection, value), daemon=True)
     thread.start()
     return thread
 
@@ -86,6 +87,24 @@ def test_what_the_system_refuses_is_left_to_zarr(array, chunk, monkeypatch, refu
 
 
 class TestNewFiles:
+    def test_a_first_name_that_can_not_be_removed_leaves_no_lock(self, array, chunk, monkeypatch):
+        """The next write removes it."""
+        chunk.unlink()
+
+        def refuse(*_):
+            raise OSError(errno.EIO, "no")
+
+        monkeypatch.setattr(os, "unlink", refuse)
+        with pytest.raises(OSError, match="no"):
+            array[1, 1:] = 5
+        monkeypatch.undo()
+        thread = in_thread(array, np.s_[2, 1:], 6)
+        thread.join(20)
+        assert not thread.is_alive()
+        assert array[1:3, 0].tolist() == [0, 0]
+        assert array[1:3, 1].tolist() == [5, 6]
+        assert [path.name for path in chunk.parent.iterdir()] == ["0"]
+
     def test_the_first_of_many_wins(self, array, chunk, monkeypatch):
         """Threads that all find it missing, and all make a file for it."""
         barrier, truncate = threading.Barrier(4), os.ftruncate
@@ -197,6 +216,28 @@ class TestWaiting:
         assert written == 64 if how == "lock" else written < 64 + 56 * 4
         time.sleep(0.2)
         assert array[...].sum() == written
+
+    def test_a_write_that_hangs_while_it_is_cancelled_ends_there(self, array, chunk, monkeypatch):
+        """Its caller may change the values, which must not be written once the disk answers."""
+        monkeypatch.setattr(_threads, "LAST_SECONDS", 0.01)
+        values, pwrite, has_answer = np.full((8, 2), 5.0, ">f8"), os.pwrite, threading.Event()
+
+        def hang(*args):
+            num_bytes = pwrite(*args)
+            has_answer.wait(20)
+            return num_bytes
+
+        monkeypatch.setattr(os, "pwrite", hang)
+
+        async def write_for_a_while():
+            await asyncio.wait_for(array.async_array.setitem(np.s_[:, 3:5], values), 0.1)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(write_for_a_while())
+        values[...] = 9
+        has_answer.set()
+        with locked(chunk, fcntl.LOCK_EX):
+            assert array[:, 3].tolist() == [5, *[1] * 7]
 
     def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
         """More writes than there are threads wait for one chunk, and say so; others, reads too."""

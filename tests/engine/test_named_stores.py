@@ -69,6 +69,11 @@ class FrozenError(Exception):
     text: str
 
 
+class UnprintableError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
 ERRORS = [
     NotImplementedError("no ranges"),
     RuntimeError("503 Service Unavailable"),
@@ -77,6 +82,7 @@ ERRORS = [
     ConnectionResetError(104, "reset by peer"),
     CausedByItselfError(),
     FrozenError("no notes"),
+    UnprintableError(),
 ]
 
 

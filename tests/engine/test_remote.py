@@ -5,6 +5,7 @@ import importlib
 import logging
 import pickle
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -253,6 +254,29 @@ class TestReferences:
         assert len(requests) == self.NUM
         assert is_struck(array, FIRST)
 
+    def test_one_that_begins_before_its_file(self, server):
+        """Is an error, whatever is selected: other bytes of the file were returned."""
+        data = np.ones((1, self.NUM_BYTES), np.uint8)
+        server.objects["file"] = bytes(3 * self.NUM_BYTES)
+        parts, objects = {"c/0/0": (-5, self.NUM_BYTES)}, objects_of("a", data)
+        url = f"{server.url('properly', 'before')}/file"
+        array = zarr.open_array(references(url, parts, objects["a/zarr.json"]), mode="r")
+        for selection in (np.s_[0, 9:99], np.s_[...]):
+            with (
+                zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}),
+                pytest.raises(ValueError, match="holds 0 bytes"),
+            ):
+                array[selection]
+
+    def test_one_that_ends_beyond_its_file(self, server):
+        """Is an error, whatever is selected: its part before the end was returned."""
+        array, data, _ = self.open(server, 0)
+        server.objects["file"] = server.objects["file"][:-5]
+        assert np.array_equal(array[:-1, :9], data[:-1, :9])
+        for selection in (np.s_[-1, :9], np.s_[:, :9]):
+            with pytest.raises(ValueError, match=f"holds {self.NUM_BYTES - 5} bytes"):
+                array[selection]
+
     def test_shards_are_zarr_s(self, server):
         """The index was read at the end of the file."""
         data = np.random.default_rng(2).integers(1, 256, (64, 64), np.uint8)
@@ -320,3 +344,52 @@ class TestFirstFailure:
             assert array[1, 5] == 1  # it answers ranges
             is_wrong = True
             assert (array[0, ::1000] == 1).all()
+
+    def test_of_a_request_that_tasks_share(self, folder, monkeypatch):
+        """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
+        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.01)
+
+        class Store(CountingStore):
+            shared = None
+
+            async def get(self, key, prototype=None, byte_range=None):
+                if self.shared and "/c/" in key:
+                    try:
+                        await asyncio.shield(self.shared)
+                    except ConnectionError:
+                        if key.startswith("a"):
+                            raise
+                        await self.has_failed.wait()
+                return await super().get(key, prototype, byte_range)
+
+        async def read_a(array):
+            with pytest.raises(ConnectionError):
+                await array.getitem((0, slice(None, None, 500_000)))
+            store.has_failed.set()
+
+        async def read_both():
+            loop = asyncio.get_running_loop()
+            store.shared, store.has_failed = loop.create_future(), asyncio.Event()
+            loop.call_later(0.05, store.shared.set_exception, ConnectionError("lost"))
+            _, got = await asyncio.gather(read_a(a), b.getitem((0, slice(None, None, 500_000))))
+            return got
+
+        store = Store(folder, read_only=True)
+        a, b = (zarr.open_array(store, path=name, mode="r").async_array for name in "ab")
+        with ranges_from(Store), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            assert asyncio.run(a.getitem((0, 5))) == 1  # it answers ranges
+            assert (asyncio.run(asyncio.wait_for(read_both(), 10)) == 1).all()
+
+
+def test_a_read_that_is_closed_in_another_thread(tmp_path):
+    """As in a loop that was abandoned; there were less than none there then: ZeroDivisionError."""
+    create(tmp_path, (1, 1 << 20))[...] = 1
+    store = CountingStore(tmp_path, read_only=True)
+    with ranges_from(CountingStore):
+        array = zarr.open_array(store, mode="r").async_array
+        assert asyncio.run(array.getitem((0, 5))) == 1
+        reading = array.getitem((0, 5))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(reading.send, None).result() is None
+        reading.close()
+        assert asyncio.run(array.getitem((0, 5))) == 1

@@ -199,6 +199,18 @@ class TestDamage:
         assert calls.num_closed == len(calls.opened)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "u1"])
+@pytest.mark.parametrize("is_remote", [False, True], ids=["files", "requests"])
+def test_unsorted_indices_along_two_axes_of_one_shard(tmp_path, dtype, is_remote):
+    """zarr 3.1.6 takes unsigned ones for sorted, and places them by slices: an error was raised."""
+    create_shards(tmp_path / "a")[...] = DATA
+    store = CountingStore(tmp_path / "a") if is_remote else tmp_path / "a"
+    rows, columns = (np.array(i, dtype) for i in ([30, 3, 12], [25, 1, 26, 9]))
+    with ranges_from(CountingStore):
+        got = opened(store).oindex[rows, columns]
+    np.testing.assert_array_equal(got, DATA[np.ix_(rows, columns)])
+
+
 class Unknown(ShardingCodec):
     """What it does is not known."""
 

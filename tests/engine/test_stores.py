@@ -1,7 +1,9 @@
 """The door: which stores are read in part, and that all are read as by zarr alone."""
 
+import errno
 import functools
 import importlib
+import os
 import random
 import zipfile
 
@@ -252,6 +254,70 @@ def test_a_chunk_of_the_wrong_length(open_store, folder, name, length):
                 array[selection]
 
 
+def test_references_of_three_digits(folder, monkeypatch):
+    """They are the bytes of a chunk, and no name of a file, offset and length."""
+    files = import_optional("fsspec").filesystem
+    create(folder / "b", 3, dtype="u1", endian=None)
+    (folder / "1").write_bytes(b"xyzabc")
+    monkeypatch.chdir(folder)
+    parts = {"zarr.json": (folder / "b/zarr.json").read_text(), "c/0": "133"}
+    store = zarr.storage.FsspecStore(
+        files("reference", fo=parts, remote_protocol="file", **ASYNC), read_only=True, path=""
+    )
+    array = zarr.open_array(store, mode="r")
+    assert array[:2].tobytes() == b"13"
+    assert array[:].tobytes() == b"133"
+
+
+class TestAllowedExceptions:
+    """Those that FsspecStore takes for a missing object, by file systems that answer ranges."""
+
+    def open(self, folder, error, allowed):
+        """Return an array of two chunks, one of which is missing."""
+        kind = importlib.import_module("fsspec.asyn").AsyncFileSystem
+        create(folder / "b", (2, 1 << 20), (1, 1 << 20), dtype="u1", endian=None)[0] = 7
+
+        class Files(kind):
+            async def _cat_file(self, path, start=None, end=None):
+                if path.endswith("c/1/0"):
+                    raise error
+                return (folder / path).read_bytes()[start:end]
+
+        store = zarr.storage.FsspecStore(
+            Files(asynchronous=True), path="b", read_only=True, allowed_exceptions=allowed
+        )
+        return open_v3(store, mode="r"), ranges_from(Files)
+
+    @pytest.mark.parametrize(
+        ("error", "allowed"),
+        [
+            (PermissionError("403"), (FileNotFoundError, PermissionError)),
+            (KeyError("c/1/0"), (FileNotFoundError, KeyError)),
+            (RuntimeError("no such key"), Exception),
+        ],
+        ids=repr,
+    )
+    def test_those_of_the_store(self, folder, caplog, error, allowed):
+        """The store was given up: all of its chunks were read whole."""
+        array, named = self.open(folder, error, allowed)
+        with named:
+            for _ in range(2):
+                assert array[:, 5].tolist() == [7, 0]
+            with numcodecs_bytes.trace() as traced:
+                assert array[0, :5].tolist() == [7] * 5
+        assert traced.report()["total"]["bytes_fetched"] == 5
+        assert not caplog.messages
+
+    @pytest.mark.parametrize("error", [IsADirectoryError("c/1/0"), FileNotFoundError("c/1/0")])
+    def test_others(self, folder, error):
+        """The chunk was read as missing."""
+        array, named = self.open(folder, error, KeyError)
+        with named:
+            for selection in (np.s_[1, 5], np.s_[:, 5], np.s_[...]):
+                with pytest.raises(type(error)):
+                    array[selection]
+
+
 def test_a_manifest_of_another_length_than_the_chunk(folder):
     """VirtualiZarr's store returned bytes beyond it."""
     at = manifest_store(folder, NUM_BYTES - 8)
@@ -332,3 +398,35 @@ def test_a_zip_file_that_is_closed_meanwhile(folder):
     store.close()
     assert np.array_equal(array[7], DATA[7])
     store.close()
+
+
+def test_a_zip_file_that_can_not_be_closed(folder, monkeypatch):
+    """On a mount that reports at the end what went wrong; all had been read by then."""
+    array = zarr.open_array(zarr.storage.ZipStore(zipped(folder), mode="r"), mode="r")
+    close = os.close
+
+    def fail(descriptor):
+        close(descriptor)
+        raise OSError(errno.EIO, "an error of the mount")
+
+    monkeypatch.setattr(os, "close", fail)
+    got = array[7]
+    monkeypatch.undo()
+    assert np.array_equal(got, DATA[7])
+
+
+def test_a_zip_file_that_is_truncated_meanwhile(folder, monkeypatch):
+    """The error was one of `struct`."""
+    path = zipped(folder)
+    array = zarr.open_array(zarr.storage.ZipStore(path, mode="r"), mode="r")
+    open_member = zipfile.ZipFile.open
+
+    def truncate(*args, **kwargs):
+        try:
+            return open_member(*args, **kwargs)
+        finally:
+            os.truncate(path, 10)
+
+    monkeypatch.setattr(zipfile.ZipFile, "open", truncate)
+    with pytest.raises(EOFError):  # as with zarr alone
+        array[7]

@@ -13,7 +13,7 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import HAS_STRUCT
+from helpers import HAS_STRUCT, ZARR_ALONE
 
 import numcodecs_bytes
 from numcodecs_bytes._engine import constants
@@ -186,6 +186,25 @@ class TestValues:
             array[1:7] = VALUES[kind](np.load(tmp_path / "values.npy", mmap_mode="r"))
         assert array[:].tolist() == [-1, *data, -1]
         assert traced.report()["total"]["bytes_in_place"] == 6 * 8
+
+    @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["chunk", "shard"])
+    @pytest.mark.parametrize("dtype", ["f8", "i4"])
+    @pytest.mark.parametrize("value", [np.ma.masked, np.ma.masked_array(5.0, mask=True)])
+    def test_a_masked_element(self, tmp_path, settings, dtype, value):
+        """To a single element, NumPy assigns NaN; if that is an integer, it raises an error."""
+        outcomes = []
+        for config in (ZARR_ALONE, {}):
+            with zarr.config.set(config):
+                array = create(tmp_path, dtype=dtype, **settings)
+                array[...] = 1
+                is_error = dtype == "i4"
+                expected = pytest.raises(np.ma.MaskError) if is_error else pytest.warns(match="nan")
+                with expected:
+                    array[2, 3] = value
+                array[3, 1:] = value  # otherwise, it assigns what the mask hides
+                outcomes.append(array[...])
+        np.testing.assert_array_equal(*outcomes)
+        assert is_error or np.isnan(outcomes[0][2, 3])
 
     @pytest.mark.parametrize("kind", ["memmap", "view", "lazy"])
     @pytest.mark.parametrize("shards", [None, (64, 512)], ids=["chunks", "shards"])
