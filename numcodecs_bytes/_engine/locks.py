@@ -29,6 +29,10 @@ except ImportError:  # Windows
 _TEMPORARY = ".in-place.partial"
 
 
+class MissingFileError(Exception):
+    """There is no file of that name."""
+
+
 class LockedError(Exception):
     """Another writer holds a lock on the file: try again later."""
 
@@ -41,14 +45,17 @@ class ReplacedError(Exception):
 def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
     """Open a file and lock it; yield its descriptor, and its length in bytes.
 
-    Raises FileNotFoundError, LockedError, ReplacedError or LeftToZarr.
+    Raises MissingFileError, LockedError, ReplacedError or LeftToZarr.
     """
-    with _explained("opened for writing"):
-        mode = os.lstat(path).st_mode
-        if not stat.S_ISREG(mode):
-            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-            raise LeftToZarr(f"it is {what}")
-        descriptor = os.open(path, os.O_RDWR)
+    try:
+        with _explained("opened for writing"):
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISREG(mode):
+                what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+                raise LeftToZarr(f"it is {what}")
+            descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        raise MissingFileError from None
     try:
         _lock(descriptor, is_exclusive=is_exclusive)
         found = os.fstat(descriptor)
@@ -82,7 +89,11 @@ def _release(descriptor: int) -> None:
 
 def check_name(descriptor: int, path: str) -> None:
     """Raise ReplacedError unless a path still refers to an open file."""
-    if not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+    try:
+        is_same = os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:  # it was deleted
+        is_same = False
+    if not is_same:
         raise ReplacedError
 
 

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,29 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, locks, write_file
 from numcodecs_bytes._engine.chunks import ChunkWrite
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.locks import LockedError, ReplacedError
+from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
-Placed = list[tuple[Part, int]]  # what is written, and the offset of its chunk in the file
+
+class PlacedPart(NamedTuple):
+    """What is written to a chunk, and the offset of that chunk in the file, in bytes."""
+
+    part: Part
+    start: int
+
+
+@dataclass
+class Located:
+    """Where an open file has space for what is written."""
+
+    placed: list[PlacedPart]
+    missing: list[Part] = field(default_factory=list)  # what has no space
+    index: Any = None  # of a shard
+    end: int = 0  # of the inner chunks of a shard
 
 
 @dataclass
@@ -48,15 +63,21 @@ class ChunkFile:
         elements = write_file.elements_of(self.values, self._layout, shape)
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
-    def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:  # noqa: ARG002
-        """Return what has space in the file, and what has none; raise if the file is invalid."""
+    def _locate(self, descriptor: int, num_bytes: int) -> Located:  # noqa: ARG002
+        """Return what has space in an open file, and what has none; raise if it is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
             name = name_of_chunk(self.chunk.setter)
             check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
-        return [(part, 0) for part in self._parts], []
+        return Located([PlacedPart(part, 0) for part in self._parts])
 
-    def _make(self, old: int | None, new: int, is_wanted: IsWanted) -> Placed:
+    def _fill(
+        self,
+        new: int,
+        old: int | None,
+        located: Located | None,  # noqa: ARG002 # of a shard
+        is_wanted: IsWanted,
+    ) -> list[PlacedPart]:
         """Fill a new file, from the old one if there is one; return where everything belongs."""
         span = range(self._layout.num_bytes)
         locks.set_length(new, len(span))
@@ -64,64 +85,81 @@ class ChunkFile:
             write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
         else:
             write_file.copy_span(old, new, span, is_wanted)
-        return [(part, 0) for part in self._parts]
+        return [PlacedPart(part, 0) for part in self._parts]
 
     def write(self, is_wanted: IsWanted) -> None:
         """Write everything; nothing is written if LockedError or LeftToZarr is raised."""
-        step: Any = self._change if self._num_runs else None  # each returns the next one
+        if not self._num_runs:
+            return
         for _ in range(constants.MAX_TRIES):
-            if step is None:
-                return
             try:
-                step = step(is_wanted)
-            except FileNotFoundError:
-                step = self._create
+                is_written = self._change(is_wanted) or self._replace(is_wanted)
+            except MissingFileError:
+                is_written = self._create(is_wanted)
             except ReplacedError:
-                step = self._change
+                is_written = False
             except LockedError:
-                now = time.monotonic()
-                self._locked_since = self._locked_since or now
-                is_long = now - self._locked_since > self._num_runs * constants.RUN_SECONDS
-                if not (self._in_hulls and is_long):
-                    self._in_hulls = self._prefers_hulls
+                if not self._gives_up_hulls():
                     raise
-                # A writer of hulls waits for writers of runs no longer than it would take to
-                # write runs itself, with a shared lock: that waits only for writers of hulls.
-                self._in_hulls, step = False, self._change
+                is_written = False
+            if is_written:
+                return
         raise LeftToZarr("it keeps being replaced")
 
-    def _change(self, is_wanted: IsWanted, *, may_replace: bool = False) -> Any:
-        """Write to the file, if it has space for everything; else `_replace` is next."""
-        is_exclusive = may_replace or self._in_hulls
-        with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as (descriptor, num_bytes):
-            placed, missing = self._locate(descriptor, num_bytes)
-            if not self.is_mapped and self._are_only_fill_values(missing):
-                self._write(descriptor, placed, is_wanted)
-            elif may_replace:
-                with locks.temporary(self.chunk.path) as (new, name):
-                    self._write(new, self._make(descriptor, new, is_wanted), is_wanted)
-                    locks.replace(name, self.chunk.path, descriptor)
-            else:
-                return self._replace
+    def _gives_up_hulls(self) -> bool:
+        """Whether to write runs from now on, because the exclusive lock is not to be had.
+
+        A writer of hulls waits for writers of runs no longer than it would take to write runs
+        itself, with a shared lock: that waits only for writers of hulls.
+        """
+        now = time.monotonic()
+        self._locked_since = self._locked_since or now
+        is_long = now - self._locked_since > self._num_runs * constants.RUN_SECONDS
+        gives_up = self._in_hulls and is_long
+        self._in_hulls = self._prefers_hulls and not gives_up
+        return gives_up
+
+    def _change(self, is_wanted: IsWanted) -> bool:
+        """Write to the file; return whether it has space for everything: else, nothing is."""
+        path = self.chunk.path
+        with locks.locked(path, is_exclusive=self._in_hulls) as (descriptor, num_bytes):
+            located = self._locate(descriptor, num_bytes)
+            if not self._has_space(located):
+                return False
+            self._write(descriptor, located.placed, is_wanted)
         self._note(num_bytes)
-        return None
+        return True
 
-    def _replace(self, is_wanted: IsWanted) -> Any:
-        """Replace the file with a copy, unless another writer has done so."""
-        return self._change(is_wanted, may_replace=True)
+    def _replace(self, is_wanted: IsWanted) -> bool:
+        """Replace the file with a copy that has space, unless another writer has done so."""
+        path = self.chunk.path
+        with locks.locked(path, is_exclusive=True) as (descriptor, num_bytes):
+            located = self._locate(descriptor, num_bytes)
+            if self._has_space(located):
+                self._write(descriptor, located.placed, is_wanted)
+            else:
+                with locks.temporary(path) as (new, name):
+                    self._write(new, self._fill(new, descriptor, located, is_wanted), is_wanted)
+                    locks.replace(name, path, descriptor)
+        self._note(num_bytes)
+        return True
 
-    def _create(self, is_wanted: IsWanted) -> Any:
-        """Make the file, unless zarr would not; if another writer has, `_change` is next."""
+    def _create(self, is_wanted: IsWanted) -> bool:
+        """Make the file, unless zarr would not; return False if another writer has made it."""
         if self._are_only_fill_values(self._parts):
-            return None
+            return True
         with locks.temporary(self.chunk.path) as (new, name):
-            self._write(new, self._make(None, new, is_wanted), is_wanted)
+            self._write(new, self._fill(new, None, None, is_wanted), is_wanted)
             if not locks.publish(name, self.chunk.path):
-                return self._change
+                return False
         self._note(0)
-        return None
+        return True
 
-    def _write(self, descriptor: int, placed: Placed, is_wanted: IsWanted) -> None:
+    def _has_space(self, located: Located) -> bool:
+        """Whether everything can be written to an open file, but for what zarr would not store."""
+        return not self.is_mapped and self._are_only_fill_values(located.missing)
+
+    def _write(self, descriptor: int, placed: list[PlacedPart], is_wanted: IsWanted) -> None:
         for part, start in placed:
             write_file.write_part(descriptor, part, start, is_wanted, in_hulls=self._in_hulls)
 

@@ -21,7 +21,7 @@ from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis, axes_of
 from numcodecs_bytes._engine.shards import MISSING
-from numcodecs_bytes._engine.write_chunk import ChunkFile, Placed
+from numcodecs_bytes._engine.write_chunk import ChunkFile, Located, PlacedPart
 from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import encode_index
@@ -57,17 +57,23 @@ class ShardFile(ChunkFile):
         runs = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
         return Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
 
-    def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:
+    def _locate(self, descriptor: int, num_bytes: int) -> Located:
         first, end = self.stored.index_range(num_bytes)
         raw = np.empty(end - first, np.uint8)
         files.fill(descriptor, first, raw.data)
-        self._index = self.stored.decode_index(raw)
-        entries, length = self._index.reshape(-1, 2), self._layout.num_bytes
+        index = self.stored.decode_index(raw)
+        located = self._located(index)
+        located.end = self._check_index(index, num_bytes)
+        return located
+
+    def _check_index(self, index: Any, num_bytes: int) -> int:
+        """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
+        entries, length = index.reshape(-1, 2), self._layout.num_bytes
         entries = entries[(entries != MISSING).any(axis=1)]
         starts = np.sort(entries[:, 0])
-        self._end = int(starts[-1]) + length if len(starts) else self._first
+        end = int(starts[-1]) + length if len(starts) else self._first
         are_inside = (starts >= self._first).all() and (
-            self._end <= self._first + num_bytes - self.stored.index_bytes
+            end <= self._first + num_bytes - self.stored.index_bytes
         )
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
@@ -75,29 +81,33 @@ class ShardFile(ChunkFile):
                 f"its index is unusual: inner chunks do not have {length} bytes, overlap each "
                 "other or the index, or end beyond the file"
             )
-        return self._split_by(self._index)
+        return end
 
-    def _split_by(self, index: Any) -> tuple[Placed, list[Part]]:
+    def _located(self, index: Any) -> Located:
         """Return what has space according to an index, and what has none."""
         starts = index[(*self._items.coordinates, 0)].reshape(-1)
         placed = self._parts_at(starts, np.flatnonzero(starts != MISSING))
         missing = self._parts_at(starts, np.flatnonzero(starts == MISSING))
-        return placed, [part for part, _ in missing]
+        return Located(placed, [part for part, _ in missing], index)
 
-    def _parts_at(self, starts: Any, which: Any) -> Placed:
+    def _parts_at(self, starts: Any, which: Any) -> list[PlacedPart]:
         """Return parts whose inner chunks begin at `starts`, or what is written to some points."""
         within = self._items.within
         if within is None:
-            return [(self._parts[k], int(starts[k])) for k in which.tolist()]
+            return [PlacedPart(self._parts[k], int(starts[k])) for k in which.tolist()]
+        if not len(which):
+            return []
         positions = starts[which].astype(np.intp) + within[which]
-        return [(self._points_at(positions, self._elements[which]), 0)] if len(which) else []
+        return [PlacedPart(self._points_at(positions, self._elements[which]), 0)]
 
-    def _make(self, old: int | None, new: int, is_wanted: IsWanted) -> Placed:
+    def _fill(
+        self, new: int, old: int | None, located: Located | None, is_wanted: IsWanted
+    ) -> list[PlacedPart]:
         shard, length, first = self.stored, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
-        if old is not None:
-            index, end = self._index.copy(), self._end
+        if located is not None:
+            index, end = located.index.copy(), located.end
         is_new = self._new_places(index, are_free=not fill_value.any())
         num = np.count_nonzero(is_new)
         index[is_new, 0] = end + length * np.arange(num)
@@ -109,7 +119,7 @@ class ShardFile(ChunkFile):
             write_file.copy_span(old, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
         write_file.write_runs(new, raw, [0 if first else data_end], len(raw), is_wanted)
-        return self._split_by(index)[0]
+        return self._located(index).placed
 
     def _new_places(self, index: Any, *, are_free: bool) -> Any:
         """Return which inner chunks get space, as bools in the shape of their grid."""
