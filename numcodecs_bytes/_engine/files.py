@@ -157,19 +157,21 @@ def fill(descriptor: int, start: int, view: memoryview) -> None:
         view, start = view[num:], start + num
 
 
-def read_from_memory(descriptor: int, start: int, view: memoryview) -> int:
+def read_from_memory(descriptor: int, start: int, view: memoryview) -> int | None:
     """Read what the system has in memory of a file, without waiting; return how many bytes.
 
-    Returns 0 if the file is cold, has ended, or is in a file system that can't tell.
+    Returns None if the system can't tell: only Linux can, and not on tmpfs, overlay and FUSE.
     """
-    if not hasattr(os, "RWF_NOWAIT"):  # not Linux
-        return 0
     try:
         return os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
-            raise
+    except BlockingIOError:  # it is cold
         return 0
+    except AttributeError:  # not Linux
+        return None
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        return None
 
 
 def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:

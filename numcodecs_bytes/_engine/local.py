@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.chunks import Batch, ChunkRead
 from numcodecs_bytes._engine.files import File, OpenFile
@@ -286,31 +285,50 @@ def _has_read_straight(
 ) -> bool:
     """Read straight into the output, if possible; return whether it was."""
     region = memory_of(out.array, place, plan, layout)
-    if region is None or plan.length < constants.DIRECT_BYTES:
+    if region is None:
         return False
-    for k, start in enumerate(_prefetched_starts(file, plan)):
-        _read_run(file.descriptor, start, region[k * plan.length : (k + 1) * plan.length], out)
+    view, length, starts = region.data, plan.length, _prefetched_starts(file, plan)
+    if length < constants.DIRECT_BYTES:
+        raw = files.read_runs(file.descriptor, starts, length, _block)
+        with out.lock:
+            out.check()
+            view[:] = raw
+        return True
+    num_at_once = max(constants.BLOCK_BYTES // length, 1)
+    for first in range(0, len(starts), num_at_once):
+        cold: list[tuple[int, memoryview]] = []
+        with out.lock:
+            out.check()
+            for k, start in enumerate(starts[first : first + num_at_once], first):
+                run = view[k * length : (k + 1) * length]
+                num_bytes = files.read_from_memory(file.descriptor, start, run)
+                if num_bytes is None:  # which the first run shows
+                    return False
+                if num_bytes < length:
+                    cold.append((start + num_bytes, run[num_bytes:]))
+        for start, rest in cold:
+            _read_run(file.descriptor, start, rest, out)
     return True
 
 
-def _read_run(descriptor: int, start: int, region: UInt8Array, out: Output) -> None:
-    """Read a run to its place in the output.
+def _read_run(descriptor: int, start: int, run: memoryview, out: Output) -> None:
+    """Read the rest of a run, which may be cold, to its place in the output.
 
     The system itself changes the output only while it does not wait for the file: if that took too
     long, a cancelled caller would have gone on when the bytes arrive.
     """
-    while len(region):
+    while run:
         with out.lock:
             out.check()
-            num_bytes = files.read_from_memory(descriptor, start, region.data)
+            num_bytes = files.read_from_memory(descriptor, start, run)
         if not num_bytes:
-            block = _block(min(len(region), constants.BLOCK_BYTES))
+            block = _block(min(len(run), constants.BLOCK_BYTES))
             files.fill(descriptor, start, block)
             num_bytes = len(block)
             with out.lock:
                 out.check()
-                region.data[:num_bytes] = block
-        region, start = region[num_bytes:], start + num_bytes
+                run[:num_bytes] = block
+        run, start = run[num_bytes:], start + num_bytes
 
 
 def _prefetched_starts(file: OpenFile, plan: Plan) -> list[int]:
