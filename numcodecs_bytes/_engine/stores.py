@@ -83,7 +83,11 @@ def _left(why: str = "") -> SourceOf:
 
 def name_of_class(instance: object) -> str:
     """Return the path of the class of an instance."""
-    return f"{type(instance).__module__}.{type(instance).__qualname__}"
+    return _name_of(type(instance))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_named(instance: object) -> bool:
@@ -226,5 +230,9 @@ _SOURCES: dict[str, Callable[[Any], SourceOf]] = {
     "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
     "icechunk.store.IcechunkStore": _of_any,
     "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
-    "numcodecs_bytes._tools.locations.ParquetReferences": _of_fsspec_store,
 }
+
+
+def read_like(kind: type, known: type) -> None:
+    """Find the chunks of a class of stores of this package like those of a known class."""
+    _SOURCES[_name_of(kind)] = _SOURCES[_name_of(known)]

@@ -11,6 +11,7 @@ import zarr.abc.store
 import zarr.storage
 from zarr.core.sync import sync
 
+from numcodecs_bytes._engine.stores import read_like
 from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
 _ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
@@ -115,6 +116,9 @@ class ParquetReferences(zarr.storage.FsspecStore):
 
     async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
         return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
+
+
+read_like(ParquetReferences, zarr.storage.FsspecStore)
 
 
 def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.Store:
