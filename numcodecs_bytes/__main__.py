@@ -6,6 +6,7 @@ Modules that import zarr are imported where they are needed, so that Ctrl-C work
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -23,7 +24,7 @@ _EXIT_STATUS = (
 
 def _report(options: argparse.Namespace) -> tuple[int, str]:
     """Return the exit status, and what is in use."""
-    from numcodecs_bytes._tools.installation import lines_of, report  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.installation import lines_of, report
 
     found = report()
     text = json.dumps(found, indent=2) if options.json else "\n".join(lines_of(found))
@@ -33,7 +34,7 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
 def _progress_bar(unit: str) -> Any:
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 # optional
+        from tqdm import tqdm  # type: ignore[import-untyped] # optional
     except ImportError:
         return contextlib.nullcontext()
     return tqdm(unit=unit, disable=None)
@@ -41,7 +42,7 @@ def _progress_bar(unit: str) -> Any:
 
 def _describe(error: Exception) -> str:
     """Return the text of an error, with its class unless that adds nothing."""
-    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.hierarchy import describe_error
 
     is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
     is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
@@ -50,9 +51,9 @@ def _describe(error: Exception) -> str:
 
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
-    from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
-    from numcodecs_bytes._tools.locations import advise_references  # noqa: PLC0415
-    from numcodecs_bytes.check import check  # noqa: PLC0415
+    from numcodecs_bytes._tools.check_report import Limits, count
+    from numcodecs_bytes._tools.locations import advise_references
+    from numcodecs_bytes.check import check
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
     limits = Limits(**{name: number for name, number in given.items() if number})
@@ -101,7 +102,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
 
 def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     """Migrate a hierarchy; return the exit status, and the report."""
-    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415 # see above
+    from numcodecs_bytes.migrate import migrate
 
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     given = {name: getattr(options, name) for name in names}
@@ -232,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         try:
-            import zarr  # noqa: F401, PLC0415 # see above
+            importlib.import_module("zarr")
         except Exception as error:  # noqa: BLE001 # it reads the user's files and variables
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)

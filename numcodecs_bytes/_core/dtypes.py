@@ -107,7 +107,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
     if row is None:
         return None
     try:
-        import ml_dtypes  # noqa: PLC0415 # optional, and rarely needed
+        import ml_dtypes  # optional, and rarely needed
     except ImportError as error:
         raise ImportError(
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "

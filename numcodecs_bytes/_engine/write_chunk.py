@@ -48,7 +48,7 @@ class ChunkFile:
         elements = write_file.elements_of(self.values, self._layout, shape)
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
-    def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:  # noqa: ARG002
+    def _locate(self, descriptor: int, num_bytes: int) -> tuple[Placed, list[Part]]:
         """Return what has space in the file, and what has none; raise if the file is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:

@@ -23,7 +23,7 @@ def open_repository(
     location: str, options: dict[str, Any], version: dict[str, str]
 ) -> zarr.abc.store.Store:
     """Open a version of a repository at a path or URL, with fsspec's options for it."""
-    import icechunk  # noqa: PLC0415 # optional, but installed if this is called
+    import icechunk  # optional, but installed if this is called
 
     protocol, _, rest = location.rstrip("/").rpartition("://")
     bucket, _, prefix = rest.partition("/")

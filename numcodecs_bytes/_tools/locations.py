@@ -130,7 +130,7 @@ def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.S
         kind = ParquetReferences
         if importlib.util.find_spec("pyarrow") is None:
             _need("fastparquet", "kerchunk")
-    import fsspec  # noqa: PLC0415 # only needed here
+    import fsspec
 
     remote = {"asynchronous": True, **options.pop("remote_options", {})}
     file_system = fsspec.filesystem(
@@ -142,7 +142,7 @@ def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.S
 
 def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return kerchunk references in JSON, also of the first version of the format."""
-    import fsspec  # noqa: PLC0415 # only needed here
+    import fsspec
 
     source: Any = fsspec.open(location, **options)
     document: Any = None
