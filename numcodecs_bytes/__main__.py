@@ -10,15 +10,30 @@ import importlib
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from numcodecs_bytes import __version__
+from numcodecs_bytes._core.configuration import JSONObject
+
+if TYPE_CHECKING:
+    from numcodecs_bytes._tools.check_report import ProgressBar
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
 _EXIT_STATUS = (
     "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
     "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
+)
+
+_CHECK = (
+    "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and its "
+    "problems: metadata, chunks that have the wrong length or can't be read, invalid bools. Files "
+    "that are not chunks are noted. Nothing is written."
+)
+_MIGRATE = (
+    "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
+    "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
+    "above them, unless you exclude those nodes."
 )
 
 
@@ -31,13 +46,14 @@ def _report(options: argparse.Namespace) -> tuple[int, str]:
     return 0 if found["is_in_use"] else 1, text
 
 
-def _progress_bar(unit: str) -> Any:
+def _progress_bar(unit: str) -> "contextlib.AbstractContextManager[ProgressBar | None]":
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped] # optional
     except ImportError:
         return contextlib.nullcontext()
-    return tqdm(unit=unit, disable=None)
+    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm(unit=unit, disable=None)
+    return bar
 
 
 def _describe(error: Exception) -> str:
@@ -59,8 +75,8 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
     limits = Limits(**{name: number for name, number in given.items() if number})
     names = ("branch", "tag", "snapshot")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
-    where = {"storage_options": options.storage_options, "version": chosen}
-    arrays: list[dict[str, Any]] = []  # the reports that are shown
+    opening = {"storage_options": options.storage_options, "version": chosen}
+    arrays: list[JSONObject] = []  # the reports that are shown
     unreadable: list[dict[str, str]] = []
     num_arrays = num_chunks = num_problems = 0
     has_none = False
@@ -68,7 +84,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         num_before = num_arrays
         try:
             with _progress_bar(" chunks") as bar:
-                for found in check(location, limits, bar, **where):
+                for found in check(location, limits, bar, **opening):
                     num_arrays += 1
                     num_chunks += found.num_chunks
                     num_problems += found.num_problems
@@ -141,7 +157,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> JSONObject:
     """Return a JSON object."""
     with contextlib.suppress(ValueError):
         if isinstance(found := json.loads(text), dict):
@@ -155,64 +171,56 @@ def _parser() -> argparse.ArgumentParser:
         "which file or variable sets that."
     )
     parser = argparse.ArgumentParser(prog="numcodecs-bytes", description=about, epilog=_EXIT_STATUS)
-    flag: Any = {"action": "store_true"}
-    as_json: Any = flag | {"help": "print the report as JSON"}
-    parser.add_argument("--json", **as_json)
+    as_json = "print the report as JSON"
+    parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
-
-    def add(name: str, run: Any, summary: str, about: str) -> Any:
-        command = commands.add_parser(name, help=summary, description=about, epilog=_EXIT_STATUS)
-        command.set_defaults(run=run)
-        command.add_argument(
-            "--storage-options",
-            metavar="JSON",
-            type=_json_object,
-            help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
-        )
-        command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
-        return command
-
-    check = add(
-        "check",
-        _check,
-        "find problems in the arrays of stores",
-        "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and "
-        "its problems: metadata, chunks that have the wrong length or can't be read, invalid "
-        "bools. Files that are not chunks are noted. Nothing is written.",
+    summary = "find problems in the arrays of stores"
+    check = commands.add_parser("check", help=summary, description=_CHECK, epilog=_EXIT_STATUS)
+    summary = "add Zarr v3 metadata to a Zarr v2 hierarchy"
+    migrate = commands.add_parser(
+        "migrate", help=summary, description=_MIGRATE, epilog=_EXIT_STATUS
     )
+    for command, run in ((check, _check), (migrate, _migrate)):
+        command.set_defaults(run=run)
+        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
+        command.add_argument("--storage-options", metavar="JSON", type=_json_object, help=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    _add_check_options(check)
+    _add_migrate_options(migrate)
+    return parser
+
+
+def _add_check_options(check: argparse.ArgumentParser) -> None:
+    """Add the options of `check`."""
     kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
     check.add_argument(
         "stores", metavar="store", nargs="+", help=f"{kinds}, or URL of one of these"
     )
-    check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
-    number: Any = {"metavar": "N", "type": _number}
-    check.add_argument("--max-chunks", help="check at most N chunks of each array", **number)
-    limit = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
-    check.add_argument("--max-chunk-bytes", help=limit, **number)
+    text = "print only arrays that have problems"
+    check.add_argument("--only-problems", action="store_true", help=text)
+    text = "check at most N chunks of each array"
+    check.add_argument("--max-chunks", metavar="N", type=_number, help=text)
+    text = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
+    check.add_argument("--max-chunk-bytes", metavar="N", type=_number, help=text)
     versions = check.add_mutually_exclusive_group()
     of = "of an Icechunk repository"
     versions.add_argument("--branch", metavar="NAME", help=f"branch {of} (default: main)")
     versions.add_argument("--tag", metavar="NAME", help=f"tag {of}")
     versions.add_argument("--snapshot", metavar="ID", help=f"snapshot {of}")
-    migrate = add(
-        "migrate",
-        _migrate,
-        "add Zarr v3 metadata to a Zarr v2 hierarchy",
-        "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
-        "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
-        "above them, unless you exclude those nodes.",
-    )
+
+
+def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
+    """Add the options of `migrate`."""
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
-    migrate.add_argument("--dry-run", help="write nothing", **flag)
+    migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     text = "replace a zarr.json that differs, unless it holds something that Zarr v2 lacks"
-    migrate.add_argument("--overwrite", help=text, **flag)
+    migrate.add_argument("--overwrite", action="store_true", help=text)
     text = "remove the zarr.json files instead, if they are what this command writes"
-    migrate.add_argument("--undo", help=text, **flag)
+    migrate.add_argument("--undo", action="store_true", help=text)
     text = "leave an array or group, and everything below it, in Zarr v2; can be repeated"
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
-    return parser
 
 
 def _say(text: str, status: int = 2) -> None:

@@ -53,28 +53,23 @@ def has_sync_index(codec: Any) -> bool:
 def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
     """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
     buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
-    entries: UInt64Array
     if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
-        entries = codec._decode_shard_index_sync(buffer, grid_shape).offsets_and_lengths  # noqa: SLF001
-        return entries
+        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)  # noqa: SLF001
+        return np.asarray(index.offsets_and_lengths)
     spec = codec._get_index_chunk_spec(grid_shape)  # noqa: SLF001
     for index_codec in reversed(codec.index_codecs):
         buffer = index_codec._decode_sync(buffer, spec)  # noqa: SLF001
-    entries = buffer.as_numpy_array()
-    return entries
+    return np.asarray(buffer.as_numpy_array())
 
 
 def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
     """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
     index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])  # noqa: SLF001
     index.offsets_and_lengths[...] = entries
-    raw: UInt8Array
     if hasattr(codec, "_encode_shard_index_sync"):
-        raw = codec._encode_shard_index_sync(index).as_numpy_array()  # noqa: SLF001
-        return raw
+        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())  # noqa: SLF001
     spec = codec._get_index_chunk_spec(entries.shape[:-1])  # noqa: SLF001
     buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
     for index_codec in codec.index_codecs:
         buffer = index_codec._encode_sync(buffer, spec)  # noqa: SLF001
-    raw = buffer.as_numpy_array()
-    return raw
+    return np.asarray(buffer.as_numpy_array())
