@@ -6,6 +6,7 @@ stored with other codecs, are decoded by zarr, one chunk at a time.
 """
 
 import contextlib
+import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,14 @@ from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
-from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
+from numcodecs_bytes._core.dtypes import (
+    ML_DTYPES,
+    NATIVE_ENDIAN,
+    AnyDType,
+    has_byte_order,
+    pack_dtype,
+    why_missing,
+)
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar
@@ -105,8 +113,7 @@ def _check_array(
         array: Any = array_of(document, store_path)
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(f"zarr can't open it: {describe_error(error)}")
-        if why := explain_other_codec():
-            report.notes.append(why)
+        report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
@@ -135,6 +142,12 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
         return False
     report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
     return True
+
+
+def _why_no_data_type(document: JSONObject) -> str:
+    """Return what to install for a data type of ml_dtypes that metadata name, or ""."""
+    data_type = json.dumps(document.get("data_type", document.get("dtype")))
+    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
 def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayReport) -> None:

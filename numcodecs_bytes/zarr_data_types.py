@@ -7,7 +7,8 @@ Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types,
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.
 
 If zarr, or a package imported earlier, has registered a data type of the same name, the class here
-is the registered one. Without ml_dtypes, opening an array of one of its types raises an error.
+is the registered one. Those of ml_dtypes are registered only if it is installed, and new enough:
+otherwise, opening an array of one of them raises zarr's own error.
 
 Deviations from the specification, all of them to read what others wrote: fill values of ``r*`` may
 also be base64, as TensorStore writes them; fields missing from the fill value of a ``struct`` are
@@ -21,7 +22,7 @@ import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import zarr.dtype
@@ -37,16 +38,20 @@ from numcodecs_bytes._core.dtypes import (
     MLDType,
     check_storable,
     fields_of,
+    installed_ml_dtypes,
     name_of_ml_dtype,
     pack_dtype,
     stored_dtype,
+    why_missing,
 )
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._zarr_versions import DataTypeValidationError
 
-if TYPE_CHECKING:
-    # The classes that `_register` makes.
-    def __getattr__(name: str) -> type[zarr.dtype.ZDType[Any, Any]]: ...
+
+def __getattr__(name: str) -> type[zarr.dtype.ZDType[Any, Any]]:
+    """Raise AttributeError; for a class that `_register` did not make, it says what to install."""
+    why = why_missing([row.name for row in ML_DTYPES if row.class_name == name])
+    raise AttributeError(why or f"module {__name__!r} has no attribute {name!r}")
 
 
 def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
@@ -188,7 +193,7 @@ class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
         if _name_in(data) != cls._row.name:
             raise DataTypeValidationError(f"{data!r} is not {cls._row.name}")
         data_type = cls()
-        data_type.to_native_dtype()  # raises if ml_dtypes is missing
+        data_type.to_native_dtype()  # raises if ml_dtypes can't be imported
         return data_type
 
     _from_json_v2 = _from_json_v3  # a plain name, as TensorStore writes it
@@ -409,7 +414,7 @@ def _class_of(row: MLDType) -> type[_MLDataType]:
 def _register() -> None:
     """Register the data types that zarr lacks, and use the registered class for the others."""
     contents = zarr.dtype.data_type_registry.contents
-    made = map(_class_of, ML_DTYPES)
+    made = map(_class_of, installed_ml_dtypes())
     classes: list[Any] = [RawBits, Struct, *made, ComplexFloat32, ComplexFloat64]
     for cls in classes:
         # Instances can be pickled only if their class is an attribute of this module.

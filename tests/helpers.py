@@ -106,6 +106,10 @@ importlib.metadata.distributions = lambda **context: (
 """
 
 
+# One that begins so has no ml_dtypes.
+WITHOUT_ML_DTYPES = "import sys; sys.modules['ml_dtypes'] = None\n"
+
+
 # Metadata and arrays, written with no code of zarr's or ours.
 
 

@@ -20,6 +20,7 @@ import zarr.storage
 from helpers import (
     HAS_RECTILINEAR,
     HAS_STRUCT,
+    WITHOUT_ML_DTYPES,
     bytes_codec,
     ignore_unstable_data_types,
     metadata,
@@ -45,6 +46,7 @@ DEFAULT_SHARDS = {"name": "sharding_indexed", "configuration": {"chunk_shape": [
 DELTA = {"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}}
 FIELDS = {"fields": [["a", "int16"], ["b", "bool"]]}
 STRUCT = {"name": "struct" if HAS_STRUCT else "structured", "configuration": FIELDS}
+OF_INT4 = {"fields": [["a", "int16"], ["b", "int4"]]}
 OF_STRUCT = {"fill_value": {} if HAS_STRUCT else "AAAA"}
 UNREADABLE, NO_ENDIAN = "its metadata can't be read: ", 'the bytes codec has no "endian", which '
 
@@ -242,6 +244,16 @@ class TestHierarchies:
         numbers = dict.fromkeys(PARTIAL_READS, 1) | {"empty": 0}
         assert {path: report.num_chunks for path, report in found.items()} == numbers
         assert before == {file: file.read_bytes() for file in healthy.rglob("*") if file.is_file()}
+
+    @pytest.mark.parametrize("data_type", ["int4", STRUCT | {"configuration": OF_INT4}], ids=str)
+    def test_a_data_type_without_ml_dtypes(self, tmp_path, data_type):
+        """What zarr says of it is not enough."""
+        path = write_array(tmp_path / "a", None, data_type, [PLAIN])
+        program = "from numcodecs_bytes.__main__ import main; main(['check', sys.argv[1]])"
+        done = run_program("-c", WITHOUT_ML_DTYPES + program, path)
+        assert "zarr can't open it: " in done.stdout
+        said = "needs the package ml_dtypes, which is not installed: pip install ml_dtypes"
+        assert f"data type 'int4' {said}" in done.stdout
 
     @pytest.mark.parametrize("location", LOCATIONS)
     def test_a_healthy_store_has_no_notes(self, tmp_path, location):

@@ -19,6 +19,7 @@ from helpers import (
     OUR_PIPELINES,
     PIPELINES,
     WITHOUT_ENTRY_POINTS,
+    WITHOUT_ML_DTYPES,
     run_program,
     run_python,
     write_v2,
@@ -203,8 +204,15 @@ class TestReport:
             "writes in place: off: numcodecs_bytes.write_in_place is not True",
             'codec "bytes" of Zarr v3: on',
             'filter "bytes" of Zarr v2: on',
-            f"data types bfloat16, int4, r24, ...: {'on' if HAS_STRUCT else alone}",
+            f"data types r24, complex_float32, ...: {'on' if HAS_STRUCT else alone}",
+            f"data types bfloat16, int4, ...: {'on' if HAS_STRUCT else alone}",
         ]
+
+    def test_without_ml_dtypes(self):
+        program = "from numcodecs_bytes.__main__ import main; main([])"
+        lines = run_program("-c", WITHOUT_ML_DTYPES + program).stdout.splitlines()
+        said = "needs the package ml_dtypes, which is not installed: pip install ml_dtypes"
+        assert lines[6] == f"data types bfloat16, int4, ...: off: data type 'bfloat16' {said}"
 
     def test_options_and_what_sets_them(self, tmp_path):
         """And those that do not exist."""
@@ -214,7 +222,7 @@ class TestReport:
         variables = {"ZARR_CONFIG": file, "ZARR_NUMCODECS_BYTES_GAP": 3, key: "2 KiB"}
         lines = run_program("-m", "numcodecs_bytes", **variables).stdout.splitlines()
         assert f"writes in place: on, set by file {file}" in lines
-        assert sorted(lines[6:]) == [
+        assert sorted(lines[7:]) == [
             "numcodecs_bytes.gap has no effect: it is not an option",
             f"numcodecs_bytes.max_gap_bytes is 2048, set by environment variable {key}",
             "numcodecs_bytes_gap has no effect: it is not an option",

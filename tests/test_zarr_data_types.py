@@ -5,6 +5,7 @@ import pickle
 import re
 import struct
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numcodecs
@@ -15,12 +16,15 @@ import zarr.codecs
 from data_types import CASES, ENDIANS, ORDER, flat_bytes
 from helpers import (
     HAS_STRUCT,
+    WITHOUT_ENTRY_POINTS,
+    WITHOUT_ML_DTYPES,
     bytes_codec,
     ignore_unstable_data_types,
     run_program,
     write_array,
     write_v2,
 )
+from packaging.version import Version
 
 from numcodecs_bytes import Bytes, zarr_data_types
 from numcodecs_bytes.migrate import migrate
@@ -243,31 +247,16 @@ class TestFillValues:
 
 class TestInZarr:
     def test_data_types_are_found_and_ml_dtypes_is_imported_where_met(self, tmp_path):
-        """Without an import; and if ml_dtypes is missing, an error says what to install."""
-        paths = [tmp_path / "int32", tmp_path / "bfloat16"]
-        for path in paths:
-            write_array(path, None, path.name, [bytes_codec("big")], fill_value=3)
+        """Without an import of the program's own."""
+        for name in ("int32", "bfloat16"):
+            write_array(tmp_path / name, None, name, [bytes_codec("big")], fill_value=3)
         program = """
-import sys, zarr, numcodecs
-print(zarr.open_array(sys.argv[1])[0], "ml_dtypes" in sys.modules)
-sys.modules["ml_dtypes"] = None
-for open in (lambda: zarr.open_array(sys.argv[2]),
-             lambda: numcodecs.get_codec({"id": "bytes", "dtype": "int4"})):
-    try:
-        open()
-    except ImportError as error:
-        print(error)
-del sys.modules["ml_dtypes"]
-print(zarr.open_array(sys.argv[2])[0])
+import sys, zarr
+for name in ("int32", "bfloat16"):
+    print(zarr.open_array(sys.argv[1] + "/" + name)[0], "ml_dtypes" in sys.modules)
 """
-        what = "needs the package ml_dtypes, which is not installed: pip install"
-        done = run_program("-W", "error", "-c", IMPORT + program, *paths)
-        assert done.stdout.splitlines() == [
-            "3 False",
-            f"data type 'bfloat16' {what} ml_dtypes",
-            f"data type 'int4' {what} ml_dtypes",
-            "3",
-        ]
+        done = run_program("-W", "error", "-c", IMPORT + program, tmp_path)
+        assert done.stdout.splitlines() == ["3 False", "3 True"]
 
     def test_a_type_that_zarr_has_is_zarrs(self):
         """Registering replaces the type of the same name, zarr's own too."""
@@ -332,6 +321,112 @@ print(zarr.open_array(sys.argv[2])[0])
             Bytes("big", swapped)
         with pytest.raises(TypeError, match="the array's data type is not that of the codec"):
             Bytes("big", case.dtype).encode(array)
+
+
+# Prints what zarr knows and what it can't use, and how arrays of bfloat16 end.
+OF_REGISTRY = """
+import json, sys, zarr, zarr.dtype
+ends, unusable = [], []
+for use in (
+    lambda: zarr.open_array(sys.argv[1]),
+    lambda: zarr.create_array({}, shape=1, dtype="bfloat16"),
+    lambda: zarr.dtype.parse_dtype({"name": "bfloat16"}, zarr_format=3),
+):
+    try:
+        use()
+        ends.append("")
+    except Exception as error:
+        ends.append(repr(error))
+contents = zarr.dtype.data_type_registry.contents
+for name, cls in contents.items():
+    try:
+        cls().default_scalar()
+    except ImportError:
+        unusable.append(name)
+    except TypeError:  # of a type with parameters
+        pass
+print(json.dumps([ends, sorted(contents), unusable]))
+"""
+SINCE = {
+    **dict.fromkeys((case.name for case in ML_CASES), "0.4"),
+    **dict.fromkeys(("float8_e3m4", "float8_e4m3", "float8_e8m0fnu", "int2", "uint2"), "0.5"),
+    **dict.fromkeys(("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn"), "0.5"),
+    **dict.fromkeys(("complex_bfloat16", "complex_float16"), "0.6"),
+}
+# An older ml_dtypes, made of the one that is installed; in a frozen program, without metadata.
+OLDER = """
+__path__ = [{real!r}]
+__version__ = {version!r}
+from ml_dtypes import _ml_dtypes_ext
+from ml_dtypes._finfo import finfo
+globals().update({{name: getattr(_ml_dtypes_ext, name) for name in {names}}})
+"""
+FROZEN = """
+import importlib.metadata
+find = importlib.metadata.version
+def version(name):
+    if name == "ml_dtypes":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return find(name)
+importlib.metadata.version = version
+"""
+
+
+def of_registry(tmp_path, before):
+    """Return how arrays of bfloat16 end, which types zarr knows, and which it can't use."""
+    path = write_array(tmp_path / "a", None, "bfloat16", [bytes_codec("big")])
+    done = run_program("-W", "ignore", "-c", before + OF_REGISTRY, path)
+    ends, names, unusable = json.loads(done.stdout)
+    return ends, set(names), unusable
+
+
+class TestWithoutMLDtypes:
+    def test_all_ends_as_without_this_package(self, tmp_path):
+        """18 types were registered, and raised an ImportError wherever they were used."""
+        ends, names, unusable = of_registry(tmp_path, WITHOUT_ML_DTYPES + IMPORT)
+        ends_alone, names_alone, _ = of_registry(tmp_path, WITHOUT_ML_DTYPES + WITHOUT_ENTRY_POINTS)
+        assert all(ends)
+        assert (ends, unusable) == (ends_alone, [])
+        ours = {"r*", "struct", "complex_float32", "complex_float64"}
+        assert names - names_alone == ours - names_alone
+
+    @pytest.mark.parametrize("metadata", ["", FROZEN], ids=["installed", "frozen"])
+    @pytest.mark.parametrize("version", ["0.3.2", "0.4.1", "0.5.0rc1", "0.10"])
+    def test_other_versions(self, tmp_path, version, metadata):
+        """Only what they have is registered."""
+        release = Version(version).release
+        has = {name for name, since in SINCE.items() if Version(since).release <= release}
+        others = {"complex_bfloat16": "bcomplex32", "complex_float16": "complex32"}
+        names = [others.get(name, name) for name in has]
+        real = str(Path(ml_dtypes.__file__).parent)
+        for file, text in (
+            ("ml_dtypes/__init__.py", OLDER.format(real=real, version=version, names=names)),
+            (f"ml_dtypes-{version}.dist-info/METADATA", f"Name: ml_dtypes\nVersion: {version}\n"),
+        ):
+            (tmp_path / file).parent.mkdir()
+            (tmp_path / file).write_text(text)
+        before = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{metadata}{IMPORT}"
+        ends, found, unusable = of_registry(tmp_path, before)
+        assert (found & SINCE.keys(), unusable) == (has, [])
+        assert [bool(end) for end in ends] == [version == "0.3.2"] * 3
+
+    def test_names_of_this_package(self):
+        """The error of numcodecs, and of a class that is missing, says what to install."""
+        program = """
+import numcodecs, numcodecs_bytes.zarr_data_types as ours
+for use in (lambda: numcodecs.get_codec({"id": "bytes", "dtype": "int4"}), lambda: ours.Int4):
+    try:
+        use()
+    except (ImportError, AttributeError) as error:
+        print(error)
+print(hasattr(ours, "Int4"), hasattr(ours, "Int5"), "Int4" in dir(ours), "RawBits" in dir(ours))
+"""
+        done = run_program("-W", "error", "-c", WITHOUT_ML_DTYPES + program)
+        what = "data type 'int4' needs the package ml_dtypes, which is not installed: pip install"
+        assert done.stdout.splitlines() == [
+            *2 * [f"{what} ml_dtypes"],
+            "False False False True",
+        ]
 
 
 def test_names_in_structures_of_numcodecs():

@@ -13,6 +13,7 @@ import zarr.registry
 
 from numcodecs_bytes import _options
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes.codec import Bytes
 
 
@@ -21,6 +22,8 @@ def report() -> JSONObject:
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
+    why_no_types = _why_no_data_types()
+    why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
     is_wanted, why_no_writes = values.pop(in_place)
@@ -33,7 +36,8 @@ def report() -> JSONObject:
         ("writes in place", pipeline, why_no_writes, in_place),
         ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
         ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
-        ("data types bfloat16, int4, r24, ...", None, _why_no_data_types(), ""),
+        ("data types r24, complex_float32, ...", None, why_no_types, ""),
+        ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
     ]
     return {
         "is_in_use": not (why_no_codec or why_no_filter or is_wrong),
