@@ -6,12 +6,17 @@ Modules that import zarr are imported where they are needed, so that Ctrl-C work
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from numcodecs_bytes import __version__
+from numcodecs_bytes._core.configuration import JSONObject
+
+if TYPE_CHECKING:
+    from numcodecs_bytes._tools.check_report import ProgressBar
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -20,28 +25,40 @@ _EXIT_STATUS = (
     "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
 )
 
+_CHECK = (
+    "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and its "
+    "problems: metadata, chunks that have the wrong length or can't be read, invalid bools. Files "
+    "that are not chunks are noted. Nothing is written."
+)
+_MIGRATE = (
+    "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
+    "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
+    "above them, unless you exclude those nodes."
+)
+
 
 def _report(options: argparse.Namespace) -> tuple[int, str]:
     """Return the exit status, and what is in use."""
-    from numcodecs_bytes._tools.installation import lines_of, report  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.installation import lines_of, report
 
     found = report()
     text = json.dumps(found, indent=2) if options.json else "\n".join(lines_of(found))
     return 0 if found["is_in_use"] else 1, text
 
 
-def _progress_bar(unit: str) -> Any:
+def _progress_bar(unit: str) -> "contextlib.AbstractContextManager[ProgressBar | None]":
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 # optional
+        from tqdm import tqdm  # type: ignore[import-untyped] # optional
     except ImportError:
         return contextlib.nullcontext()
-    return tqdm(unit=unit, disable=None)
+    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm(unit=unit, disable=None)
+    return bar
 
 
 def _describe(error: Exception) -> str:
     """Return the text of an error, with its class unless that adds nothing."""
-    from numcodecs_bytes._tools.hierarchy import describe_error  # noqa: PLC0415 # see above
+    from numcodecs_bytes._tools.hierarchy import describe_error
 
     is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
     is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
@@ -50,16 +67,16 @@ def _describe(error: Exception) -> str:
 
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
-    from numcodecs_bytes._tools.check_report import Limits, count  # noqa: PLC0415 # see above
-    from numcodecs_bytes._tools.locations import advise_references  # noqa: PLC0415
-    from numcodecs_bytes.check import check  # noqa: PLC0415
+    from numcodecs_bytes._tools.check_report import Limits, count
+    from numcodecs_bytes._tools.locations import advise_references
+    from numcodecs_bytes.check import check
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
     limits = Limits(**{name: number for name, number in given.items() if number})
     names = ("branch", "tag", "snapshot")
     chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
-    where = {"storage_options": options.storage_options, "version": chosen}
-    arrays: list[dict[str, Any]] = []  # the reports that are shown
+    opening = {"storage_options": options.storage_options, "version": chosen}
+    arrays: list[JSONObject] = []  # the reports that are shown
     unreadable: list[dict[str, str]] = []
     num_arrays = num_chunks = num_problems = 0
     has_none = False
@@ -67,7 +84,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         num_before = num_arrays
         try:
             with _progress_bar(" chunks") as bar:
-                for found in check(location, limits, bar, **where):
+                for found in check(location, limits, bar, **opening):
                     num_arrays += 1
                     num_chunks += found.num_chunks
                     num_problems += found.num_problems
@@ -101,7 +118,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
 
 def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     """Migrate a hierarchy; return the exit status, and the report."""
-    from numcodecs_bytes.migrate import migrate  # noqa: PLC0415 # see above
+    from numcodecs_bytes.migrate import migrate
 
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     given = {name: getattr(options, name) for name in names}
@@ -140,7 +157,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> JSONObject:
     """Return a JSON object."""
     with contextlib.suppress(ValueError):
         if isinstance(found := json.loads(text), dict):
@@ -154,64 +171,56 @@ def _parser() -> argparse.ArgumentParser:
         "which file or variable sets that."
     )
     parser = argparse.ArgumentParser(prog="numcodecs-bytes", description=about, epilog=_EXIT_STATUS)
-    flag: Any = {"action": "store_true"}
-    as_json: Any = flag | {"help": "print the report as JSON"}
-    parser.add_argument("--json", **as_json)
+    as_json = "print the report as JSON"
+    parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
-
-    def add(name: str, run: Any, summary: str, about: str) -> Any:
-        command = commands.add_parser(name, help=summary, description=about, epilog=_EXIT_STATUS)
-        command.set_defaults(run=run)
-        command.add_argument(
-            "--storage-options",
-            metavar="JSON",
-            type=_json_object,
-            help="fsspec's settings for a URL or references, such as '{\"anon\": true}'",
-        )
-        command.add_argument("--json", **as_json | {"default": argparse.SUPPRESS})
-        return command
-
-    check = add(
-        "check",
-        _check,
-        "find problems in the arrays of stores",
-        "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and "
-        "its problems: metadata, chunks that have the wrong length or can't be read, invalid "
-        "bools. Files that are not chunks are noted. Nothing is written.",
+    summary = "find problems in the arrays of stores"
+    check = commands.add_parser("check", help=summary, description=_CHECK, epilog=_EXIT_STATUS)
+    summary = "add Zarr v3 metadata to a Zarr v2 hierarchy"
+    migrate = commands.add_parser(
+        "migrate", help=summary, description=_MIGRATE, epilog=_EXIT_STATUS
     )
+    for command, run in ((check, _check), (migrate, _migrate)):
+        command.set_defaults(run=run)
+        text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
+        command.add_argument("--storage-options", metavar="JSON", type=_json_object, help=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
+    _add_check_options(check)
+    _add_migrate_options(migrate)
+    return parser
+
+
+def _add_check_options(check: argparse.ArgumentParser) -> None:
+    """Add the options of `check`."""
     kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
     check.add_argument(
         "stores", metavar="store", nargs="+", help=f"{kinds}, or URL of one of these"
     )
-    check.add_argument("--only-problems", help="print only arrays that have problems", **flag)
-    number: Any = {"metavar": "N", "type": _number}
-    check.add_argument("--max-chunks", help="check at most N chunks of each array", **number)
-    limit = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
-    check.add_argument("--max-chunk-bytes", help=limit, **number)
+    text = "print only arrays that have problems"
+    check.add_argument("--only-problems", action="store_true", help=text)
+    text = "check at most N chunks of each array"
+    check.add_argument("--max-chunks", metavar="N", type=_number, help=text)
+    text = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
+    check.add_argument("--max-chunk-bytes", metavar="N", type=_number, help=text)
     versions = check.add_mutually_exclusive_group()
     of = "of an Icechunk repository"
     versions.add_argument("--branch", metavar="NAME", help=f"branch {of} (default: main)")
     versions.add_argument("--tag", metavar="NAME", help=f"tag {of}")
     versions.add_argument("--snapshot", metavar="ID", help=f"snapshot {of}")
-    migrate = add(
-        "migrate",
-        _migrate,
-        "add Zarr v3 metadata to a Zarr v2 hierarchy",
-        "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
-        "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
-        "above them, unless you exclude those nodes.",
-    )
+
+
+def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
+    """Add the options of `migrate`."""
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
-    migrate.add_argument("--dry-run", help="write nothing", **flag)
+    migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     text = "replace a zarr.json that differs, unless it holds something that Zarr v2 lacks"
-    migrate.add_argument("--overwrite", help=text, **flag)
+    migrate.add_argument("--overwrite", action="store_true", help=text)
     text = "remove the zarr.json files instead, if they are what this command writes"
-    migrate.add_argument("--undo", help=text, **flag)
+    migrate.add_argument("--undo", action="store_true", help=text)
     text = "leave an array or group, and everything below it, in Zarr v2; can be repeated"
     migrate.add_argument("--exclude", metavar="PATH", action="append", default=[], help=text)
-    return parser
 
 
 def _say(text: str, status: int = 2) -> None:
@@ -232,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         try:
-            import zarr  # noqa: F401, PLC0415 # see above
+            importlib.import_module("zarr")
         except Exception as error:  # noqa: BLE001 # it reads the user's files and variables
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)

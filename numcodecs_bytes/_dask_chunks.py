@@ -16,6 +16,7 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 if TYPE_CHECKING:
     import zarr
+    from zarr.types import AnyArray
 
 # Along an axis: the length of all of Dask's chunks but the last, or the length of each.
 Lengths = int | tuple[int, ...]
@@ -26,17 +27,19 @@ class Stored(NamedTuple):
 
     shape: tuple[int, ...]
     item_size: int
-    unit: tuple[Any, ...]  # shape of the least that can be read: one element, or a stored chunk
+    unit: tuple[Lengths, ...]  # shape of the least that can be read: one element, or a stored chunk
     # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
     levels: tuple[tuple[int, ...], ...]
     axes: tuple[int, ...]  # starting with the one along which elements are stored side by side
 
 
 @overload
-def dask_chunks(source: "zarr.Array[Any]", size: int | str) -> tuple[Lengths, ...]: ...
+def dask_chunks(source: "AnyArray", size: int | str) -> tuple[Lengths, ...]: ...
 @overload
 def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ...
-def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str, Lengths]:
+def dask_chunks(
+    source: "AnyArray | zarr.Group", size: int | str
+) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
     Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that each
@@ -68,7 +71,7 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     ValueError
         If `size` is not a size, or no array of a group has named dimensions.
     """
-    import zarr  # noqa: PLC0415 # not by `import numcodecs_bytes`
+    import zarr  # not by `import numcodecs_bytes`
 
     num_bytes = parse_size(size)
     if num_bytes is None or num_bytes < 1:
@@ -83,10 +86,10 @@ def dask_chunks(source: Any, size: int | str) -> tuple[Lengths, ...] | dict[str,
     )
 
 
-def _stored(array: Any) -> Stored:
+def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_sizes`
     """Return how an array is stored."""
     # It imports `numcodecs_bytes.zarr`, and so zarr.
-    from numcodecs_bytes._tools.partial_reads import read_in_part  # noqa: PLC0415
+    from numcodecs_bytes._tools.partial_reads import read_in_part
 
     shape, item_size = array.shape, array.dtype.itemsize
     axes = tuple(range(array.ndim))
@@ -112,7 +115,7 @@ def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[L
     for level, axis in itertools.product(stored.levels, stored.axes):
         if axis in given:
             continue
-        longest = [_longest(lengths[k], length) for k, length in enumerate(stored.shape)]
+        longest = list(map(_longest, lengths.values(), stored.shape))
         end = _longest(level[axis], stored.shape[axis])
         num = math.ceil(end / longest[axis])
         num_that_fit = max(size // max(math.prod(longest) * stored.item_size, 1), 1)
@@ -136,25 +139,25 @@ def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
     if run >= length:
         return math.ceil(num / num_parts) * unit
     # The same length for all, which xarray and Dask need to write to zarr, if it is not too small.
-    for k in range(num_parts, 2 * num_parts):
-        if num % k == 0:
-            return run // k
+    for divisor in range(num_parts, 2 * num_parts):
+        if num % divisor == 0:
+            return run // divisor
     ends = np.arange(1, num_parts + 1) * num // num_parts * unit
     edges = (np.arange(0, length, run)[:, np.newaxis] + ends).ravel()
     return tuple(np.diff(np.unique(edges.clip(max=length)), prepend=0).tolist())
 
 
-def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
+def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
     """Return chunks for each dimension."""
-    found = [(name, array, _dimensions(array)) for name, array in group.arrays()]
-    found = sorted((one for one in found if one[2]), key=lambda one: (-one[1].nbytes, one[0]))
-    if not found:
+    arrays = [(name, array, _dimensions(array)) for name, array in group.arrays()]
+    arrays = [(name, array, dimensions) for name, array, dimensions in arrays if dimensions]
+    if not arrays:
         raise ValueError(
             f"the group {group.name!r} has no arrays with named dimensions, which xarray needs: "
             "pass a group that has some, or an array"
         )
     chunks: dict[str, Lengths] = {}
-    for name, array, dimensions in found:
+    for name, array, dimensions in sorted(arrays, key=lambda item: (-item[1].nbytes, item[0])):
         if dimensions != [name]:  # else xarray loads it into memory, as an index
             given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
             lengths = plan_chunks(_stored(array), size, given)
@@ -162,9 +165,9 @@ def _chunks_of_group(group: Any, size: int) -> dict[str, Lengths]:
     return chunks
 
 
-def _dimensions(array: Any) -> list[str]:
+def _dimensions(array: "AnyArray") -> list[str]:
     """Return the names of an array's dimensions; none if xarray can't read them."""
-    names = getattr(array.metadata, "dimension_names", None)
+    names: Any = getattr(array.metadata, "dimension_names", None)
     if array.metadata.zarr_format == 2:
         names = array.attrs.get("_ARRAY_DIMENSIONS")
     return list(names) if names and None not in names and len(names) == array.ndim else []

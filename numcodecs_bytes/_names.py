@@ -1,10 +1,9 @@
 """Names of chunks and stores in messages."""
 
 import contextlib
-from typing import Any
 
 
-def name_of_chunk(byte_getter: Any) -> str:
+def name_of_chunk(byte_getter: object) -> str:
     """Return the name of a chunk, and of its store if the byte getter has one."""
     coordinates = getattr(byte_getter, "chunk_coords", None)
     if coordinates is not None:

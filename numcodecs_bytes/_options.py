@@ -66,7 +66,7 @@ def _value_of(name: str) -> Any:
     return None if isinstance(value, str) and not value.strip() else value
 
 
-def _error(name: str, expected: str, value: Any) -> ValueError:
+def _error(name: str, expected: str, value: object) -> ValueError:
     return ValueError(
         f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}; "
         "run `numcodecs-bytes` to see what sets it"
@@ -79,8 +79,8 @@ def unknown_keys() -> list[str]:
     for section, options in list(zarr.config.config.items()):  # which other threads may change
         name = str(section).replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
-            names = [one for one in list(options) if str(one).replace("-", "_") not in NAMES]
-            found += [f"numcodecs_bytes.{one}" for one in names]
+            names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
+            found += [f"numcodecs_bytes.{key}" for key in names]
         elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # misspelt, or one underscore
             found.append(str(section))
     return found

@@ -2,12 +2,15 @@
 
 import functools
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
 
 from numcodecs_bytes._names import name_of_store
 
-Counts = dict[str, Any]
+if TYPE_CHECKING:
+    from zarr.storage import StorePath
+
+Counts = dict[str, Any]  # numbers by name, or a dict of numbers by reason
 
 # What is counted for an array, and the heading of its column in the table.
 _COLUMNS = {
@@ -35,6 +38,14 @@ def _sum(counts: Counts, more: Counts) -> Counts:
     return sums
 
 
+class TraceReport(TypedDict):
+    """What `Trace.report` returns."""
+
+    arrays: dict[str, Counts]
+    total: Counts
+    not_seen: Counts
+
+
 class Trace:
     """Counts of what was read and written; see `trace`.
 
@@ -47,17 +58,17 @@ class Trace:
         self._counts: dict[tuple[int, str | None], Counts] = {}
 
     def __enter__(self) -> Self:
-        active.append(self)
+        active.append(self._add)
         return self
 
     def __exit__(self, *_: object) -> None:
-        active.remove(self)
+        active.remove(self._add)
 
     def _add(self, name: str | None, counts: Counts) -> None:
         key = threading.get_ident(), name
         self._counts[key] = _sum(self._counts.get(key, {}), counts)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> TraceReport:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
@@ -83,7 +94,8 @@ class Trace:
         return "\n".join(_lines(self.report()))
 
 
-active: list[Trace] = []
+# What adds counts to each trace that is open, by the name of an array.
+active: list[Callable[[str | None, Counts], None]] = []
 
 
 def trace() -> Trace:
@@ -128,18 +140,18 @@ def counts_of_read(
     return counts
 
 
-def note(byte_getter: Any, num_axes: int, counts: Counts) -> None:
+def note(byte_getter: "StorePath", num_axes: int, counts: Counts) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
     path = path_of_array(byte_getter.path, num_axes)
     name = f"{name_of_store(byte_getter.store)}/{path}".rstrip("/")
-    for traced in active.copy():
-        traced._add(name, counts)  # noqa: SLF001
+    for add in active.copy():
+        add(name, counts)
 
 
 def note_not_seen(why: str, num: int = 1) -> None:
     """Count chunks that zarr read itself."""
-    for traced in active.copy():
-        traced._add(None, {why: num})  # noqa: SLF001
+    for add in active.copy():
+        add(None, {why: num})
 
 
 def path_of_array(path: str, num_axes: int) -> str:
@@ -154,7 +166,7 @@ def path_of_array(path: str, num_axes: int) -> str:
     return "/".join(parts)
 
 
-def _lines(report: dict[str, Any]) -> Iterator[str]:
+def _lines(report: TraceReport) -> Iterator[str]:
     """Yield the lines of the table."""
     rows, total = dict(report["arrays"]), report["total"]
     if len(rows) > 1:
@@ -169,7 +181,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
                 cells.append(show(counts[key]).rjust(len(head)))
             yield "  ".join([name.ljust(width), *cells])
     elif not report["not_seen"]:
-        import zarr  # noqa: PLC0415 # so that `import numcodecs_bytes` does not
+        import zarr  # so that `import numcodecs_bytes` does not
 
         yield (
             "numcodecs_bytes read and wrote nothing "

@@ -5,6 +5,7 @@ User-visible differences are in ``docs/limits.md``.
 
 from typing import Any
 
+import numpy as np
 import zarr
 import zarr.abc.codec
 import zarr.codecs
@@ -13,6 +14,10 @@ import zarr.core.buffer.cpu
 import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+
+UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 
 # New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. 3.1.6
 # treats a missing `endian` in metadata as native, evolves codecs for the array's data type, even if
@@ -34,36 +39,37 @@ fill_value_or_default = _pipelines.fill_value_or_default
 
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
-DataTypeValidationError: Any = _errors.DataTypeValidationError
+DataTypeValidationError: type[ValueError] = _errors.DataTypeValidationError
 
 
 def has_sync_index(codec: Any) -> bool:
     """Whether the index of shards can be decoded and encoded without an event loop."""
     if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
-        return codec._index_codecs_sync_capable()  # type: ignore[no-any-return] # noqa: SLF001
-    known = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
-    return all(isinstance(c, known) for c in codec.index_codecs)
+        return bool(codec._index_codecs_sync_capable())  # noqa: SLF001
+    synchronous = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
+    return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
 
 
-def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> Any:
+def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
     """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
     buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
     if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
-        return codec._decode_shard_index_sync(buffer, grid_shape).offsets_and_lengths  # noqa: SLF001
+        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)  # noqa: SLF001
+        return np.asarray(index.offsets_and_lengths)
     spec = codec._get_index_chunk_spec(grid_shape)  # noqa: SLF001
-    for each in reversed(codec.index_codecs):
-        buffer = each._decode_sync(buffer, spec)  # noqa: SLF001
-    return buffer.as_numpy_array()
+    for index_codec in reversed(codec.index_codecs):
+        buffer = index_codec._decode_sync(buffer, spec)  # noqa: SLF001
+    return np.asarray(buffer.as_numpy_array())
 
 
-def encode_index(codec: Any, entries: Any) -> Any:
+def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
     """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
     index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])  # noqa: SLF001
     index.offsets_and_lengths[...] = entries
     if hasattr(codec, "_encode_shard_index_sync"):
-        return codec._encode_shard_index_sync(index).as_numpy_array()  # noqa: SLF001
+        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())  # noqa: SLF001
     spec = codec._get_index_chunk_spec(entries.shape[:-1])  # noqa: SLF001
     buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
-    for each in codec.index_codecs:
-        buffer = each._encode_sync(buffer, spec)  # noqa: SLF001
-    return buffer.as_numpy_array()
+    for index_codec in codec.index_codecs:
+        buffer = index_codec._encode_sync(buffer, spec)  # noqa: SLF001
+    return np.asarray(buffer.as_numpy_array())

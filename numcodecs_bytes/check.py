@@ -19,8 +19,10 @@ import zarr.abc.store
 import zarr.errors
 import zarr.storage
 from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.storage import StorePath
+from zarr.types import AnyArray
 
-from numcodecs_bytes._core.configuration import dtype_to_json
+from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import (
     ML_DTYPES,
     NATIVE_ENDIAN,
@@ -31,8 +33,15 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits
-from numcodecs_bytes._tools.hierarchy import describe_error, document_at, find_arrays, join
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar
+from numcodecs_bytes._tools.hierarchy import (
+    Document,
+    array_of,
+    describe_error,
+    document_at,
+    find_arrays,
+    join,
+)
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.partial_reads import ask_for_a_range, read_in_part
@@ -46,9 +55,9 @@ __all__ = ["ArrayReport", "Limits", "check"]
 def check(
     store: zarr.abc.store.Store | str | Path,
     limits: Limits | None = None,
-    bar: Any = None,
+    bar: ProgressBar | None = None,
     *,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: JSONObject | None = None,
     version: dict[str, str] | None = None,
 ) -> Iterator[ArrayReport]:
     """Check the arrays in a store.
@@ -84,21 +93,24 @@ def check(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zarr's warnings are in the report, or irrelevant
             try:
-                at = zarr.storage.StorePath(store, path)
-                _check_array(at, document, report, limits or Limits(), bar)
+                _check_array(StorePath(store, path), document, report, limits or Limits(), bar)
             except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe_error(error)}")
         yield report
 
 
 def _check_array(
-    at: zarr.storage.StorePath, document: Any, report: ArrayReport, limits: Limits, bar: Any
+    store_path: StorePath,
+    document: Document,
+    report: ArrayReport,
+    limits: Limits,
+    bar: ProgressBar | None,
 ) -> None:
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {describe_error(document)}")
         return
     try:
-        array: Any = zarr.Array(zarr.AsyncArray(document, at))
+        array: Any = array_of(document, store_path)
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(f"zarr can't open it: {describe_error(error)}")
         report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
@@ -109,11 +121,11 @@ def _check_array(
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
-        _compare_with_v2(at, document, report)
+        _compare_with_v2(store_path, document, report)
         codecs = [name for name, *_ in _codecs_in(document["codecs"])]
     else:
         _check_v2_codecs(array, report)
-        _v2_document(at, ".zattrs", report)
+        _v2_document(store_path, ".zattrs", report)
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:
@@ -121,7 +133,7 @@ def _check_array(
         _report_partial_reads(array, report)
 
 
-def _report_partial_reads(array: Any, report: ArrayReport) -> bool:
+def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
     """Report whether chunks are read in part, and return it."""
     try:
         read_in_part(array)
@@ -132,20 +144,18 @@ def _report_partial_reads(array: Any, report: ArrayReport) -> bool:
     return True
 
 
-def _why_no_data_type(document: dict[str, Any]) -> str:
+def _why_no_data_type(document: JSONObject) -> str:
     """Return what to install for a data type of ml_dtypes that metadata name, or ""."""
     data_type = json.dumps(document.get("data_type", document.get("dtype")))
     return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
-def _compare_with_v2(
-    at: zarr.storage.StorePath, document: dict[str, Any], report: ArrayReport
-) -> None:
+def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayReport) -> None:
     """Report where an array's Zarr v2 metadata, if any, disagree with its Zarr v3 metadata."""
-    old = _v2_document(at, ".zarray", report)
+    old = _v2_document(store_path, ".zarray", report)
     if old is None:
         return
-    _v2_document(at, ".zattrs", report)
+    _v2_document(store_path, ".zattrs", report)
     try:
         ArrayV2Metadata.from_dict(old)
     except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
@@ -163,17 +173,17 @@ def _compare_with_v2(
         report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
 
 
-def _v2_document(at: zarr.storage.StorePath, name: str, report: ArrayReport) -> Any:
+def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
-    document = document_at(at.store, join(at.path, name))
+    document = document_at(store_path.store, join(store_path.path, name))
     if isinstance(document, TypeError | ValueError | IsADirectoryError):  # not the store's error
         report.add_problem(f"{name} can't be read: {describe_error(document)}")
     return document if isinstance(document, dict) else None
 
 
 def _codecs_in(
-    codecs: list[Any], *, is_index: bool = False
-) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    codecs: list[str | JSONObject], *, is_index: bool = False
+) -> Iterator[tuple[str, JSONObject, bool]]:
     """Yield the name and configuration of each codec, and whether it encodes a shard index."""
     for codec in codecs:
         name = codec if isinstance(codec, str) else codec["name"]
@@ -184,7 +194,7 @@ def _codecs_in(
             yield from _codecs_in(configuration.get("index_codecs", []), is_index=True)
 
 
-def _check_v3_codecs(array: Any, document: dict[str, Any], report: ArrayReport) -> None:
+def _check_v3_codecs(array: AnyArray, document: JSONObject, report: ArrayReport) -> None:
     data_type = document["data_type"]
     name = data_type["name"] if isinstance(data_type, dict) else data_type
     registered = {"structured": "struct", "raw_bytes": "r8, r16, ..."}.get(name)

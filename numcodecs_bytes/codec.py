@@ -15,13 +15,14 @@ values.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 import numcodecs.abc
 import numpy as np
 from numcodecs.compat import ensure_ndarray
 
 from numcodecs_bytes._core.configuration import (
+    JSONObject,
     dtype_to_json,
     parse_configuration,
     parse_dtype,
@@ -46,6 +47,14 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Buffer
+
+    ArrayOrBuffer = Array | np.generic | Buffer
+
+Out = TypeVar("Out", bound="ArrayOrBuffer")
 
 
 class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
@@ -85,11 +94,13 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
     codec_id = "bytes"
 
-    def __init__(self, endian: Endian | None = "little", dtype: Any = None) -> None:
+    def __init__(
+        self, endian: Endian | None = "little", dtype: "npt.DTypeLike | None" = None
+    ) -> None:
         self.endian: Endian | None = parse_endian(endian)
         self.dtype: AnyDType | None = None if dtype is None else parse_dtype(dtype)
 
-    def encode(self, buf: Any) -> Array:
+    def encode(self, buf: "ArrayOrBuffer") -> Array:
         """Return the stored bytes of an array.
 
         Parameters
@@ -122,7 +133,11 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             return as_bytes(encode_array(elements, stored))
         return encode_array(elements.T, stored).T
 
-    def decode(self, buf: Any, out: Any = None) -> Any:
+    @overload
+    def decode(self, buf: "ArrayOrBuffer", out: None = None) -> Array: ...
+    @overload
+    def decode(self, buf: "ArrayOrBuffer", out: Out) -> Out: ...
+    def decode(self, buf: "ArrayOrBuffer", out: "ArrayOrBuffer | None" = None) -> "ArrayOrBuffer":
         """Return the elements that stored bytes hold.
 
         Parameters
@@ -170,9 +185,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         decode_into(raw, stored, target)
         return out
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> JSONObject:
         """Return the configuration as JSON, without the keys that are not set."""
-        config: dict[str, Any] = {"id": self.codec_id}
+        config: JSONObject = {"id": self.codec_id}
         if self.endian is not None:
             config["endian"] = self.endian
         if self.dtype is not None:
@@ -180,7 +195,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         return config
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
+    def from_config(cls, config: Mapping[str, object]) -> Self:
         """Return the codec for a configuration; a missing `endian` means None, not 'little'."""
         configuration = parse_configuration(config, known=("id", "endian", "dtype"))
         return cls(configuration["endian"], configuration.get("dtype"))
@@ -195,7 +210,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     def __hash__(self) -> int:
         return hash(repr(self))
 
-    def _elements(self, buf: Any) -> Array:
+    def _elements(self, buf: "ArrayOrBuffer") -> Array:
         """Return the input as an array of elements that this codec can encode."""
         elements = _as_array(buf)
         check_storable(elements.dtype)
@@ -250,7 +265,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 f"a multiple of {item_size} for {self.dtype}"
             )
 
-    def _target(self, out: Any) -> Array:
+    def _target(self, out: "ArrayOrBuffer") -> Array:
         """Return `out` as an array of the elements that are decoded into it."""
         target = _as_array(out)
         if isinstance(out, np.generic) or not target.flags.writeable:
@@ -285,14 +300,14 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         return memory.view(self.dtype)
 
 
-def _as_array(buf: Any) -> Array:
+def _as_array(buf: "ArrayOrBuffer") -> Array:
     """Return an array or buffer as an array that shares its memory."""
     if type(buf) is np.ndarray:
         return buf
     if isinstance(buf, np.generic):
         return np.asarray(buf)
     try:
-        elements = cast("Array", ensure_ndarray(buf))
+        elements: Array = ensure_ndarray(buf)
     except TypeError as error:
         raise TypeError(
             "expected an array or an object that supports the buffer protocol, got "
@@ -303,7 +318,7 @@ def _as_array(buf: Any) -> Array:
     return elements
 
 
-def _stored_bytes(buf: Any) -> Array:
+def _stored_bytes(buf: "ArrayOrBuffer") -> Array:
     """Return an array or buffer as flat uint8 in memory order; copies only if not contiguous."""
     elements = _as_array(buf)
     if elements.dtype.hasobject:

@@ -1,8 +1,12 @@
 """python -m numcodecs_bytes migrate: add Zarr v3 metadata to Zarr v2, without touching chunks.
 
-Everything is read, converted and compared before anything is written. zarr's own `migrate_v2_to_v3`
-does not support dimension names, consolidated metadata, or hierarchies that can be migrated only in
-part.
+Everything is read, converted and compared before anything is written. An array is migrated only if
+two chunks read the same with the metadata of both formats: a small one that is written as Zarr v2
+in memory, and the first one of the array itself. A Zarr v3 group hides Zarr v2 nodes, so a group is
+migrated after all nodes below it that are not excluded, or not at all.
+
+zarr's own `migrate_v2_to_v3` does not support dimension names, consolidated metadata, or
+hierarchies that can be migrated only in part.
 """
 
 import json
@@ -10,7 +14,7 @@ import operator
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +25,8 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
-from numcodecs_bytes._tools.check_report import printable
+from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._tools.check_report import ProgressBar, printable
 from numcodecs_bytes._tools.hierarchy import describe_error, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -34,6 +39,7 @@ T = TypeVar("T")
 
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
+_Changed = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
 
 
 @dataclass
@@ -76,15 +82,10 @@ def migrate(  # noqa: PLR0913 # the options of the command
     overwrite: bool = False,
     undo: bool = False,
     exclude: Collection[str] = (),
-    bar: Any = None,
-    storage_options: dict[str, Any] | None = None,
+    bar: ProgressBar | None = None,
+    storage_options: JSONObject | None = None,
 ) -> list[NodeReport]:
     """Write Zarr v3 metadata next to Zarr v2 metadata, and report the outcome for each node.
-
-    Neither chunks nor Zarr v2 metadata are changed. An array is migrated only if two chunks read
-    the same with the metadata of both formats: a small one that is written as Zarr v2 in memory,
-    and the first one of the array itself. A Zarr v3 group hides Zarr v2 nodes, so a group is
-    migrated after all nodes below it that are not excluded, or not at all.
 
     Parameters
     ----------
@@ -118,43 +119,70 @@ def migrate(  # noqa: PLR0913 # the options of the command
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
-    opened = _open(store, storage_options, dry_run=dry_run)
-    nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
-    plan = _Changes(opened, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
-    todo = nodes.items() if undo else reversed(nodes.items())
-    for path, documents in _counted(todo, bar, "comparing", len(nodes)):
-        plan.add(path, documents)
-    changes = plan.finish_undo() if undo else plan.changes
+    opened = _open(store, storage_options, read_only=dry_run)
+    plan = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
-        for report in plan.reports:
-            if report.status in ("migrated", "undone"):
-                report.status = f"to be {report.status}"
-        return plan.reports
+        return [_as_planned(report) for report in plan.reports]
+    _write(opened, plan.changes, bar)
+    return plan.reports
+
+
+def _plan(
+    store: zarr.abc.store.Store,
+    bar: ProgressBar | None,
+    exclude: Collection[str],
+    *,
+    overwrite: bool,
+    undo: bool,
+) -> "_Changes":
+    """Return what is to be changed, and the outcome for each node."""
+    nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
+    plan = _Changes(store, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
+    in_order = nodes.items() if undo else reversed(nodes.items())
+    for path, documents in _counted(in_order, bar, "comparing", len(nodes)):
+        plan.add(path, documents)
+    if undo:
+        plan.finish_undo()
+    return plan
+
+
+def _as_planned(report: NodeReport) -> NodeReport:
+    """Return the report on a node that was not changed, because it is a dry run."""
+    is_change = report.status in ("migrated", "undone")
+    return replace(report, status=f"to be {report.status}") if is_change else report
+
+
+def _write(store: zarr.abc.store.Store, changes: _Changed, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
         try:
-            _put(opened, key, document)
+            _put(store, key, document)
         except Exception as error:
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             raise OSError(
                 f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
-    return plan.reports
 
 
-def _open(store: Any, storage_options: dict[str, Any] | None, *, dry_run: bool) -> Any:
+def _open(
+    store: zarr.abc.store.Store | str | Path,
+    storage_options: JSONObject | None,
+    *,
+    read_only: bool,
+) -> zarr.abc.store.Store:
     """Return a store, opened if need be; raise ValueError for a zip archive."""
-    is_zip, is_open = isinstance(store, zarr.storage.ZipStore), not isinstance(store, str | Path)
-    if not is_open:
+    if isinstance(store, str | Path):
         is_url = "://" in str(store)
         is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
     elif storage_options:
         raise ValueError("storage_options are for URLs, not for open stores")
+    else:
+        is_zip = isinstance(store, zarr.storage.ZipStore)
     if is_zip:  # an interruption would leave it without its list of contents
         raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
-    return (
-        store if is_open else open_store(store, read_only=dry_run, storage_options=storage_options)
-    )
+    if isinstance(store, str | Path):
+        return open_store(store, read_only=read_only, storage_options=storage_options)
+    return store
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
@@ -170,7 +198,9 @@ def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]
     return paths
 
 
-def _counted(items: Iterable[T], bar: Any, what: str, total: int | None = None) -> Iterator[T]:
+def _counted(
+    items: Iterable[T], bar: ProgressBar | None, what: str, total: int | None = None
+) -> Iterator[T]:
     """Yield items, and show on a progress bar, if there is one, how many are done."""
     if bar is not None:
         bar.set_description(what)
@@ -187,8 +217,9 @@ def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]
 
     def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
         every = {name: document_at(store, join(path, name)) for name in names}
-        if not path and all(isinstance(found, Exception) for found in every.values()):
-            raise every["zarr.json"]  # the store can't be read at all
+        errors = [found for found in every.values() if isinstance(found, Exception)]
+        if not path and len(errors) == len(names):
+            raise errors[0]  # the store can't be read at all
         documents = {name: found for name, found in every.items() if found is not None}
         nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
         if _kind(documents) == "array":
@@ -227,7 +258,7 @@ def _below(path: str, paths: Iterable[str]) -> list[str]:
 
 
 class _Changes:
-    """The outcome for each node, and the documents to write or, if None, to remove, in order."""
+    """The outcome for each node, and the changes to documents, in order."""
 
     def __init__(
         self,
@@ -240,7 +271,7 @@ class _Changes:
     ) -> None:
         self.store, self.excluded, self.overwrite, self.is_undo = store, excluded, overwrite, undo
         self.reports: list[NodeReport] = []
-        self.changes: dict[str, dict[str, Any] | None] = {}
+        self.changes: _Changed = {}
         self.failed: list[str] = []  # the nodes that are refused or kept
         self.old = [path for path, documents in nodes.items() if _has_v2(documents)]
         # Zarr v3 documents, as they will be in the end.
@@ -289,8 +320,8 @@ class _Changes:
                 raise ValueError(f"zarr.json differs from what migrate writes in {differing}")
             report.status = "undone"
 
-    def finish_undo(self) -> dict[str, dict[str, Any] | None]:
-        """Keep all nodes of a Zarr v3 group if one of them is kept; return what to remove."""
+    def finish_undo(self) -> None:
+        """Keep all nodes of a Zarr v3 group if one of them is kept, and remove the others."""
         tops = {
             path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
         }
@@ -300,9 +331,10 @@ class _Changes:
             if other := kept.get(tops[report.path]):
                 report.status = "kept"
                 report.reasons = [f"the same Zarr v3 group has {other}, which is kept"]
-        return {join(report.path, "zarr.json"): None for report in undone if not report.reasons}
+            else:
+                self.changes[join(report.path, "zarr.json")] = None
 
-    def _document(self, path: str, documents: _Documents, notes: list[str]) -> dict[str, Any]:
+    def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
         document, found = _convert(documents, notes), documents.get("zarr.json")
         if found is None or _differing(_without_consolidated(found), document):
@@ -327,9 +359,7 @@ class _Changes:
             return _consolidated(path, document, self.new)
         return document
 
-    def _refuse_to_replace(
-        self, path: str, documents: _Documents, document: dict[str, Any]
-    ) -> None:
+    def _refuse_to_replace(self, path: str, documents: _Documents, document: JSONObject) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
         found = _without_consolidated(documents["zarr.json"])
         members = ("node_type", "chunk_key_encoding", "dimension_names")
@@ -339,9 +369,9 @@ class _Changes:
             more.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        known = set(map(_text, attributes))
+        texts_in_v2 = set(map(_text, attributes))
         items = (found.get("attributes") or {}).items()
-        more += [f"attribute {item[0]}" for item in items if _text(item) not in known]
+        more += [f"attribute {item[0]}" for item in items if _text(item) not in texts_in_v2]
         more += [f"node {node}" for node in _below(path, self.new.keys() - set(self.old))]
         if more:
             raise ValueError(
@@ -355,7 +385,7 @@ class _Changes:
             )
 
 
-def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
+def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
     """Return the Zarr v3 document of a node, or raise the error that prevents its migration."""
     for document in documents.values():
         if isinstance(document, Exception):
@@ -366,7 +396,7 @@ def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
     if old is None:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
     new = v3_document(old)
-    metadata: Any = ArrayV2Metadata.from_dict(old)
+    metadata = ArrayV2Metadata.from_dict(old)
     fill_value = None if old.get("fill_value") is None else metadata.fill_value
     dtype = metadata.dtype.to_native_dtype()
     for_xarray, of_attributes = convert_attributes(old, attributes, dtype, fill_value)
@@ -380,22 +410,22 @@ def _convert(documents: _Documents, notes: list[str]) -> dict[str, Any]:
     return new | for_xarray
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return a value as JSON, in which NaN equals itself."""
     return json.dumps(value, sort_keys=True)
 
 
-def _differing(found: dict[str, Any], document: dict[str, Any]) -> str:
+def _differing(found: JSONObject, document: JSONObject) -> str:
     """Return the names of the members in which two documents differ."""
     names = {**found, **document}
     return ", ".join(n for n in names if _text(found.get(n)) != _text(document.get(n)))
 
 
-def _without_consolidated(document: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in document.items() if k != "consolidated_metadata"}
+def _without_consolidated(document: JSONObject) -> JSONObject:
+    return {name: value for name, value in document.items() if name != "consolidated_metadata"}
 
 
-def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def _consolidated(path: str, document: JSONObject, others: _Documents) -> JSONObject:
     """Return a group's document with the documents of all nodes below it consolidated in it."""
     store = zarr.storage.MemoryStore()
     for other in _below(path, others):
@@ -404,11 +434,11 @@ def _consolidated(path: str, document: dict[str, Any], others: dict[str, Any]) -
         _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), others[other])
     _put(store, "zarr.json", document)
     zarr.consolidate_metadata(store, zarr_format=3)
-    consolidated: dict[str, Any] = document_at(store, "zarr.json")
-    return consolidated
+    consolidated: Any = document_at(store, "zarr.json")
+    return dict(consolidated)
 
 
-def _put(store: zarr.abc.store.Store, key: str, document: dict[str, Any] | None) -> None:
+def _put(store: zarr.abc.store.Store, key: str, document: JSONObject | None) -> None:
     """Write a document, or remove it if it is None."""
     if document is None:
         sync(store.delete(key))

@@ -19,8 +19,8 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import zarr
@@ -30,10 +30,11 @@ import zarr.registry
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
-from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
+from numcodecs_bytes._core.copy_gpu import GPUArray, decode_on_device, encode_on_device
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
+    Array,
     Endian,
     are_swapped_alike,
     check_storable,
@@ -54,8 +55,10 @@ from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
-    from zarr.core.buffer import Buffer, NDBuffer
+    from zarr.core.buffer import ArrayLike, Buffer, NDArrayLike, NDBuffer
     from zarr.core.common import JSON
+
+T = TypeVar("T")
 
 # Writing chunks of at least this size that need byte-swapping is 1.1 to 2 times as fast in threads
 # (zarr's default pipeline, two cores). For chunks of half the size it makes no difference.
@@ -99,7 +102,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     _state: _State
 
-    def __init__(self, *, endian: Any = sys.byteorder) -> None:
+    def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
         super().__init__(endian=declared)
         self._set(_State(declared))
@@ -146,7 +149,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
         warn_of_other_pipeline("used")
-        endian: Any = self.endian
+        endian: enum.Enum | str | None = self.endian
         declared = self._state.declared_endian
         if not has_byte_order(dtype):
             endian = None
@@ -174,7 +177,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        raw: Any = as_numpy(chunk_bytes.as_array_like())
+        raw = as_numpy(chunk_bytes.as_array_like())
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         # In native order, not as a byte-swapped view: numcodecs filters view it as another dtype.
@@ -183,7 +186,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
-        array: Any = as_numpy(chunk_array.as_ndarray_like())
+        array = as_numpy(chunk_array.as_ndarray_like())
         dtype, stored = self._dtypes(chunk_spec)
         if array.dtype != dtype:
             array = _as_elements_of(dtype, array)
@@ -206,17 +209,17 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
-        decoded: NDBuffer = await self._run(decode, chunk_bytes.as_array_like(), chunk_spec)
-        return decoded
+        return await self._run(decode, chunk_bytes.as_array_like(), chunk_spec)
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
         encode = functools.partial(self._encode_sync, chunk_array, chunk_spec)
-        encoded: Buffer = await self._run(encode, chunk_array.as_ndarray_like(), chunk_spec)
-        return encoded
+        return await self._run(encode, chunk_array.as_ndarray_like(), chunk_spec)
 
-    async def _run(self, function: Any, array: Any, chunk_spec: "ArraySpec") -> Any:
+    async def _run(
+        self, function: Callable[[], T], array: "ArrayLike | NDArrayLike", chunk_spec: "ArraySpec"
+    ) -> T:
         """Decode or encode a chunk; a large one in a thread, so that others can use other cores."""
         # Arrays on a GPU stay here: CuPy's current device and stream are thread-local.
         if isinstance(array, np.ndarray) and array.nbytes >= IN_A_THREAD_BYTES:
@@ -249,7 +252,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return f"{type(self).__name__}(endian={endian!r})"
 
 
-def _as_elements_of(dtype: AnyDType, array: Any) -> Any:
+def _as_elements_of(dtype: AnyDType, array: Array | GPUArray) -> Array | GPUArray:
     """Return the array if it can be stored as elements of `dtype`, else raise TypeError."""
     if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
         # numcodecs' BitRound returns floats viewed as integers of the same byte order.

@@ -166,7 +166,7 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
         """Return zeros."""
         return self.cast_scalar(bytes(self.length))
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         """Return a fill value in metadata as a scalar."""
         return self.cast_scalar(_from_base64(data, self.length) or data)
 
@@ -223,10 +223,10 @@ class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
     def default_scalar(self) -> Any:
         return np.zeros((), self.to_native_dtype())[()]
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         return _float_from_json(data, self.to_native_dtype())
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         return _float_to_json(self.cast_scalar(data))
 
 
@@ -238,20 +238,20 @@ class _Complex(_MLDataType):
             data = [data.real, data.imag]
         return super().cast_scalar(data)
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         if not isinstance(data, (list, tuple)) or len(data) != 2:
             raise _not_a_value(self._row.name, data, "a list of its real and imaginary part")
         dtype = parse_dtype(self._row.part)
         parts = np.array([_float_from_json(part, dtype) for part in data], dtype)
         return parts.view(type(self)().to_native_dtype())[0]
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
         parts = np.array([self.cast_scalar(data)]).view(parse_dtype(self._row.part))
         return list(map(_float_to_json, parts))
 
 
 class _Integer(_MLDataType):
-    def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:  # noqa: ARG002
+    def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:
         num_values = 2**self._row.num_bits
         smallest = 0 if self._row.name.startswith("uint") else -num_values // 2
         largest = smallest + num_values - 1
@@ -259,7 +259,7 @@ class _Integer(_MLDataType):
             raise _not_a_value(self._row.name, data, f"an integer from {smallest} to {largest}")
         return self.to_native_dtype().type(int(data))
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> int:  # noqa: ARG002
+    def to_json_scalar(self, data: object, *, zarr_format: int) -> int:
         return int(self.cast_scalar(data))
 
 
@@ -273,7 +273,7 @@ def _float_from_json(data: object, dtype: AnyDType) -> Any:
     if isinstance(data, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{num_digits}}}", data):
         bits = np.array([int(data, 16)], f"u{dtype.itemsize}")
         return with_valid_bytes(bits.view(dtype))[0]
-    import ml_dtypes  # noqa: PLC0415 # optional
+    import ml_dtypes  # optional
 
     largest = float(cast("Any", ml_dtypes).finfo(dtype).max)
     number: Any = data

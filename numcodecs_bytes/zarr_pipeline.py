@@ -213,7 +213,7 @@ class ReadsParts:
         requested = [c for c in batch.chunks if isinstance(c.source, Remote)]
         if not requested:
             return
-        from numcodecs_bytes._engine import remote  # noqa: PLC0415 # only if it is needed
+        from numcodecs_bytes._engine import remote  # only if it is needed
 
         metadata = ".zarray" if self._is_v2() else "zarr.json"
         await remote.read(batch, requested, read_by_zarr, metadata)
@@ -276,7 +276,7 @@ class ReadsParts:
         is_required: bool,
     ) -> None:
         # Imported here, because most programs only read.
-        from numcodecs_bytes._engine.write import find_path, with_own_memory, write  # noqa: PLC0415
+        from numcodecs_bytes._engine.write import find_path, with_own_memory, write
 
         pipeline: Any = super()
         in_place = list["ChunkWrite"]()

@@ -263,7 +263,7 @@ class CountingSyncStore(CountingStore):
 class IgnoringStore(CountingStore):
     """It answers a byte range with everything."""
 
-    async def get(self, key, prototype=None, byte_range=None):  # noqa: ARG002
+    async def get(self, key, prototype=None, byte_range=None):
         return await super().get(key, prototype)
 
 

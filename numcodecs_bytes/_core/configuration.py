@@ -18,6 +18,8 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
 )
 
+JSONObject = dict[str, Any]  # metadata, a configuration or settings
+
 
 def parse_endian(endian: object) -> Endian | None:
     """Return `endian` if it is 'little', 'big' or None (not specified), else raise."""
@@ -30,7 +32,7 @@ def parse_endian(endian: object) -> Endian | None:
     )
 
 
-def parse_configuration(configuration: object, known: tuple[str, ...]) -> dict[str, Any]:
+def parse_configuration(configuration: object, known: tuple[str, ...]) -> JSONObject:
     """Return the configuration as a dict, with `endian` set to None if it is missing."""
     if not isinstance(configuration, Mapping):
         raise TypeError(f"the configuration must be a JSON object, got {configuration!r}")

@@ -8,10 +8,9 @@ stored bytes: uint8, shape ``(num_bytes,)``. Callers have checked that sizes mat
 dtypes differ only in byte order, padding, titles and the integers that `copied_as` substitutes.
 """
 
-from typing import Any
-
 import numpy as np
 
+from numcodecs_bytes._core.copy_gpu import GPUArray
 from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as, pack_dtype, swap_unit
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits, make_valid, with_valid_bytes
 
@@ -76,7 +75,7 @@ def copy_elements(out: Array, source: Array) -> None:
     np.copyto(out, source, casting="unsafe")
 
 
-def as_numpy(array: Any) -> Any:
+def as_numpy(array: Array | GPUArray) -> Array | GPUArray:
     """Return an array-like as a NumPy array, without a copy, or a GPU array as it is."""
     try:
         return np.asarray(array)

@@ -10,8 +10,10 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import AnyDType, name_of_ml_dtype
 
+GPUArray = Any  # of CuPy, which has no types and need not be installed
 
-def encode_on_device(array: Any, stored: AnyDType) -> Any:
+
+def encode_on_device(array: GPUArray, stored: AnyDType) -> GPUArray:
     """Return the stored bytes of a GPU array of any layout, uint8, flat, on the same device."""
     flat = array.reshape(-1)
     if not flat.flags.c_contiguous:
@@ -22,14 +24,14 @@ def encode_on_device(array: Any, stored: AnyDType) -> Any:
     return _swap_on_device(raw, array.dtype, stored)
 
 
-def decode_on_device(raw: Any, stored: AnyDType, dtype: AnyDType) -> Any:
+def decode_on_device(raw: GPUArray, stored: AnyDType, dtype: AnyDType) -> GPUArray:
     """Return the elements that stored bytes on a GPU hold, flat, on the same device."""
     if dtype.kind == "b":
         return raw != 0
     return _swap_on_device(raw, stored, dtype).view(dtype)
 
 
-def _swap_on_device(raw: Any, source: AnyDType, out: AnyDType) -> Any:
+def _swap_on_device(raw: GPUArray, source: AnyDType, out: AnyDType) -> GPUArray:
     # CuPy has no dtypes of non-native byte order, so the bytes of each element are reversed.
     for dtype in (source, out):
         if dtype.kind not in "iufc" or name_of_ml_dtype(dtype):

@@ -125,7 +125,7 @@ def _version_of_ml_dtypes() -> str:
             return importlib.metadata.version("ml_dtypes")
         except importlib.metadata.PackageNotFoundError:  # in a frozen program, for example
             with contextlib.suppress(ImportError):
-                import ml_dtypes  # noqa: F401, PLC0415
+                import ml_dtypes  # noqa: F401
     return getattr(sys.modules.get("ml_dtypes"), "__version__", "")
 
 
@@ -145,7 +145,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
     if row is None:
         return None
     try:
-        import ml_dtypes  # noqa: PLC0415 # optional, and rarely needed
+        import ml_dtypes  # optional, and rarely needed
     except ImportError as error:
         raise ImportError(
             f"data type {name!r} needs the package ml_dtypes, which is not installed: "

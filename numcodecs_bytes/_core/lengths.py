@@ -2,7 +2,6 @@
 
 import math
 import re
-from typing import Any
 
 from numcodecs_bytes._core.dtypes import AnyDType
 
@@ -20,7 +19,7 @@ def check_length(
         )
 
 
-def parse_size(size: Any) -> int | None:
+def parse_size(size: object) -> int | None:
     """Return a number of bytes, perhaps written as in Dask ("1 MiB"); None if it is invalid."""
     pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
     found = re.fullmatch(pattern, str(size), re.IGNORECASE)

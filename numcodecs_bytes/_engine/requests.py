@@ -38,7 +38,7 @@ async def from_objects(
     objects: Any, path: str, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
     """Return a range from obstore, which compares it with what the server says it is."""
-    import obstore  # noqa: PLC0415 # optional, but installed if there is such a store
+    import obstore  # optional, but installed if there is such a store
 
     byte_range: Any = {"suffix": -start} if end is None else (start, end)
     try:

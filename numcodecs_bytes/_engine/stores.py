@@ -172,7 +172,7 @@ def _of_fsspec_store(store: FsspecStore) -> SourceOf:
 
 def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
     """Return where a reference points; it contains the length of the chunk."""
-    from fsspec.core import split_protocol  # noqa: PLC0415 # optional, but installed with references
+    from fsspec.core import split_protocol  # optional, but installed with references
 
     try:
         reference = file_system.references[path]

@@ -63,7 +63,7 @@ class ChunkFile:
         elements = write_file.elements_of(self.values, self._layout, shape)
         return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
 
-    def _locate(self, descriptor: int, num_bytes: int) -> Located:  # noqa: ARG002
+    def _locate(self, descriptor: int, num_bytes: int) -> Located:
         """Return what has space in an open file, and what has none; raise if it is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
@@ -75,7 +75,7 @@ class ChunkFile:
         self,
         new: int,
         old: int | None,
-        located: Located | None,  # noqa: ARG002 # of a shard
+        located: Located | None,  # of a shard
         is_wanted: IsWanted,
     ) -> list[PlacedPart]:
         """Fill a new file, from the old one if there is one; return where everything belongs."""

@@ -4,8 +4,6 @@ zarr loads all pipelines when it opens its first array, before it looks up in it
 to use.
 """
 
-from typing import Any
-
 from numcodecs_bytes._entry_points import step_aside
 
 __all__ = ["BatchedBytesPipeline"]
@@ -15,7 +13,7 @@ class NoPipeline:
     """A placeholder for zarr to register under a name that nobody chooses."""
 
 
-BatchedBytesPipeline: Any = NoPipeline
+BatchedBytesPipeline: type = NoPipeline
 try:
     from numcodecs_bytes._options import warn_of_other_pipeline
     from numcodecs_bytes.zarr_pipeline import BatchedBytesPipeline

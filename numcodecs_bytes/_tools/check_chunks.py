@@ -5,21 +5,22 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.types import AnyArray
 
-from numcodecs_bytes._core.dtypes import leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, count
+from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, count
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,
     Listing,
+    array_of,
     describe_error,
     grid_of,
     stored_chunks,
@@ -27,7 +28,11 @@ from numcodecs_bytes._tools.hierarchy import (
 
 
 def check_chunks(
-    array: Any, codecs: list[str], report: ArrayReport, limits: Limits, bar: Any
+    array: AnyArray,
+    codecs: list[str],
+    report: ArrayReport,
+    limits: Limits,
+    bar: ProgressBar | None,
 ) -> Index | None:
     """Report the problems of an array's chunks; return the index of the first chunk, if any."""
     try:
@@ -35,7 +40,7 @@ def check_chunks(
     except NotImplementedError as error:
         report.notes.append(f"its chunks were not checked: {error}")
         return None
-    advance = bar.update if bar is not None else lambda _: None
+    advance: Callable[[int], object] = bar.update if bar is not None else lambda _: None
     if bar is not None:
         bar.total = (bar.total or 0) + num_in_all
         bar.refresh()
@@ -60,7 +65,7 @@ def check_chunks(
     return first
 
 
-def _expected_length(array: Any, codecs: list[str]) -> int | None:
+def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
     """Return the expected length of each chunk in bytes; None if a codec changes it."""
     if codecs not in ([], ["bytes"], ["endian"]):
         return None
@@ -70,13 +75,15 @@ def _expected_length(array: Any, codecs: list[str]) -> int | None:
     return int(math.prod(array.chunks) * dtype.itemsize)
 
 
-def _length_in_header(array: Any, key: str) -> int:
+def _length_in_header(array: AnyArray, key: str) -> int:
     """Return the length in a chunk's Blosc header: Blosc reads that far, even beyond the chunk."""
     header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
-    return int.from_bytes(header.to_bytes()[12:16], "little")
+    return 0 if header is None else int.from_bytes(header.to_bytes()[12:16], "little")
 
 
-def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_encoded: bool) -> Any:
+def _array_to_decode(
+    array: AnyArray, report: ArrayReport, limits: Limits, *, is_encoded: bool
+) -> AnyArray | None:
     """Return the array as it is to be read; None if only the sizes of its chunks are checked."""
     has_bools = any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype))
     if not is_encoded and not has_bools:
@@ -91,12 +98,12 @@ def _array_to_decode(array: Any, report: ArrayReport, limits: Limits, *, is_enco
     if not has_bools:
         return array
     # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
-    zarrs = {
+    defaults_of_zarr = {
         "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
         "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
     }
-    with zarr.config.set(zarrs):
-        return zarr.Array(zarr.AsyncArray(array.metadata.to_dict(), array.store_path))
+    with zarr.config.set(defaults_of_zarr):
+        return array_of(array.metadata.to_dict(), array.store_path)
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:
@@ -113,10 +120,12 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-def _problem_in(array: Any, index: Index) -> str:
+def _problem_in(array: AnyArray, index: Index) -> str:
     """Decode a chunk and return its problem, or ""."""
     try:
-        num_invalid = sum(_count_invalid(np.asarray(array[r])) for r in _parts_of(array, index))
+        num_invalid = sum(
+            _count_invalid(np.asarray(array[rows])) for rows in _parts_of(array, index)
+        )
     except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
         return f"can't be read: {describe_error(error)}"
     if not num_invalid:
@@ -128,7 +137,7 @@ def _problem_in(array: Any, index: Index) -> str:
     )
 
 
-def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
+def _parts_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
     """Yield the regions of a chunk to decode at a time: in a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
@@ -143,7 +152,7 @@ def _parts_of(array: Any, index: Index) -> Iterator[tuple[slice, ...]]:
         yield (slice(start, min(start + num, rows.stop)), *others)
 
 
-def _count_invalid(elements: Any) -> int:
+def _count_invalid(elements: Array) -> int:
     """Count the bools that are stored as neither 0 nor 1."""
     if elements.dtype.names:
         return sum(_count_invalid(elements[name]) for name in elements.dtype.names)

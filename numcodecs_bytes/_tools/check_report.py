@@ -1,6 +1,8 @@
-"""What `check` reports about an array, and the limits of what it checks."""
+"""What `check` reports about an array, the limits of what it checks, and how it shows progress."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 def printable(line: str) -> str:
@@ -78,3 +80,15 @@ class Limits:
 
     max_chunks: int | None = None
     max_chunk_bytes: int = 100_000_000
+
+
+class ProgressBar(Protocol):
+    """What `check` and `migrate` use of a progress bar of tqdm."""
+
+    total: float | None
+
+    def update(self, n: int = 1, /) -> object: ...
+    def refresh(self) -> object: ...
+    def reset(self, total: float | None = None, /) -> object: ...
+    def set_description(self, text: str, /) -> object: ...
+    def external_write_mode(self) -> AbstractContextManager[object]: ...

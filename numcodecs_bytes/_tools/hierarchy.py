@@ -17,17 +17,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import zarr
 import zarr.abc.store
 import zarr.storage
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.types import AnyArray
 
+from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import find_source
 
 T = TypeVar("T")
 Index = tuple[int, ...]
+# A metadata document, or the error from reading it.
+Document = JSONObject | Exception
 
 # How many chunks of an array are requested from a store that can't list them.
 MAX_UNLISTED = 100_000
@@ -68,16 +73,16 @@ def walk(
         paths += [join(path, name) for name in reversed(names)]
 
 
-def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
+def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Document]]:
     """Yield the path and metadata document of each array; an error if a document can't be read."""
 
-    def look(path: str) -> tuple[list[tuple[str, Any]], list[str]]:
+    def look(path: str) -> tuple[list[tuple[str, Document]], list[str]]:
         document = document_at(store, join(path, "zarr.json"))
         node_type = document.get("node_type") if isinstance(document, dict) else None
         if document is None:
             document = document_at(store, join(path, ".zarray"))
             node_type = "array" if isinstance(document, dict) else None
-        if node_type == "array":
+        if document is not None and node_type == "array":
             return [(path, document)], []
         try:
             names = names_in(store, path)
@@ -100,12 +105,14 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Any]]:
     return walk(store, look)
 
 
-def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterator[tuple[str, Any]]:
+def _consolidated(
+    store: zarr.abc.store.Store, path: str, group: Document | None
+) -> Iterator[tuple[str, Document]]:
     """Yield the same from a group's consolidated metadata: web servers do not list folders."""
-    if group is None:
-        consolidated = document_at(store, join(path, ".zmetadata"))
-    else:
+    if isinstance(group, dict):
         consolidated = group.get("consolidated_metadata")
+    else:
+        consolidated = document_at(store, join(path, ".zmetadata"))
     documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     for key, data in documents.items() if isinstance(documents, dict) else ():
         name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
@@ -115,7 +122,7 @@ def _consolidated(store: zarr.abc.store.Store, path: str, group: Any) -> Iterato
             yield join(path, name), document
 
 
-def document_at(store: zarr.abc.store.Store, key: str) -> Any:
+def document_at(store: zarr.abc.store.Store, key: str) -> Document | None:
     """Return a JSON object in the store, None if it is missing, or the error from reading it."""
     try:
         if isinstance(store, zarr.storage.LocalStore):
@@ -132,7 +139,7 @@ def document_at(store: zarr.abc.store.Store, key: str) -> Any:
         return error
 
 
-def _object(data: Any) -> Any:
+def _object(data: object) -> Document:
     if isinstance(data, dict):
         return data
     return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
@@ -154,13 +161,18 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def grid_of(array: Any) -> list[int]:
+def array_of(document: Any, store_path: zarr.storage.StorePath) -> AnyArray:
+    """Return the array with a metadata document, which need not be stored."""
+    return zarr.Array(zarr.AsyncArray(document, store_path))
+
+
+def grid_of(array: AnyArray) -> list[int]:
     """Return how many chunks, or shards, an array has along each axis."""
     chunk_shape = array.shards or array.chunks
     return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
-def first_chunk(array: Any) -> tuple[slice, ...] | None:
+def first_chunk(array: AnyArray) -> tuple[slice, ...] | None:
     """Return the region of the first chunk that exists, or None."""
     for index, _, size in stored_chunks(array, Listing()):
         if not isinstance(size, IsADirectoryError):
@@ -170,7 +182,9 @@ def first_chunk(array: Any) -> tuple[slice, ...] | None:
     return None
 
 
-def stored_chunks(array: Any, listing: Listing) -> Iterator[tuple[Index, str, int | Exception]]:
+def stored_chunks(
+    array: AnyArray, listing: Listing
+) -> Iterator[tuple[Index, str, int | Exception]]:
     """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
     grid = grid_of(array)
     indices = _listed(array, grid, listing)
@@ -186,7 +200,7 @@ def stored_chunks(array: Any, listing: Listing) -> Iterator[tuple[Index, str, in
                 yield index, key, size
 
 
-def _listed(array: Any, grid: list[int], listing: Listing) -> Iterator[Index]:
+def _listed(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
     """Return the indices of the chunks that the store lists, and fill the listing."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):

@@ -1,11 +1,12 @@
 """Icechunk repositories: whether a store is one, and how to open it."""
 
 import contextlib
-from typing import Any
 
 import zarr.abc.store
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
+
+from numcodecs_bytes._core.configuration import JSONObject
 
 
 async def is_repository(store: zarr.abc.store.Store) -> bool:
@@ -20,10 +21,10 @@ async def is_repository(store: zarr.abc.store.Store) -> bool:
 
 
 def open_repository(
-    location: str, options: dict[str, Any], version: dict[str, str]
+    location: str, options: JSONObject, version: dict[str, str]
 ) -> zarr.abc.store.Store:
     """Open a version of a repository at a path or URL, with fsspec's options for it."""
-    import icechunk  # noqa: PLC0415 # optional, but installed if this is called
+    import icechunk  # optional, but installed if this is called
 
     protocol, _, rest = location.rstrip("/").rpartition("://")
     bucket, _, prefix = rest.partition("/")
@@ -45,16 +46,17 @@ def open_repository(
     options = {names.get(name, name): value for name, value in options.items()}
     if endpoint := options.get("endpoint_url"):  # often a server without buckets in host names
         options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
-    kind, place = "local_filesystem_storage", {"path": rest}
+    storage_kind, place = "local_filesystem_storage", {"path": rest}
     if protocol.startswith(("s3", "g")):
-        kind = "s3_storage" if protocol.startswith("s3") else "gcs_storage"
+        storage_kind = "s3_storage" if protocol.startswith("s3") else "gcs_storage"
         place = {"bucket": bucket, "prefix": prefix}
     elif protocol.startswith("a"):
-        kind, place = "azure_storage", {"container": bucket, "prefix": prefix}
+        storage_kind, place = "azure_storage", {"container": bucket, "prefix": prefix}
     elif protocol.startswith("http"):
-        kind, place = "http_storage", {"base_url": location}  # since Icechunk 2
-    storage = getattr(icechunk, kind)(**place, **options)
-    chosen: Any = {"snapshot_id" if k == "snapshot" else k: name for k, name in version.items()}
+        storage_kind, place = "http_storage", {"base_url": location}  # since Icechunk 2
+    storage = getattr(icechunk, storage_kind)(**place, **options)
+    names = {"snapshot": "snapshot_id"}
+    chosen: JSONObject = {names.get(kind, kind): name for kind, name in version.items()}
     session = icechunk.Repository.open(storage).readonly_session(**chosen)
     store: zarr.abc.store.Store = session.store
     return store

@@ -12,11 +12,12 @@ import zarr.dtype
 import zarr.registry
 
 from numcodecs_bytes import _options
+from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes.codec import Bytes
 
 
-def report() -> dict[str, Any]:
+def report() -> JSONObject:
     """Return which parts of the package are in use, why others are not, and what sets that."""
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
@@ -54,7 +55,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def lines_of(found: dict[str, Any]) -> Iterator[str]:
+def lines_of(found: JSONObject) -> Iterator[str]:
     """Yield the lines of a report."""
     package, *others = (" ".join(each) for each in found["versions"].items())
     yield f"{package} with {', '.join(others)}"
@@ -127,7 +128,9 @@ def _why_no_data_types() -> str:
 def origin_of(key: str) -> str:
     """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
     config = zarr.config
-    sources: list[tuple[str, Any]] = [("", config.defaults[0])]  # the last that has it wins
+    sources: list[tuple[str, Mapping[str, Any]]] = [
+        ("", config.defaults[0])
+    ]  # the last that has it wins
     for path in map(Path, config.paths):
         if os.access(path, os.R_OK):  # zarr ignores the others
             files = sorted(path.iterdir()) if path.is_dir() else [path]

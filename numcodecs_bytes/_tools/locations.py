@@ -9,8 +9,11 @@ from typing import Any
 
 import zarr.abc.store
 import zarr.storage
+from zarr.abc.store import ByteRequest
+from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 
+from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.stores import read_like
 from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
@@ -40,7 +43,7 @@ def open_store(
     location: str | Path,
     *,
     read_only: bool = True,
-    storage_options: dict[str, Any] | None = None,
+    storage_options: JSONObject | None = None,
     version: dict[str, str] | None = None,
 ) -> zarr.abc.store.Store:
     """Open the store at a path or URL, of any kind; the arguments are those of `check`."""
@@ -101,7 +104,7 @@ def advise_references(location: str, start: bytes = b"") -> str:
     return ""
 
 
-def _open_url(url: str, options: dict[str, Any], *, read_only: bool) -> zarr.storage.FsspecStore:
+def _open_url(url: str, options: JSONObject, *, read_only: bool) -> zarr.storage.FsspecStore:
     _need("fsspec", "stores")
     if url.endswith(".zip") and not url.startswith("zip:"):
         if not read_only:
@@ -114,47 +117,49 @@ def _open_url(url: str, options: dict[str, Any], *, read_only: bool) -> zarr.sto
 class ParquetReferences(zarr.storage.FsspecStore):
     """kerchunk's references in Parquet, which would mistake `zarr.json` for a chunk and raise."""
 
-    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-        return None if key.endswith("zarr.json") else await super().get(key, *args, **kwargs)
+    async def get(
+        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return None if key.endswith("zarr.json") else await super().get(key, prototype, byte_range)
 
 
 read_like(ParquetReferences, zarr.storage.FsspecStore)
 
 
-def _open_references(location: str, options: dict[str, Any]) -> zarr.abc.store.Store:
+def _open_references(location: str, options: JSONObject) -> zarr.abc.store.Store:
     _need("fsspec", "kerchunk")
     if options.keys().isdisjoint({"target_options", "remote_options"}):
         target = {"target_options": options} if "://" in location else {}
         options = {"remote_options": options, **target}
-    kind: Any = zarr.storage.FsspecStore
-    source: Any = location
+    kind: type[zarr.storage.FsspecStore] = zarr.storage.FsspecStore
+    source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))
     else:
         kind = ParquetReferences
         if importlib.util.find_spec("pyarrow") is None:
             _need("fastparquet", "kerchunk")
-    import fsspec  # noqa: PLC0415 # only needed here
+    import fsspec
 
     remote = {"asynchronous": True, **options.pop("remote_options", {})}
     file_system = fsspec.filesystem(
         "reference", fo=source, remote_options=remote, asynchronous=True, **options
     )
-    store: zarr.abc.store.Store = kind(file_system, read_only=True)
-    return store
+    return kind(file_system, read_only=True)
 
 
-def _read_references(location: str, options: dict[str, Any]) -> dict[str, Any]:
+def _read_references(location: str, options: JSONObject) -> JSONObject:
     """Return kerchunk references in JSON, also of the first version of the format."""
-    import fsspec  # noqa: PLC0415 # only needed here
+    import fsspec
 
     source: Any = fsspec.open(location, **options)
-    document: Any = None
+    document: object = None
     with source as file, contextlib.suppress(ValueError):
         document = json.load(file)
-    names: Any = document if isinstance(document, dict) else ()
-    if "refs" in names or any(name.endswith(_ZARR_METADATA) for name in names):
-        return dict(document)
+    if isinstance(document, dict) and (
+        "refs" in document or any(name.endswith(_ZARR_METADATA) for name in document)
+    ):
+        return document
     raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')
 
 

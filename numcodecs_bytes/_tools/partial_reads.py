@@ -1,9 +1,9 @@
 """Whether parts of an array's chunks can be read, and if not, why."""
 
 import contextlib
-from typing import Any
 
 import zarr
+from zarr.types import AnyArray
 
 from numcodecs_bytes._array_layouts import layout_of_array
 from numcodecs_bytes._engine.files import File, length_of_file
@@ -13,7 +13,7 @@ from numcodecs_bytes._engine.stores import find_source, name_of_class
 from numcodecs_bytes.zarr_pipeline import ReadsParts
 
 
-def read_in_part(array: Any) -> Layout:
+def read_in_part(array: AnyArray) -> Layout:
     """Return the layout of an array's (inner) chunks, parts of which can be read.
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
@@ -34,7 +34,7 @@ def read_in_part(array: Any) -> Layout:
     return stored if isinstance(stored, Layout) else stored.layout
 
 
-def ask_for_a_range(array: Any, index: tuple[int, ...]) -> None:
+def ask_for_a_range(array: AnyArray, index: tuple[int, ...]) -> None:
     """Read an element of a chunk: if the store does not answer byte ranges, that is remembered."""
     start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
     # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.

@@ -6,7 +6,6 @@ filters of bytes such as `shuffle`, and variable-length text and bytes.
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import zarr
@@ -14,17 +13,22 @@ import zarr.errors
 import zarr.storage
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
+from zarr.abc.numcodec import Numcodec
 from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.registry import get_codec_class
+from zarr.types import AnyArray
 
+from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import (
     AnyDType,
+    Array,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import describe_error, first_chunk
+from numcodecs_bytes._tools.hierarchy import array_of, describe_error, first_chunk
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -33,46 +37,27 @@ class MixedByteOrderError(ValueError):
     """A structure has fields of both byte orders, which Zarr v3 metadata can't express."""
 
 
-def v3_document(old: dict[str, Any]) -> dict[str, Any]:
+def v3_document(old: JSONObject) -> JSONObject:
     """Return Zarr v3 metadata, without attributes, with which the chunks of an array read the same.
 
     Raises ValueError if Zarr v3 can't express `.zarray`, and what zarr raises if it can't open it.
     """
-    metadata: Any = ArrayV2Metadata.from_dict(old)
+    metadata = ArrayV2Metadata.from_dict(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
-    data_type = struct_of(dtype) if dtype.names else metadata.dtype
-    scalar = metadata.fill_value
-    if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
-        scalar = np.asarray(_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
-    if dtype.names:
-        scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
     before, after = ([_v3_codec(codec, dtype) for codec in part] for part in (filters, of_bytes))
     if metadata.order == "F":
         order = list(reversed(range(len(metadata.shape))))
         before.insert(0, {"name": "transpose", "configuration": {"order": order}})
-    new = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": list(metadata.shape),
-        "data_type": data_type.to_json(zarr_format=3),
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(metadata.chunks)}},
-        "chunk_key_encoding": {
-            "name": "v2",
-            "configuration": {"separator": metadata.dimension_separator},
-        },
-        "fill_value": data_type.to_json_scalar(scalar, zarr_format=3),
-        "attributes": {},
-        "storage_transformers": [],
-    }
+    new = _without_codecs(old, metadata, dtype)
     name = serializer.codec_id if serializer and not isinstance(serializer, Bytes) else "bytes"
     # Byte orders are tried out, because filters may change the byte order, even from none to one.
     has_endian = name == "bytes" and has_byte_order(dtype)
     candidates = ["little", "big"] if has_endian or filters else []
     why = "in either byte order"
     for endian in candidates if has_endian else [None, *candidates]:
-        configuration: Any = {} if endian is None else {"configuration": {"endian": endian}}
-        new["codecs"] = [*before, {"name": name} | configuration, *after]
+        configuration = {} if endian is None else {"configuration": {"endian": endian}}
+        new["codecs"] = [*before, {"name": name, **configuration}, *after]
         try:
             if _reads_the_same(old, new, dtype):
                 return new
@@ -86,9 +71,35 @@ def v3_document(old: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(f"in Zarr v3, {dtype} can't be restored from the filters {names} {why}")
 
 
-def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
+def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
+    """Return the members of a Zarr v3 document other than `codecs`."""
+    data_type = struct_of(dtype) if dtype.names else metadata.dtype
+    scalar: object = metadata.fill_value
+    if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
+        scalar = np.asarray(_array(old | {"shape": [1], "chunks": [1], "order": "C"})[...])[0]
+    if dtype.names:
+        scalar = np.asarray(scalar).astype(data_type.to_native_dtype())[()]
+    separator = metadata.dimension_separator
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(metadata.shape),
+        "data_type": data_type.to_json(zarr_format=3),
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(metadata.chunks)}},
+        "chunk_key_encoding": {"name": "v2", "configuration": {"separator": separator}},
+        "fill_value": data_type.to_json_scalar(scalar, zarr_format=3),
+        "attributes": {},
+        "storage_transformers": [],
+    }
+
+
+def _split(
+    metadata: ArrayV2Metadata,
+) -> tuple[list[Numcodec], Numcodec | None, list[Numcodec]]:
     """Split codecs: filters of arrays; `Bytes`, a codec of variable-length data or None; others."""
-    filters, serializer, of_bytes = [], None, []
+    filters: list[Numcodec] = []
+    serializer: Numcodec | None = None
+    of_bytes: list[Numcodec] = []
     for codec in [*(metadata.filters or ()), metadata.compressor]:
         if codec is None:
             continue
@@ -108,7 +119,7 @@ def _split(metadata: Any) -> tuple[list[Any], Any, list[Any]]:
     return filters, serializer, of_bytes
 
 
-def _is_of_bytes(codec: Any) -> bool:
+def _is_of_bytes(codec: Numcodec) -> bool:
     """Whether a codec of Zarr v2 has a counterpart in Zarr v3 from bytes to bytes."""
     try:
         kind = get_codec_class(f"numcodecs.{codec.codec_id}")
@@ -117,7 +128,7 @@ def _is_of_bytes(codec: Any) -> bool:
     return issubclass(kind, BytesBytesCodec)
 
 
-def _v3_codec(codec: Any, dtype: AnyDType) -> dict[str, Any]:
+def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
     """Return the counterpart in Zarr v3 of a codec other than `Bytes`."""
     config = dict(codec.get_config())
     name = config.pop("id")
@@ -130,32 +141,30 @@ def _v3_codec(codec: Any, dtype: AnyDType) -> dict[str, Any]:
     return {"name": name if is_specified else f"numcodecs.{name}", "configuration": config}
 
 
-def _array(document: Any, at: Any = None) -> Any:
-    """Return an array with metadata that need not be stored; in memory unless `at` says where."""
-    at = at or zarr.storage.StorePath(zarr.storage.MemoryStore())
-    return zarr.Array(zarr.AsyncArray(document, at))
+def _array(document: JSONObject) -> AnyArray:
+    """Return an array in memory of which nothing is stored."""
+    return array_of(document, zarr.storage.StorePath(zarr.storage.MemoryStore()))
 
 
-def _reads_the_same(old: dict[str, Any], new: dict[str, Any], dtype: AnyDType) -> bool:
+def _reads_the_same(old: JSONObject, new: JSONObject, dtype: AnyDType) -> bool:
     """Whether a small chunk that is written as Zarr v2 reads the same when read as Zarr v3."""
     shape = tuple(max(1, min(n, 4)) for n in old["chunks"])
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
-    at = zarr.storage.StorePath(zarr.storage.MemoryStore())
-    written = _array(old | {"shape": shape, "chunks": shape}, at)
-    read = _array(new | {"shape": shape, "chunk_grid": grid}, at)
+    written = _array(old | {"shape": shape, "chunks": shape})
+    read = array_of(new | {"shape": shape, "chunk_grid": grid}, written.store_path)
     with zarr.config.set({"array.write_empty_chunks": True}):
         written[...] = _sample(dtype, shape).astype(written.dtype)
     return _are_same(np.asarray(written[...]), np.asarray(read[...]))
 
 
-def _are_same(values: Any, migrated: Any) -> bool:
+def _are_same(values: Array, migrated: Array) -> bool:
     """Whether two arrays hold the same values, bit by bit, in any byte order."""
     if has_variable_length(values.dtype):
         return bool(values.tolist() == migrated.tolist())
     return bool(values.astype(migrated.dtype).tobytes() == migrated.tobytes())
 
 
-def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
+def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
     """Return an array whose values would differ in the other byte order."""
     if dtype.names:
         sample = np.zeros(shape, dtype)
@@ -172,9 +181,9 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Any:
     return (numbers % (2 if dtype.itemsize == 1 else 100)).astype(dtype)
 
 
-def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]) -> None:
+def compare(store_path: zarr.storage.StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
-    arrays = [_array(document, at) for document in (old, new)]
+    arrays = [array_of(document, store_path) for document in (old, new)]
     region = first_chunk(arrays[0])
     if region is None:
         return
@@ -189,7 +198,7 @@ def compare(at: zarr.storage.StorePath, old: dict[str, Any], new: dict[str, Any]
         raise ValueError(f"{name} would read different values as Zarr v3")
 
 
-def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+def disagreements(old: JSONObject, new: JSONObject) -> Iterator[str]:
     """Yield each property that differs between an array's Zarr v2 and Zarr v3 metadata.
 
     Codecs are compared by what affects the values: their names, byte order and axis order.
@@ -200,12 +209,12 @@ def disagreements(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is {value} in .zarray, {of_v3[name]} in zarr.json"
 
 
-def _compared_properties(document: dict[str, Any]) -> dict[str, Any]:
+def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
     array = _array(document)
     described = []
-    for codec in array.metadata.codecs:
-        codec_document = codec.to_dict()
+    for codec in ArrayV3Metadata.from_dict(document).codecs:
+        codec_document: JSONObject = codec.to_dict()
         settings = codec_document.get("configuration", {})
         if isinstance(codec, BytesBytesCodec):
             settings = {}  # decoders do not need the compression level, for example

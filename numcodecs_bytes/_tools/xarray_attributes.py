@@ -15,21 +15,23 @@ from typing import Any
 
 import numpy as np
 
+from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import AnyDType
 
 _DIMENSIONS = "_ARRAY_DIMENSIONS"  # the attribute with the names of dimensions in Zarr v2
 
 
 def convert_attributes(
-    document: dict[str, Any], attributes: dict[str, Any], dtype: AnyDType, fill_value: Any
-) -> tuple[dict[str, Any], list[str]]:
+    document: JSONObject, attributes: JSONObject, dtype: AnyDType, fill_value: object
+) -> tuple[JSONObject, list[str]]:
     """Return members of `zarr.json` from which xarray reads the same, and notes on what changed.
 
     Raises ValueError if xarray would read something else from Zarr v3.
     """
     names = _dimension_names(document, attributes)
     given = attributes.get("_FillValue")
-    others = {k: v for k, v in attributes.items() if k not in (_DIMENSIONS, "_FillValue")}
+    specials = (_DIMENSIONS, "_FillValue")
+    others = {name: value for name, value in attributes.items() if name not in specials}
     if names is not None:
         masks, why_dropped = _masks(attributes, dtype, fill_value)
         members = {"attributes": others | masks, "dimension_names": names}
@@ -42,7 +44,7 @@ def convert_attributes(
     return members, notes
 
 
-def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> list[Any] | None:
+def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None."""
     names: Any = attributes.get(_DIMENSIONS)
     if _DIMENSIONS in attributes:
@@ -54,16 +56,14 @@ def _dimension_names(document: dict[str, Any], attributes: dict[str, Any]) -> li
     num = len(document["shape"])
     is_list = isinstance(names, list) and len(names) == num
     if is_list and all(isinstance(name, str | None) for name in names):
-        return names  # type: ignore[no-any-return]
+        return list(names)
     raise ValueError(
         f"its attribute {_DIMENSIONS} is {names!r}, expected {num} names: correct or remove it in "
         ".zattrs"
     )
 
 
-def _masks(
-    attributes: dict[str, Any], dtype: AnyDType, fill_value: Any
-) -> tuple[dict[str, Any], str]:
+def _masks(attributes: JSONObject, dtype: AnyDType, fill_value: Any) -> tuple[JSONObject, str]:
     """Return the attributes that mask the same in Zarr v3, and why `_FillValue` is dropped."""
     if dtype.kind in "mM":
         return {}, "xarray does not mask dates and times"

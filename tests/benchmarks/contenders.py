@@ -63,7 +63,7 @@ class TensorStoreArray:
     """An array that TensorStore opens anew for each selection: an open one may keep its chunks."""
 
     def __init__(self, url: str) -> None:
-        import tensorstore  # noqa: PLC0415 # optional
+        import tensorstore  # optional
 
         context = tensorstore.Context({"file_io_sync": False})  # zarr does not sync either
         array = tensorstore.open({"driver": "zarr3", "kvstore": url}, context=context).result()

@@ -51,7 +51,7 @@ class TensorStore(_Peer):
     """TensorStore, with its Python package."""
 
     def __init__(self) -> None:
-        import tensorstore  # noqa: PLC0415 # optional
+        import tensorstore  # optional
 
         self._module = tensorstore
         self.provenance = {"implementation": "tensorstore", "version": version("tensorstore")}
@@ -87,7 +87,7 @@ class Zarrs(_Peer):
     """zarrs, as codec pipeline of zarr-python, which reads the metadata."""
 
     def __init__(self) -> None:
-        import zarrs  # noqa: F401, PLC0415 # optional
+        import zarrs  # noqa: F401 # optional
 
         self.provenance = {"implementation": "zarrs", "version": version("zarrs")}
 
@@ -116,7 +116,7 @@ class Zarrita(_Peer):
         self.provenance = {"implementation": "zarrita.js", "version": versions.pop("zarrita")}
         self.provenance |= versions
 
-    def misreads(self, data_type: DataType, endian: str, layout: str) -> bool:  # noqa: ARG002
+    def misreads(self, data_type: DataType, endian: str, layout: str) -> bool:
         """It reverses bools that are declared big-endian (0.7.5)."""
         return (data_type.name, endian) == ("bool", "big")
 

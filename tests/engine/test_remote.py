@@ -200,7 +200,7 @@ def test_a_client_that_hides_the_heads_of_answers(server, caplog):
         def __getattr__(self, name):
             return getattr(self._session, name)
 
-        def get(self, url, raise_for_status=None, **kwargs):  # noqa: ARG002
+        def get(self, url, raise_for_status=None, **kwargs):
             return self._session.get(url, **kwargs)
 
     async def get_client(**kwargs):

@@ -153,7 +153,7 @@ def icechunk_store(folder):
 def manifest_store(folder, length=None):
     """Return VirtualiZarr's store of the folder's chunk, in an array at its root."""
     manifests = import_optional("virtualizarr.manifests")
-    from obspec_utils.registry import ObjectStoreRegistry  # noqa: PLC0415 # comes with it
+    from obspec_utils.registry import ObjectStoreRegistry  # comes with it
 
     chunk = folder / "c/0/0"
     chunk.with_name("file").write_bytes(b"header" + chunk.read_bytes() + bytes(1000))
