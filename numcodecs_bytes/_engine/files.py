@@ -14,10 +14,11 @@ import numpy as np
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
+resource: Any
 try:
     import resource
 except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+    resource = None
 
 # Non-blocking, in case a regular file is replaced by a pipe while it is opened.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

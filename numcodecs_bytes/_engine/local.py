@@ -110,8 +110,9 @@ class _Workers:
         most = min(num_workers, len(self._waiting) + 1, MAX_FILE_THREADS)
         try:
             while len(self._helpers) < most - 1:
-                work = partial(contextvars.copy_context().run, self._work, is_wanted)
-                self._helpers.append(submit(helper_pool(), work))
+                context = contextvars.copy_context()
+                work = partial(self._work, is_wanted)
+                self._helpers.append(submit(helper_pool(), partial(context.run, work)))
         except NoThreadError:
             pass
 
