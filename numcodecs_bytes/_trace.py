@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from numcodecs_bytes._names import name_of_store
 
@@ -38,14 +38,6 @@ def _sum(counts: Counts, more: Counts) -> Counts:
     return sums
 
 
-class TraceReport(TypedDict):
-    """What `Trace.report` returns."""
-
-    arrays: dict[str, Counts]
-    total: Counts
-    not_seen: Counts
-
-
 class Trace:
     """Counts of what was read and written; see `trace`.
 
@@ -68,7 +60,7 @@ class Trace:
         key = threading.get_ident(), name
         self._counts[key] = _sum(self._counts.get(key, {}), counts)
 
-    def report(self) -> TraceReport:
+    def report(self) -> dict[str, Counts]:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
@@ -166,7 +158,7 @@ def path_of_array(path: str, num_axes: int) -> str:
     return "/".join(parts)
 
 
-def _lines(report: TraceReport) -> Iterator[str]:
+def _lines(report: dict[str, Counts]) -> Iterator[str]:
     """Yield the lines of the table."""
     rows, total = dict(report["arrays"]), report["total"]
     if len(rows) > 1:

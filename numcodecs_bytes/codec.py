@@ -49,7 +49,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from numpy.typing import DTypeLike
     from typing_extensions import Buffer
 
     ArrayOrBuffer = Array | np.generic | Buffer
@@ -94,9 +94,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
     codec_id = "bytes"
 
-    def __init__(
-        self, endian: Endian | None = "little", dtype: "npt.DTypeLike | None" = None
-    ) -> None:
+    def __init__(self, endian: Endian | None = "little", dtype: "DTypeLike | None" = None) -> None:
         self.endian: Endian | None = parse_endian(endian)
         self.dtype: AnyDType | None = None if dtype is None else parse_dtype(dtype)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import zarr
-import zarr.abc.store
 import zarr.storage
+from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
@@ -76,7 +76,7 @@ class NodeReport:
 
 
 def migrate(  # noqa: PLR0913 # the options of the command
-    store: zarr.abc.store.Store | str | Path,
+    store: Store | str | Path,
     *,
     dry_run: bool = False,
     overwrite: bool = False,
@@ -128,12 +128,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
 
 
 def _plan(
-    store: zarr.abc.store.Store,
-    bar: ProgressBar | None,
-    exclude: Collection[str],
-    *,
-    overwrite: bool,
-    undo: bool,
+    store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
 ) -> "_Changes":
     """Return what is to be changed, and the outcome for each node."""
     nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
@@ -152,7 +147,7 @@ def _as_planned(report: NodeReport) -> NodeReport:
     return replace(report, status=f"to be {report.status}") if is_change else report
 
 
-def _write(store: zarr.abc.store.Store, changes: _Changed, bar: ProgressBar | None) -> None:
+def _write(store: Store, changes: _Changed, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
         try:
             _put(store, key, document)
@@ -165,11 +160,8 @@ def _write(store: zarr.abc.store.Store, changes: _Changed, bar: ProgressBar | No
 
 
 def _open(
-    store: zarr.abc.store.Store | str | Path,
-    storage_options: JSONObject | None,
-    *,
-    read_only: bool,
-) -> zarr.abc.store.Store:
+    store: Store | str | Path, storage_options: JSONObject | None, *, read_only: bool
+) -> Store:
     """Return a store, opened if need be; raise ValueError for a zip archive."""
     if isinstance(store, str | Path):
         is_url = "://" in str(store)
@@ -211,7 +203,7 @@ def _counted(
             bar.update()
 
 
-def _find_nodes(store: zarr.abc.store.Store) -> Iterator[tuple[str, _Documents]]:
+def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
     names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
@@ -262,7 +254,7 @@ class _Changes:
 
     def __init__(
         self,
-        store: zarr.abc.store.Store,
+        store: Store,
         nodes: dict[str, _Documents],
         excluded: set[str],
         *,
@@ -438,7 +430,7 @@ def _consolidated(path: str, document: JSONObject, others: _Documents) -> JSONOb
     return dict(consolidated)
 
 
-def _put(store: zarr.abc.store.Store, key: str, document: JSONObject | None) -> None:
+def _put(store: Store, key: str, document: JSONObject | None) -> None:
     """Write a document, or remove it if it is None."""
     if document is None:
         sync(store.delete(key))

@@ -30,12 +30,13 @@ import zarr.registry
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
-from numcodecs_bytes._core.copy_gpu import GPUArray, decode_on_device, encode_on_device
+from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
     Array,
     Endian,
+    GPUArray,
     are_swapped_alike,
     check_storable,
     copied_as,
@@ -105,11 +106,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
         super().__init__(endian=declared)
-        self._set(_State(declared))
-
-    def _set(self, state: _State) -> None:
-        """Set what is not a field of zarr's frozen dataclass."""
-        object.__setattr__(self, "_state", state)
+        object.__setattr__(self, "_state", _State(declared))  # zarr's dataclass is frozen
 
     @property
     def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
@@ -128,7 +125,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
         codec = cls()
-        codec._set(_State())
+        object.__setattr__(codec, "_state", _State())
         return codec
 
     def to_dict(self) -> "dict[str, JSON]":
@@ -173,7 +170,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         if (endian, state) == (self.endian, self._state):
             return self
         evolved = type(self)(endian=endian)  # as `self` may be the codec of other arrays
-        evolved._set(state)  # noqa: SLF001 # of this class
+        object.__setattr__(evolved, "_state", state)
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":

@@ -22,10 +22,11 @@ import numbers
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, SupportsFloat, cast
 
 import numpy as np
 import zarr.dtype
+from zarr.core.common import JSON, ZarrFormat
 from zarr.core.dtype.common import HasEndianness, HasItemSize
 
 from numcodecs_bytes._core.configuration import dtype_from_name, parse_dtype
@@ -47,14 +48,17 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._zarr_versions import DataTypeValidationError
 
+AnyDataType = zarr.dtype.ZDType[Any, Any]
+Scalar = Any  # an element; NumPy's types do not cover those of ml_dtypes
 
-def __getattr__(name: str) -> type[zarr.dtype.ZDType[Any, Any]]:
+
+def __getattr__(name: str) -> type[AnyDataType]:
     """Raise AttributeError; for a class that `_register` did not make, it says what to install."""
     why = why_missing([row.name for row in ML_DTYPES if row.class_name == name])
     raise AttributeError(why or f"module {__name__!r} has no attribute {name!r}")
 
 
-def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
+def parse_numpy_descr(descr: list[Any]) -> AnyDataType:
     """Return the `struct` data type for a list of fields in the notation of NumPy's `dtype.descr`.
 
     Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
@@ -69,9 +73,9 @@ def parse_numpy_descr(descr: list[Any]) -> zarr.dtype.ZDType[Any, Any]:
     return struct_of(parse_dtype(descr).newbyteorder("="))
 
 
-def struct_of(dtype: AnyDType) -> zarr.dtype.ZDType[Any, Any]:
+def struct_of(dtype: AnyDType) -> AnyDataType:
     """Return the `struct` data type for a structured dtype; padding is dropped."""
-    fields: list[tuple[str, zarr.dtype.ZDType[Any, Any]]] = []
+    fields: list[tuple[str, AnyDataType]] = []
     for name, field in fields_of(pack_dtype(dtype)):
         if field.subdtype is not None:
             raise ValueError(
@@ -146,11 +150,11 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
             f"not a raw data type: got {data!r}, expected 'r8', 'r16', ..."
         )
 
-    def to_json(self, zarr_format: int) -> Any:
+    def to_json(self, zarr_format: ZarrFormat) -> Any:
         """Return the data type as it is written in metadata."""
         return super().to_json(2) if zarr_format == 2 else f"r{8 * self.length}"
 
-    def cast_scalar(self, data: object) -> Any:
+    def cast_scalar(self, data: object) -> Scalar:
         """Return bytes, raw bytes, or a list of byte values as a scalar."""
         raw = _item(data)
         if isinstance(raw, np.void):
@@ -162,21 +166,21 @@ class RawBits(_NoMatch, zarr.dtype.RawBytes):
             raise _not_a_value(self.to_json(3), data, expected)
         return np.ndarray((), np.dtype((_Raw, self.to_native_dtype())), bytes(raw))[()]
 
-    def default_scalar(self) -> Any:
+    def default_scalar(self) -> Scalar:
         """Return zeros."""
         return self.cast_scalar(bytes(self.length))
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def from_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Scalar:
         """Return a fill value in metadata as a scalar."""
         return self.cast_scalar(_from_base64(data, self.length) or data)
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Any:
         """Return a scalar as a fill value in metadata."""
         raw = self.cast_scalar(data).tobytes()
         return base64.b64encode(raw).decode() if zarr_format == 2 else list(raw)
 
 
-class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
+class _MLDataType(AnyDataType, HasItemSize):
     """A data type of ml_dtypes; subclasses have fill values of another kind."""
 
     dtype_cls: ClassVar[Any] = np.dtype
@@ -198,7 +202,7 @@ class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
 
     _from_json_v2 = _from_json_v3  # a plain name, as TensorStore writes it
 
-    def to_json(self, zarr_format: int) -> Any:
+    def to_json(self, zarr_format: ZarrFormat) -> Any:
         name = self._row.name
         return {"name": name, "object_codec_id": None} if zarr_format == 2 else name
 
@@ -209,7 +213,7 @@ class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
     def item_size(self) -> int:
         return self.to_native_dtype().itemsize
 
-    def cast_scalar(self, data: Any) -> Any:
+    def cast_scalar(self, data: object) -> Scalar:
         """Return a number as a scalar, or raise TypeError."""
         data = _item(data)
         if type(data) is self.to_native_dtype().type:
@@ -220,38 +224,38 @@ class _MLDataType(zarr.dtype.ZDType[Any, Any], HasItemSize):
     def _check_scalar(self, data: object) -> bool:
         raise NotImplementedError  # only zarr's `cast_scalar` uses it; ours checks by itself
 
-    def default_scalar(self) -> Any:
+    def default_scalar(self) -> Scalar:
         return np.zeros((), self.to_native_dtype())[()]
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def from_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Scalar:
         return _float_from_json(data, self.to_native_dtype())
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> JSON:
         return _float_to_json(self.cast_scalar(data))
 
 
 class _Complex(_MLDataType):
-    def cast_scalar(self, data: object) -> Any:
+    def cast_scalar(self, data: object) -> Scalar:
         """Return a number, or a list of its real and imaginary part, as a scalar."""
         data = _item(data)
         if isinstance(data, numbers.Complex) and not isinstance(data, bool):
             data = [data.real, data.imag]
         return super().cast_scalar(data)
 
-    def from_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def from_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Scalar:
         if not isinstance(data, (list, tuple)) or len(data) != 2:
             raise _not_a_value(self._row.name, data, "a list of its real and imaginary part")
         dtype = parse_dtype(self._row.part)
         parts = np.array([_float_from_json(part, dtype) for part in data], dtype)
         return parts.view(type(self)().to_native_dtype())[0]
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> Any:
+    def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> JSON:
         parts = np.array([self.cast_scalar(data)]).view(parse_dtype(self._row.part))
         return list(map(_float_to_json, parts))
 
 
 class _Integer(_MLDataType):
-    def from_json_scalar(self, data: Any, *, zarr_format: int) -> Any:
+    def from_json_scalar(self, data: Any, *, zarr_format: ZarrFormat) -> Scalar:
         num_values = 2**self._row.num_bits
         smallest = 0 if self._row.name.startswith("uint") else -num_values // 2
         largest = smallest + num_values - 1
@@ -259,7 +263,7 @@ class _Integer(_MLDataType):
             raise _not_a_value(self._row.name, data, f"an integer from {smallest} to {largest}")
         return self.to_native_dtype().type(int(data))
 
-    def to_json_scalar(self, data: object, *, zarr_format: int) -> int:
+    def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> int:
         return int(self.cast_scalar(data))
 
 
@@ -267,7 +271,7 @@ def _is_number(data: object) -> bool:
     return isinstance(data, (int, float)) and not isinstance(data, bool)
 
 
-def _float_from_json(data: object, dtype: AnyDType) -> Any:
+def _float_from_json(data: object, dtype: AnyDType) -> Scalar:
     """Return a number, "NaN", "Infinity", "-Infinity" or hexadecimal bits as a scalar."""
     num_digits = 2 * dtype.itemsize
     if isinstance(data, str) and re.fullmatch(f"0x[0-9a-fA-F]{{{num_digits}}}", data):
@@ -292,7 +296,7 @@ def _float_from_json(data: object, dtype: AnyDType) -> Any:
     raise _not_a_value(name_of_ml_dtype(dtype) or dtype.name, data, expected)
 
 
-def _float_to_json(scalar: Any) -> Any:
+def _float_to_json(scalar: SupportsFloat) -> float | str:
     """Return a scalar as JSON: a number, or a string unless it is finite."""
     number = float(scalar)
     if not math.isnan(number):
@@ -341,23 +345,23 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
                 return cls(fields=tuple(map(_parse_field, fields)))
         raise DataTypeValidationError(f"not a struct: {data!r}")
 
-    def to_json(self, zarr_format: int) -> Any:
+    def to_json(self, zarr_format: ZarrFormat) -> Any:
         """Return the data type as it is written in metadata."""
         if zarr_format == 2:
             return super().to_json(2)
         fields = [{"name": n, "data_type": d.to_json(zarr_format=3)} for n, d in self.fields]
         return {"name": "struct", "configuration": {"fields": fields}}
 
-    def cast_scalar(self, data: object) -> Any:
+    def cast_scalar(self, data: object) -> Scalar:
         """Return a tuple or a structured scalar as a structured scalar."""
         raw = np.dtype((_Raw, self.to_native_dtype()))
         return np.array([super().cast_scalar(data)], raw)[0]
 
-    def default_scalar(self) -> Any:
+    def default_scalar(self) -> Scalar:
         """Return zeros."""
         return self.cast_scalar(np.zeros((), self.to_native_dtype())[()])
 
-    def from_json_scalar(self, data: Any, *, zarr_format: Any) -> Any:
+    def from_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Scalar:
         """Return a fill value in metadata, a JSON object of the fields or base64, as a scalar."""
         dtype = self.to_native_dtype()
         stored = stored_dtype(dtype, "little")
@@ -373,7 +377,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
         ]
         return self.cast_scalar(tuple(values))
 
-    def to_json_scalar(self, data: object, *, zarr_format: Any) -> Any:
+    def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Any:
         """Return a scalar as a fill value in metadata."""
         scalar = self.cast_scalar(data)
         if zarr_format == 2:
@@ -383,7 +387,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
         }
 
 
-def _parse_field(field: Any) -> tuple[str, zarr.dtype.ZDType[Any, Any]]:
+def _parse_field(field: Any) -> tuple[str, AnyDataType]:
     """Return the name and data type of a field; like zarr, accept the pairs of `structured`."""
     match field:
         case {"name": str(name), "data_type": data} | [str(name), data] if name:

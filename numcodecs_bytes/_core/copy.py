@@ -10,8 +10,7 @@ dtypes differ only in byte order, padding, titles and the integers that `copied_
 
 import numpy as np
 
-from numcodecs_bytes._core.copy_gpu import GPUArray
-from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as, pack_dtype, swap_unit
+from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, copied_as, pack_dtype, swap_unit
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits, make_valid, with_valid_bytes
 
 

@@ -4,13 +4,9 @@ In all of them `stored` is the stored dtype, as `stored_dtype` returns it. Memor
 byte has to change. They raise TypeError if CuPy does not support the dtype.
 """
 
-from typing import Any
-
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import AnyDType, name_of_ml_dtype
-
-GPUArray = Any  # of CuPy, which has no types and need not be installed
+from numcodecs_bytes._core.dtypes import AnyDType, GPUArray, name_of_ml_dtype
 
 
 def encode_on_device(array: GPUArray, stored: AnyDType) -> GPUArray:

@@ -22,6 +22,7 @@ Endian = Literal["little", "big"]
 AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
+GPUArray = Any  # of CuPy, which has no types and need not be installed
 
 NATIVE_ENDIAN: Endian = sys.byteorder
 
@@ -125,7 +126,7 @@ def _version_of_ml_dtypes() -> str:
             return importlib.metadata.version("ml_dtypes")
         except importlib.metadata.PackageNotFoundError:  # in a frozen program, for example
             with contextlib.suppress(ImportError):
-                import ml_dtypes  # noqa: F401
+                importlib.import_module("ml_dtypes")
     return getattr(sys.modules.get("ml_dtypes"), "__version__", "")
 
 

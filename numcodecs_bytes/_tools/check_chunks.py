@@ -28,11 +28,7 @@ from numcodecs_bytes._tools.hierarchy import (
 
 
 def check_chunks(
-    array: AnyArray,
-    codecs: list[str],
-    report: ArrayReport,
-    limits: Limits,
-    bar: ProgressBar | None,
+    array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits, bar: ProgressBar | None
 ) -> Index | None:
     """Report the problems of an array's chunks; return the index of the first chunk, if any."""
     try:
@@ -123,9 +119,8 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
 def _problem_in(array: AnyArray, index: Index) -> str:
     """Decode a chunk and return its problem, or ""."""
     try:
-        num_invalid = sum(
-            _count_invalid(np.asarray(array[rows])) for rows in _parts_of(array, index)
-        )
+        parts = (np.asarray(array[region]) for region in _parts_of(array, index))
+        num_invalid = sum(map(_count_invalid, parts))
     except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
         return f"can't be read: {describe_error(error)}"
     if not num_invalid:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import zarr
-import zarr.abc.store
-import zarr.storage
+from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
@@ -55,15 +55,13 @@ def describe_error(error: Exception) -> str:
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 
-def walk(
-    store: zarr.abc.store.Store, look: Callable[[str], tuple[list[T], list[str]]]
-) -> Iterator[T]:
+def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iterator[T]:
     """Yield what `look` finds in each folder, parents first; it also returns the names to visit."""
     sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do this for each request
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()
-        if isinstance(store, zarr.storage.LocalStore):  # symbolic links may lead back
+        if isinstance(store, LocalStore):  # symbolic links may lead back
             folder = (store.root / path).resolve()
             if folder in seen:
                 continue
@@ -73,7 +71,7 @@ def walk(
         paths += [join(path, name) for name in reversed(names)]
 
 
-def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Document]]:
+def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
     """Yield the path and metadata document of each array; an error if a document can't be read."""
 
     def look(path: str) -> tuple[list[tuple[str, Document]], list[str]]:
@@ -106,7 +104,7 @@ def find_arrays(store: zarr.abc.store.Store) -> Iterator[tuple[str, Document]]:
 
 
 def _consolidated(
-    store: zarr.abc.store.Store, path: str, group: Document | None
+    store: Store, path: str, group: Document | None
 ) -> Iterator[tuple[str, Document]]:
     """Yield the same from a group's consolidated metadata: web servers do not list folders."""
     if isinstance(group, dict):
@@ -122,10 +120,10 @@ def _consolidated(
             yield join(path, name), document
 
 
-def document_at(store: zarr.abc.store.Store, key: str) -> Document | None:
+def document_at(store: Store, key: str) -> Document | None:
     """Return a JSON object in the store, None if it is missing, or the error from reading it."""
     try:
-        if isinstance(store, zarr.storage.LocalStore):
+        if isinstance(store, LocalStore):
             mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
             if stat.S_ISDIR(mode):
                 return IsADirectoryError("it is a folder, which zarr ignores")
@@ -145,7 +143,7 @@ def _object(data: object) -> Document:
     return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
 
 
-def names_in(store: zarr.abc.store.Store, path: str) -> list[str]:
+def names_in(store: Store, path: str) -> list[str]:
     """Return the names in a folder of a store; an empty list if the store can't list."""
 
     async def names() -> list[str]:
@@ -161,7 +159,7 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def array_of(document: Any, store_path: zarr.storage.StorePath) -> AnyArray:
+def array_of(document: Any, store_path: StorePath) -> AnyArray:
     """Return the array with a metadata document, which need not be stored."""
     return zarr.Array(zarr.AsyncArray(document, store_path))
 
@@ -224,9 +222,9 @@ def _listed(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Inde
     return (index for index in indices if index is not None)
 
 
-def _keys_below(store: zarr.abc.store.Store, prefix: str, listing: Listing) -> Iterator[str]:
+def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
     """Yield the keys with a prefix; those of folders, in a LocalStore, end with a slash."""
-    if type(store) is not zarr.storage.LocalStore:
+    if type(store) is not LocalStore:
         keys = store.list_prefix(prefix)
         while (key := sync(_next(keys))) is not None:
             yield key
@@ -245,7 +243,7 @@ async def _next(keys: AsyncIterator[str]) -> str | None:
     return await anext(keys, None)
 
 
-async def _sizes_of(store: zarr.abc.store.Store, keys: list[str]) -> list[int | Exception | None]:
+async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
     return await asyncio.gather(*(_size_of(store, key) for key in keys))
 
 
@@ -260,10 +258,10 @@ def _size_of_file(file: File) -> int | Exception | None:
         return None if is_missing else error
 
 
-async def _size_of(store: zarr.abc.store.Store, key: str) -> int | Exception | None:
+async def _size_of(store: Store, key: str) -> int | Exception | None:
     """Return the length of a chunk in bytes, None if it is missing, or why it can't be read."""
     with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
-        source = find_source(zarr.storage.StorePath(store, key))
+        source = find_source(StorePath(store, key))
         if isinstance(source, File):  # which is opened, to see whether it can be read
             return await asyncio.to_thread(_size_of_file, source)
     try:

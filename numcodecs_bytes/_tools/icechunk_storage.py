@@ -2,14 +2,13 @@
 
 import contextlib
 
-import zarr.abc.store
-from zarr.abc.store import RangeByteRequest
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._core.configuration import JSONObject
 
 
-async def is_repository(store: zarr.abc.store.Store) -> bool:
+async def is_repository(store: Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
     prototype = default_buffer_prototype()
     with contextlib.suppress(Exception):  # it is raised again when the store is read
@@ -20,9 +19,7 @@ async def is_repository(store: zarr.abc.store.Store) -> bool:
     return False
 
 
-def open_repository(
-    location: str, options: JSONObject, version: dict[str, str]
-) -> zarr.abc.store.Store:
+def open_repository(location: str, options: JSONObject, version: dict[str, str]) -> Store:
     """Open a version of a repository at a path or URL, with fsspec's options for it."""
     import icechunk  # optional, but installed if this is called
 
@@ -55,8 +52,8 @@ def open_repository(
     elif protocol.startswith("http"):
         storage_kind, place = "http_storage", {"base_url": location}  # since Icechunk 2
     storage = getattr(icechunk, storage_kind)(**place, **options)
-    names = {"snapshot": "snapshot_id"}
-    chosen: JSONObject = {names.get(kind, kind): name for kind, name in version.items()}
+    arguments = {"snapshot": "snapshot_id"}
+    chosen: JSONObject = {arguments.get(kind, kind): name for kind, name in version.items()}
     session = icechunk.Repository.open(storage).readonly_session(**chosen)
-    store: zarr.abc.store.Store = session.store
+    store: Store = session.store
     return store

@@ -7,9 +7,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import zarr.abc.store
 import zarr.storage
-from zarr.abc.store import ByteRequest
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 
@@ -45,7 +44,7 @@ def open_store(
     read_only: bool = True,
     storage_options: JSONObject | None = None,
     version: dict[str, str] | None = None,
-) -> zarr.abc.store.Store:
+) -> Store:
     """Open the store at a path or URL, of any kind; the arguments are those of `check`."""
     location, path = str(location), Path(location)
     options = dict(storage_options or {})
@@ -55,7 +54,7 @@ def open_store(
     folder, _, name = location.rpartition("/")
     if name in _ZARR_METADATA and (is_url or path.is_file()):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    store: zarr.abc.store.Store
+    store: Store
     if location.endswith(_REFERENCES):
         if not read_only:
             raise ValueError("kerchunk references are read-only")
@@ -78,13 +77,13 @@ def open_store(
     return store
 
 
-def _open_zip(location: str) -> zarr.abc.store.Store:
+def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
         advice = advise_references(location, file.read(8))
     if advice:
         raise ValueError(advice)
     try:
-        archive: zarr.abc.store.Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
+        archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
         raise ValueError(
             f"this is a file, but not a zip file, or a damaged one ({error}); the name of "
@@ -126,7 +125,7 @@ class ParquetReferences(zarr.storage.FsspecStore):
 read_like(ParquetReferences, zarr.storage.FsspecStore)
 
 
-def _open_references(location: str, options: JSONObject) -> zarr.abc.store.Store:
+def _open_references(location: str, options: JSONObject) -> Store:
     _need("fsspec", "kerchunk")
     if options.keys().isdisjoint({"target_options", "remote_options"}):
         target = {"target_options": options} if "://" in location else {}

@@ -93,13 +93,12 @@ def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType)
     }
 
 
-def _split(
-    metadata: ArrayV2Metadata,
-) -> tuple[list[Numcodec], Numcodec | None, list[Numcodec]]:
+Codecs = list[Numcodec]
+
+
+def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
     """Split codecs: filters of arrays; `Bytes`, a codec of variable-length data or None; others."""
-    filters: list[Numcodec] = []
-    serializer: Numcodec | None = None
-    of_bytes: list[Numcodec] = []
+    filters, serializer, of_bytes = Codecs(), None, Codecs()
     for codec in [*(metadata.filters or ()), metadata.compressor]:
         if codec is None:
             continue
