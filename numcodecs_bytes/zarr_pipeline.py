@@ -40,6 +40,7 @@ from numcodecs_bytes._engine.chunks import (
     ZarrItem,
     chunk_reads,
     chunk_writes,
+    first_of,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -75,7 +76,7 @@ def _note_left(chunk: ChunkWrite, why: str, *, is_required: bool) -> None:
 
 async def _explain(error: Exception, items: "Sequence[ZarrItem]", stored_as: StoredAs) -> None:
     """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
-    first = items[0][0]
+    first, _ = first_of(items)
     if is_in_shard(first):  # the shard will be named
         return
     if isinstance(error, ValueError) and type(first) is StorePath:
@@ -173,7 +174,7 @@ class ReadsParts:
         try:
             batch = self._batch(items, out, drop_axes)
         except LeftToZarr as why:
-            first = items[0][0]
+            first, _ = first_of(items)
             if _trace.active and not is_in_shard(first):  # else the shard is noted
                 _trace.note_not_seen(str(why), len(items))
             return await self._read_by_zarr(items, out, drop_axes)
@@ -192,7 +193,7 @@ class ReadsParts:
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
-        getter, spec, *_ = items[0]  # all are alike
+        getter, spec = first_of(items)  # all are alike
         stored = self._layouts.of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
@@ -240,12 +241,12 @@ class ReadsParts:
         Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
         can't be written in place. Other chunks may have been written by then.
         """
-        batch = list(batch_info)
+        items = list(batch_info)
         try:
-            await self._write(batch, value, drop_axes)
+            await self._write(items, value, drop_axes)
         except Exception as error:
-            if batch:
-                add_name(error, batch[0][0], "writing", len(batch))
+            if items:
+                add_name(error, first_of(items)[0], "writing", len(items))
             raise
 
     async def _write(
@@ -253,7 +254,7 @@ class ReadsParts:
     ) -> None:
         pipeline: Any = super()
         mode = write_in_place()
-        if not mode or not items or is_in_shard(items[0][0]):
+        if not mode or not items or is_in_shard(first_of(items)[0]):
             await pipeline.write(items, value, drop_axes)
             return
         chunks = chunk_writes(items)

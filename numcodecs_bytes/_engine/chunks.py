@@ -81,7 +81,7 @@ class ChunkRead:
         self.fetched = Fetched(self.fetched.num_requests + 1, num_bytes)
 
     def check_length(self, num_bytes: int) -> None:
-        """Raise ValueError if a chunk has not the length that its layout says."""
+        """Raise ValueError if a chunk does not have the length that its layout says."""
         layout = self.stored
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             name = name_of_chunk(self.getter)
@@ -113,6 +113,12 @@ class Batch(NamedTuple):
     out: Output
     num_workers: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
+
+
+def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
+    """Return the byte getter or setter of the first chunk, and its specification."""
+    getter, spec, *_ = items[0]
+    return getter, spec
 
 
 def chunk_reads(
