@@ -68,7 +68,6 @@ def _describe(error: Exception) -> str:
 def _check(options: argparse.Namespace) -> tuple[int, str]:
     """Print a report for each array in some stores; return the exit status, and a summary."""
     from numcodecs_bytes._tools.check_report import Limits, count
-    from numcodecs_bytes._tools.locations import advise_references
     from numcodecs_bytes.check import check
 
     given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
@@ -100,12 +99,7 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
             continue
         if num_arrays == num_before:
             has_none = True
-            why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
-            if "://" in location:  # servers may not list folders, and files may look like folders
-                advice = advise_references(location)
-                why += "; if the server lists no folders, give the URL of an array, or consolidate"
-                why = f"{location}: {advice}" if advice else f"{why} metadata"
-            print(why, file=sys.stderr)
+            print(_why_no_array(location), file=sys.stderr)
     status = 2 if unreadable else int(has_none or num_problems > 0)
     if options.json:
         counts = {"num_problems": num_problems, "num_arrays": num_arrays, "num_chunks": num_chunks}
@@ -114,6 +108,21 @@ def _check(options: argparse.Namespace) -> tuple[int, str]:
         return status, ""
     counted = (num_arrays, "array"), (num_chunks, "chunk"), (num_problems, "problem")
     return status, ", ".join(count(*each) for each in counted)
+
+
+def _why_no_array(location: str) -> str:
+    """Return that a store has no array, and what may help."""
+    from numcodecs_bytes._tools.locations import advise_references
+
+    why = f"no Zarr array in {location}: expected zarr.json or .zarray there"
+    if "://" not in location:
+        return why
+    # Servers may not list folders, and files may look like folders.
+    if advice := advise_references(location):
+        return f"{location}: {advice}"
+    return (
+        f"{why}; if the server lists no folders, give the URL of an array, or consolidate metadata"
+    )
 
 
 def _migrate(options: argparse.Namespace) -> tuple[int, str]:

@@ -14,10 +14,8 @@ from typing import Any
 
 import numcodecs.errors
 import numpy as np
-import zarr
-import zarr.abc.store
 import zarr.errors
-import zarr.storage
+from zarr.abc.store import Store
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.storage import StorePath
 from zarr.types import AnyArray
@@ -53,7 +51,7 @@ __all__ = ["ArrayReport", "Limits", "check"]
 
 
 def check(
-    store: zarr.abc.store.Store | str | Path,
+    store: Store | str | Path,
     limits: Limits | None = None,
     bar: ProgressBar | None = None,
     *,

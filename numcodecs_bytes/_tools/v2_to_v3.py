@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import numpy as np
 import zarr
 import zarr.errors
-import zarr.storage
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.abc.numcodec import Numcodec
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.registry import get_codec_class
+from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
@@ -142,7 +142,7 @@ def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
 
 def _array(document: JSONObject) -> AnyArray:
     """Return an array in memory of which nothing is stored."""
-    return array_of(document, zarr.storage.StorePath(zarr.storage.MemoryStore()))
+    return array_of(document, StorePath(MemoryStore()))
 
 
 def _reads_the_same(old: JSONObject, new: JSONObject, dtype: AnyDType) -> bool:
@@ -180,7 +180,7 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
     return (numbers % (2 if dtype.itemsize == 1 else 100)).astype(dtype)
 
 
-def compare(store_path: zarr.storage.StorePath, old: JSONObject, new: JSONObject) -> None:
+def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
     region = first_chunk(arrays[0])
