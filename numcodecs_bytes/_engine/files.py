@@ -80,11 +80,19 @@ def length_of_file(file: File) -> int | None:
     """
     descriptor = file.open()
     try:
-        length = os.fstat(descriptor).st_size
+        length = os.fstat(descriptor).st_size or _count_bytes(descriptor)
         located = file.locate(descriptor) if file.locate else (0, length)
         return located and max(min(located[1], length - located[0]), 0)
     finally:
         os.close(descriptor)
+
+
+def _count_bytes(descriptor: int) -> int:
+    """Read a file to its end: some have bytes, although the system gives their length as 0."""
+    num_bytes = 0
+    while raw := os.read(descriptor, constants.BLOCK_BYTES):
+        num_bytes += len(raw)
+    return num_bytes
 
 
 def usage() -> Any:

@@ -21,6 +21,7 @@ from helpers import HAS_STRUCT, ZARR_ALONE, CountingStore, create, ranges_from
 from test_local_files import DATA, opened, opened_references, opened_zip, outcome
 
 import numcodecs_bytes
+from numcodecs_bytes.check import check
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 
@@ -167,6 +168,8 @@ def test_a_file_whose_length_the_system_gives_as_0(tmp_path):
         assert opened(tmp_path)[...].tobytes() == raw
         assert opened(tmp_path)[2:4].tobytes() == raw[2:4]
     assert "the system gives its length as 0" in str(traced)
+    (report,) = check(tmp_path)
+    assert report.problems == []
 
 
 class TestWhatIsMissing:
