@@ -63,7 +63,7 @@ async def run_in_thread(pool: Executor, function: Callable[[], T]) -> T:
 
 
 async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) -> T:
-    """Do the same as `run_in_thread`, with a function that can ask whether to go on.
+    """Like `run_in_thread`, but the function can ask whether its result is still wanted.
 
     A caller that is cancelled waits for the function to end, but only `LAST_SECONDS`.
     """
@@ -114,5 +114,5 @@ file_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_files")
 # that have started. With one pool of 64 threads for both, a short read behind four long ones, each
 # with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
 helper_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_helpers")
-# Writes, which may wait for a lock indefinitely.
+# Writes to files. They only try to get locks, and never wait for one in a thread.
 write_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_writes")

@@ -65,9 +65,9 @@ def _note_left(chunk: ChunkWrite, why: str, *, is_required: bool) -> None:
     """Note why a chunk is left to zarr; raise if a write to part of it must be in place."""
     if is_required and not chunk.is_complete:
         raise RuntimeError(
-            f"part of {name_of_chunk(chunk.setter)} can't be written in place, as "
-            f"numcodecs_bytes.write_in_place requires: {why}; run `numcodecs-bytes` to see what "
-            "sets that option"
+            f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+            f"numcodecs_bytes.write_in_place is 'require': {why}; run `numcodecs-bytes` to see "
+            "what sets that option"
         )
     if _trace.active:
         why = "the whole chunk is written" if chunk.is_complete else why
@@ -117,6 +117,8 @@ class _Once:
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
         return vars(instance).setdefault(self._name, self._make(instance))
 
 
@@ -148,7 +150,8 @@ class ReadsParts:
     def __reduce__(self) -> Any:
         """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
 
-        All that is called there is zarr's and Python's: this package need not be installed.
+        All that is called there is zarr's and Python's: this package need not be installed, unless
+        a codec or the data type is ours.
         """
         configured = _Call(zarr.registry.get_pipeline_class)
         from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
@@ -193,7 +196,7 @@ class ReadsParts:
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
-        getter, spec = first_of(items)  # all are alike
+        getter, spec = first_of(items)  # all are of one array: at most their shapes differ
         stored = self._layouts.of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")

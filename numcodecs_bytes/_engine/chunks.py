@@ -81,7 +81,7 @@ class ChunkRead:
         self.fetched = Fetched(self.fetched.num_requests + 1, num_bytes)
 
     def check_length(self, num_bytes: int) -> None:
-        """Raise ValueError if a chunk does not have the length that its layout says."""
+        """Raise ValueError unless a chunk has the length that its layout gives."""
         layout = self.stored
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             name = name_of_chunk(self.getter)
@@ -93,7 +93,7 @@ class ChunkRead:
         if outcome is None:  # the read failed before
             return
         if outcome.is_left or (outcome.is_by_zarr and isinstance(self.stored, Shard)):
-            # What is left now, zarr could not read.
+            # Whatever is still left, zarr failed to read.
             if why := outcome.why or ("" if outcome.is_left else "most of a shard is selected"):
                 _trace.note_not_seen(why)
             return

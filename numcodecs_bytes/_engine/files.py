@@ -3,6 +3,7 @@
 No file is mapped into memory, because truncating a mapped file crashes the process.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -22,6 +23,8 @@ except ImportError:  # Windows
 
 # Non-blocking, in case a regular file is replaced by a pipe while it is opened.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+# What file systems and sandboxes answer to what they do not support.
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
 # macOS refuses to read 2 GiB or more at once. Between two reads, a thread can be stopped.
 _AT_ONCE_BYTES = 1 << 23
 
@@ -31,7 +34,7 @@ class File(NamedTuple):
 
     # Opens the file for reading, and returns its descriptor; may raise `LeftToZarr`.
     open: Callable[[], int]
-    # The exceptions of `open`, and of nothing else, that mean that the chunk does not exist.
+    # Exceptions that mean that the chunk does not exist if `open` raises them; nothing else does.
     missing: tuple[type[Exception], ...]
     # Identifies a file that may hold other chunks, too; it is opened once for a batch.
     key: Any = None
@@ -130,8 +133,9 @@ def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
 
 def prefetch(descriptor: int, starts: Sequence[int], length: int) -> None:
     """Ask the system to prefetch runs of a file, all at once."""
-    for start in starts:
-        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+    with contextlib.suppress(OSError):  # it is only a hint
+        for start in starts:
+            os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
 
 def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
@@ -178,7 +182,7 @@ def read_from_memory(descriptor: int, start: int, view: memoryview) -> int | Non
     except AttributeError:  # not Linux
         return None
     except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
+        if error.errno not in _NOT_SUPPORTED:
             raise
         return None
 

@@ -233,7 +233,7 @@ def _read_shard(  # noqa: PLR0913, PLR0917
     with out.lock:
         out.check()
         for where in missing:
-            out.array[place_of(where)] = fill_value_or_default(shard.spec)
+            out.array[place_of(where)] = fill_value_or_default(chunk.spec)
     parts.sort(key=operator.itemgetter(1))
     is_prefetched = len(parts) > 1
     if is_prefetched:
@@ -289,14 +289,15 @@ def _has_read_straight(
     if region is None:
         return False
     view, length, starts = region.data, plan.length, _prefetched_starts(file, plan)
-    if length < constants.DIRECT_BYTES:
-        raw = files.read_runs(file.descriptor, starts, length, _block)
-        with out.lock:
-            out.check()
-            view[:] = raw
-        return True
     num_at_once = max(constants.BLOCK_BYTES // length, 1)
     for first in range(0, len(starts), num_at_once):
+        if length < constants.DIRECT_BYTES:
+            some = starts[first : first + num_at_once]
+            raw = files.read_runs(file.descriptor, some, length, _block)
+            with out.lock:
+                out.check()
+                view[first * length : (first + len(some)) * length] = raw
+            continue
         cold: list[tuple[int, memoryview]] = []
         with out.lock:
             out.check()

@@ -130,7 +130,10 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileNotFoundError:  # the folder was deleted just then
+            raise ReplacedError from None
     try:
         _lock(descriptor, is_exclusive=True)
         yield descriptor, name
@@ -149,11 +152,11 @@ def set_length(descriptor: int, num_bytes: int) -> None:
 
 
 def publish(name: str, path: str) -> bool:
-    """Give a new file its name; return False if there is a file of that name already."""
-    with _explained("made, because it needs a second name for a moment"):
+    """Give a new file its name; return False if another writer was first, or removed the file."""
+    with _explained("made: its file system has no hard links"):
         try:
             os.link(name, path)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # which another one took for a leftover
             return False
         return True
 
@@ -161,7 +164,10 @@ def publish(name: str, path: str) -> bool:
 def replace(name: str, path: str, descriptor: int) -> None:
     """Give a new file the name of another one, which is open and locked exclusively."""
     check_name(descriptor, path)  # zarr takes no locks
-    os.replace(name, path)  # noqa: PTH105 # a Path would be made for nothing
+    try:
+        os.replace(name, path)  # noqa: PTH105 # a Path would be made for nothing
+    except FileNotFoundError:  # another writer took it for a leftover
+        raise ReplacedError from None
 
 
 @contextlib.contextmanager

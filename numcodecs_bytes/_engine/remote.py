@@ -335,7 +335,9 @@ class _Reader:
         except LeftToZarr as why:
             if isinstance(why, Unexpected):
                 self._note_error(why.with_traceback(None))
-            first.leave(why, Fetched(target.num_requests, target.num_bytes))
+            for chunk in planned.chunks:
+                chunk.leave(why)
+            first.fetched = Fetched(target.num_requests, target.num_bytes)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, first.getter)
             self._note_error(error)

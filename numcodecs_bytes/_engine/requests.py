@@ -61,8 +61,8 @@ async def from_file_system(
 ) -> UInt8Array | None:
     """Return a range from a file system, which tells neither length nor version.
 
-    `missing` are the errors that the store takes for a missing object. They may be any, and others
-    than those of missing objects say nothing about the whole object.
+    `missing` are the errors that the store takes for a missing object. Its user may have added any;
+    those besides `MISSING` and PermissionError do not prove that the object is missing.
     """
     try:
         raw = await request(start=start, end=end, **options)

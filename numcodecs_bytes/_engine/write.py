@@ -12,6 +12,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def find_path(chunk: ChunkWrite) -> str:
     store: Any = chunk.setter.store
     if type(store) is not LocalStore:
         raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
+    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
+        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
     if store.read_only:
         raise LeftToZarr("the store is read-only")
     return f"{store.root}/{chunk.setter.path}"

@@ -107,7 +107,7 @@ class ChunkFile:
         raise LeftToZarr("it keeps being replaced")
 
     def _gives_up_hulls(self) -> bool:
-        """Whether to write runs from now on, because the exclusive lock is not to be had.
+        """Whether to write runs from now on, because it can't get the exclusive lock.
 
         A writer of hulls waits for writers of runs no longer than it would take to write runs
         itself, with a shared lock: that waits only for writers of hulls.
@@ -156,7 +156,7 @@ class ChunkFile:
         return True
 
     def _has_space(self, located: Located) -> bool:
-        """Whether everything can be written to an open file, but for what zarr would not store."""
+        """Whether everything can be written to an open file, except what zarr would not store."""
         return not self.is_mapped and self._are_only_fill_values(located.missing)
 
     def _write(self, descriptor: int, placed: list[PlacedPart], is_wanted: IsWanted) -> None:

@@ -60,7 +60,7 @@ REFUSED = {
     "open": (os, "open", "made", "opened for writing"),
     "lock": (fcntl, "flock", "locked", "locked"),
     "length": (os, "ftruncate", "given its length", None),
-    "link": (os, "link", "made, because it needs a second name for a moment", None),
+    "link": (os, "link", "made: its file system has no hard links", None),
 }
 
 
@@ -103,6 +103,23 @@ class TestNewFiles:
         assert not thread.is_alive()
         assert array[1:3, 0].tolist() == [0, 0]
         assert array[1:3, 1].tolist() == [5, 6]
+        assert [path.name for path in chunk.parent.iterdir()] == ["0"]
+
+    def test_a_first_name_that_another_writer_takes_for_that_of_a_killed_one(
+        self, array, chunk, monkeypatch
+    ):
+        """The file is made once more: the write raised FileNotFoundError."""
+        link = os.link
+
+        def remove_and_link(name, path):
+            monkeypatch.setattr(os, "link", link)
+            os.unlink(name)  # noqa: PTH108
+            link(name, path)
+
+        monkeypatch.setattr(os, "link", remove_and_link)
+        chunk.unlink()
+        array[1, 1:] = 5
+        assert array[1].tolist() == [0, *[5] * 7]
         assert [path.name for path in chunk.parent.iterdir()] == ["0"]
 
     def test_the_first_of_many_wins(self, array, chunk, monkeypatch):

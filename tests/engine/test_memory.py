@@ -58,6 +58,15 @@ def test_of_a_large_chunk(sparse, track, endian):
         assert peak <= result.nbytes + 16 * MIB + 10 * 8 * num_indices, (way, selection)
 
 
+def test_of_many_short_runs_into_a_contiguous_output(sparse, track):
+    """Of 2 KiB: they took twice the memory of the result."""
+    array = sparse(SHAPE, SHAPE, endian="little")
+    array[:2, :2]
+    peak, result = track(lambda: array[:, 256:512])
+    assert not result.any()
+    assert peak <= result.nbytes + 4 * MIB
+
+
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
     array = sparse((30 << 21,), (1 << 21,))
     peak, result = track(lambda: array[::521])
