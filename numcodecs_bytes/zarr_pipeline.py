@@ -227,6 +227,8 @@ class _Once:
         self._name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
         return vars(instance).setdefault(self._name, self._make(instance))
 
 
