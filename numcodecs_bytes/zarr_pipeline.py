@@ -424,7 +424,7 @@ class ReadsParts:
         if stored is None:
             stored = self._layout_of(chunk_spec)
             if not isinstance(stored, Whole):
-                stored = kept.add(key, stored, 2048 + 128 * len(chunk_spec.shape))
+                stored = kept.add(key, stored)
         return stored
 
 
