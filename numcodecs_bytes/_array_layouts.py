@@ -54,7 +54,7 @@ class ArrayLayouts:
         stored: Layout | Shard | None = kept.find(key)
         if stored is None:
             stored = self._layout_of(chunk_spec)
-            stored = kept.add(key, stored, 2048 + 128 * len(chunk_spec.shape))
+            stored = kept.add(key, stored)
         return stored
 
 

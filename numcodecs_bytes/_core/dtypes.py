@@ -116,8 +116,8 @@ def installed_ml_dtypes() -> list[MLDType]:
 def _version_of_ml_dtypes() -> str:
     """Return the version of ml_dtypes, or "" if it is not installed.
 
-    It is not imported, which would take 4 ms and 2.5 MiB in every program that uses zarr; its
-    version takes up to 1 ms.
+    It is not imported, which would take 4 ms and 2.5 MiB in every program that uses zarr; to find
+    its version takes 1 ms.
     """
     if "ml_dtypes" not in sys.modules:
         if importlib.util.find_spec("ml_dtypes") is None:

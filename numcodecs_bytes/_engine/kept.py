@@ -7,11 +7,21 @@ and the rest is soon made again.
 
 import os
 import threading
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from numcodecs_bytes._engine import constants
 
-T = TypeVar("T")
+
+class Kept(Protocol):
+    """What can be kept."""
+
+    @property
+    def most_memory(self) -> int:
+        """The most memory that it takes, with the key under which it is kept, in bytes."""
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=Kept)
 
 _values: dict[Any, Any] = {}
 _num_bytes = 0
@@ -23,13 +33,13 @@ _lock = threading.Lock()
 find = _values.get
 
 
-def add(key: Any, value: T, num_bytes: int) -> T:
+def add(key: Any, value: T) -> T:
     """Keep a value; return it, or the one that another thread has kept under the same key.
 
-    `num_bytes` is the most memory that the value and its key can take. The value is not kept if
-    that is too much, or if another thread adds one at this moment.
+    It is not kept if it is too large, or if another thread adds one at this moment.
     """
     global _num_bytes  # noqa: PLW0603
+    num_bytes = value.most_memory
     if num_bytes > constants.KEPT_BYTES or not _lock.acquire(blocking=False):
         return value
     try:

@@ -34,6 +34,11 @@ class Layout:
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_copied and stored == dtype
 
+    @property
+    def most_memory(self) -> int:
+        """See `kept.Kept`; its data types may be as large as their fields are many."""
+        return 512 + 64 * len(self.shape) + 768 * len(list(leaf_dtypes(self.dtype)))
+
 
 def layout_of(
     shape: tuple[int, ...],
@@ -45,6 +50,5 @@ def layout_of(
     key = Layout, shape, dtype, stored, axis_order
     layout: Layout | None = kept.find(key)
     if layout is None:
-        most_memory = 512 + 64 * len(shape) + 768 * len(list(leaf_dtypes(dtype)))
-        layout = kept.add(key, Layout(shape, dtype, stored, axis_order), most_memory)
+        layout = kept.add(key, Layout(shape, dtype, stored, axis_order))
     return layout

@@ -49,7 +49,7 @@ class Plan:
 
     @property
     def most_memory(self) -> int:
-        """The most memory that it takes with the key under which it is kept, in bytes."""
+        """See `kept.Kept`."""
         return 512 + 512 * len(self.axes) + 8 * self.num_runs
 
     @property
@@ -96,7 +96,7 @@ def plan_of(
         return _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
     if plan is None:
         plan = _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
-        plan = kept.add(key, plan, plan.most_memory)
+        plan = kept.add(key, plan)
     return plan
 
 

@@ -41,10 +41,11 @@ class Items(NamedTuple):
 
     @property
     def most_memory(self) -> int:
-        """The most memory that it takes with the key under which it is kept, in bytes."""
+        """See `kept.Kept`."""
         num_along: int = sum(map(len, self.parts)) + sum([each.size for each in self.coordinates])
+        num_bytes = 1024 + 256 * len(self.coordinates) + 80 * num_along
         plans = {id(plan): plan.most_memory for plan in self.plan_of_each}
-        return 1024 + 80 * num_along + 8 * len(self.plan_of_each) + sum(plans.values())
+        return num_bytes + 8 * len(self.plan_of_each) + sum(plans.values())
 
 
 class Shard:
@@ -70,6 +71,11 @@ class Shard:
     def num_bytes(self) -> int:
         """The total length of the inner chunks."""
         return math.prod(self.spec.shape) * self.layout.item_size
+
+    @property
+    def most_memory(self) -> int:
+        """See `kept.Kept`; the specification of a shard holds a fill value."""
+        return 2048 + 128 * len(self.spec.shape) + self.layout.item_size
 
     def index_range(self, num_bytes: int) -> tuple[int, int]:
         """Return the first byte and the end of the index of a shard of `num_bytes`."""
@@ -104,7 +110,7 @@ class Shard:
             return self._make_items(selection, drop_axes, gap)
         if items is None:
             items = self._make_items(selection, drop_axes, gap)
-            items = kept.add(key, items, items.most_memory)
+            items = kept.add(key, items)
         return items
 
     def _make_items(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> Items:
