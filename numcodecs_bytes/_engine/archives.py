@@ -40,7 +40,7 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
             return None
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
-            raise LeftToZarr("the zip archive compresses or encrypts it")
+            raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
         archive.open(member).close()  # raises if the header of the member is damaged
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = new_memory(30)
