@@ -122,6 +122,8 @@ def test_random_outputs_are_filled_as_by_zarr_alone(tmp_path, kind, is_remote):
             path = tmp_path / str(number)
             has_structures = rng.random() < 0.1 and HAS_STRUCT
             stored, wanted = rng.choices(STRUCTURES if has_structures else DTYPES, k=2)
+            if stored[:2] == "m8" and wanted[0] in "SU":  # NumPy 2.0.0 writes beyond the strings
+                wanted = stored
             write(path, kind, stored, is_complete=rng.random() < 0.7)
             layout = rng.choice(["C", "F", "strided", "read-only"])
             if kind == "one chunk":  # with several, zarr assigns them in any order
