@@ -161,14 +161,15 @@ class TestDamage:
         raw = path.read_bytes()
         begin = 0 if location == "start" else len(raw) - size
         num_same = 0
-        for _ in range(200 if EVERYTHING else 40):
+        for _ in range(60 if EVERYTHING else 20):
             set_constants(PART_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
             changed = bytearray(raw)
             entries = np.frombuffer(changed, "<u8", 16, begin).reshape(8, 2)
             for entry in [entries[k] for k in rng.sample(range(8), rng.randint(1, 8))]:
                 entry[0] = rng.choice([*entries[:, 0], rng.randrange(len(raw) - 64)])
                 if rng.random() < 0.05:
-                    entry[:] = rng.choice(list(ENTRIES.values()))(int(entry[0]), len(raw))
+                    changes = rng.choice(list(ENTRIES.values()))(int(entry[0]), len(raw))
+                    entry[:] = [number % 2**64 for number in changes]
             path.write_bytes(changed)
             for way, selection, _ in random_selections(rng, (16, 8), 1):
                 expected = outcome(tmp_path, selection, ZARR_ALONE, way)
@@ -178,7 +179,7 @@ class TestDamage:
                     with ranges_from(CountingStore):
                         assert outcome(store, selection, way=way) == expected, (way, selection)
                     num_same += 1
-        assert num_same > 60
+        assert num_same > 20
 
     def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
         """All is of the first version; in the second one, inner chunks are elsewhere."""
