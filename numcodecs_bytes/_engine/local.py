@@ -263,8 +263,8 @@ def _read_plan(
 
     Reads straight into the output what the system has in memory, if stored elements need no
     conversion and the output is contiguous there; else block by block through memory that stays in
-    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the
-    plan do, and CancelledError if the output must not be changed any more.
+    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do, and
+    CancelledError if the output must not be changed any more.
     """
     if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
         return plan.num_runs, plan.num_bytes

@@ -88,23 +88,30 @@ class ChunkFile:
         return [PlacedPart(part, 0) for part in self._parts]
 
     def write(self, is_wanted: IsWanted) -> None:
-        """Write everything; nothing is written if LockedError or LeftToZarr is raised."""
+        """Write everything.
+
+        Nothing is written if LockedError is raised, or LeftToZarr, unless another program truncates
+        the file meanwhile.
+        """
         if not self._num_runs:
             return
         for _ in range(constants.MAX_TRIES):
             try:
-                is_written = self._change(is_wanted) or self._replace(is_wanted)
-            except MissingFileError:
-                is_written = self._create(is_wanted)
+                if self._has_written(is_wanted):
+                    return
             except ReplacedError:
-                is_written = False
+                continue
             except LockedError:
                 if not self._gives_up_hulls():
                     raise
-                is_written = False
-            if is_written:
-                return
         raise LeftToZarr("it keeps being replaced")
+
+    def _has_written(self, is_wanted: IsWanted) -> bool:
+        """Write to the file, replace it, or make it; return False if another writer was first."""
+        try:
+            return self._change(is_wanted) or self._replace(is_wanted)
+        except MissingFileError:
+            return self._create(is_wanted)
 
     def _gives_up_hulls(self) -> bool:
         """Whether to write runs from now on, because it can't get the exclusive lock.

@@ -122,6 +122,22 @@ class TestNewFiles:
         assert array[1].tolist() == [0, *[5] * 7]
         assert [path.name for path in chunk.parent.iterdir()] == ["0"]
 
+    def test_a_folder_that_is_deleted_just_then(self, array, chunk, monkeypatch):
+        """It is made once more: the write raised an error that says nothing."""
+        open_file, folder = os.open, chunk.parent
+
+        def delete_and_open(path, flags, *mode):
+            if flags & os.O_CREAT and str(path).startswith(str(chunk)):
+                monkeypatch.setattr(os, "open", open_file)
+                folder.rmdir()
+            return open_file(path, flags, *mode)
+
+        chunk.unlink()
+        monkeypatch.setattr(os, "open", delete_and_open)
+        array[1, 1:] = 5
+        assert os.open is open_file
+        assert array[1].tolist() == [0, *[5] * 7]
+
     def test_the_first_of_many_wins(self, array, chunk, monkeypatch):
         """Threads that all find it missing, and all make a file for it."""
         barrier, truncate = threading.Barrier(4), os.ftruncate
