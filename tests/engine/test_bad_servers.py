@@ -1,5 +1,6 @@
 """Against servers that misbehave in many ways, reads are never worse than with zarr alone."""
 
+import contextlib
 import random
 from typing import NamedTuple
 
@@ -75,7 +76,7 @@ def is_of_some_version(got, expected):
 
 
 class Reads(NamedTuple):
-    """What three reads of the same give, values or errors; and how the last one went."""
+    """What three reads of the same give, values or errors; and what another one requests."""
 
     results: list[object]
     num_requests: int
@@ -97,7 +98,13 @@ def read(server, kind, client, name, select_from):
             results.append(select_from(array))
         except Exception as error:  # noqa: BLE001 # compared with that of zarr alone
             results.append(error)
-    return Reads(results, len(requests), is_struck(array, np.s_[0, 0]))
+    num_requests, has_struck = len(requests), is_struck(array, np.s_[0, 0])
+    if has_struck:  # by luck as late as in the last read, which then began with ranges
+        requests.clear()
+        with contextlib.suppress(Exception):
+            select_from(array)
+        num_requests = len(requests)
+    return Reads(results, num_requests, has_struck)
 
 
 def compare(server, kind, client, name, rng):
@@ -126,8 +133,8 @@ def compare(server, kind, client, name, rng):
 def test_never_worse_than_zarr_alone(server, kind):
     """Of 2,570 such reads 132 had wrong values: a range that is answered with 404 was missing."""
     rng = random.Random(kind)  # noqa: S311 # no secret
-    # Where zarr alone fails or not by luck, it may have had more of it; but not five times.
-    num_tries = 5 if kind in BY_LUCK - {*OVERWRITTEN} else 1
+    # Where zarr alone fails or not by luck, it may have had more of it; but not three times.
+    num_tries = 3 if kind in BY_LUCK - {*OVERWRITTEN} else 1
     # Where zarr's own requests are ranges, too, luck decides which of them fail.
     names = ("plain", "sparse") if kind in BY_LUCK else ("plain", "sparse", "sharded")
     cases = [(client, name) for client in ("obstore", "fsspec") for name in names]
