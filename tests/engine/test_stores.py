@@ -274,7 +274,7 @@ class TestAllowedExceptions:
 
     def open(self, folder, error, allowed):
         """Return an array of two chunks, one of which is missing."""
-        kind = importlib.import_module("fsspec.asyn").AsyncFileSystem
+        kind = import_optional("fsspec.asyn").AsyncFileSystem
         create(folder / "b", (2, 1 << 20), (1, 1 << 20), dtype="u1", endian=None)[0] = 7
 
         class Files(kind):
