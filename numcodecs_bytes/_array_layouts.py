@@ -1,6 +1,5 @@
 """How the chunks of an array are stored, by the codecs of its pipeline."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,15 +21,14 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._engine import kept
+from numcodecs_bytes._engine.chunks import LayoutOf
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._engine.stores import name_of_class
 from numcodecs_bytes._zarr_versions import HAS_STRUCT, has_sync_index
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
-
-LayoutOf = Callable[[ArraySpec], Layout | Shard]  # may raise `LeftToZarr`
 
 
 class ArrayLayouts:
@@ -43,22 +41,17 @@ class ArrayLayouts:
         except LeftToZarr as why:
             self._why_left = str(why)
 
-    def of(self, chunk_spec: ArraySpec) -> Layout | Shard:
+    def of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
         if self._why_left:
             raise LeftToZarr(self._why_left)
         prototype = chunk_spec.prototype  # others may do more than hold bytes
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             raise LeftToZarr("chunks on a GPU, or in memory of another kind")
-        key = self, chunk_spec.shape
-        stored: Layout | Shard | None = kept.find(key)
-        if stored is None:
-            stored = self._layout_of(chunk_spec)
-            stored = kept.add(key, stored)
-        return stored
+        return kept.find_or_make((self, chunk_spec.shape), lambda: self._layout_of(chunk_spec))
 
 
-def layout_of_array(array: "zarr.Array[Any]") -> Layout | Shard:
+def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
     metadata: Any = array.metadata
     is_v2 = metadata.zarr_format == 2
@@ -138,12 +131,12 @@ def _layout_of_v3(
     return layout_of(chunk_spec.shape, dtype, stored, axis_order)
 
 
-def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> Shard:
+def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:
     """Return how a shard is stored."""
     inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
-    if isinstance(inner, Shard):
+    if isinstance(inner, ShardLayout):
         raise LeftToZarr("shards in shards")
     # zarr 3.1.6 can't read its own structures in shards.
     if not inner.item_size or (inner.dtype.kind == "V" and not HAS_STRUCT):
         raise LeftToZarr(f"{inner.dtype} in shards")
-    return Shard(codec, chunk_spec, inner)
+    return ShardLayout(codec, chunk_spec, inner)

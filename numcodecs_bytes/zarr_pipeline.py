@@ -36,7 +36,7 @@ from numcodecs_bytes._engine.chunks import (
     Batch,
     ChunkRead,
     ChunkWrite,
-    StoredAs,
+    LayoutOf,
     ZarrItem,
     chunk_reads,
     chunk_writes,
@@ -61,27 +61,29 @@ if TYPE_CHECKING:
 __all__ = ["BatchedBytesPipeline", "FusedBytesPipeline"]
 
 
-def _note_left(chunk: ChunkWrite, why: str, *, is_required: bool) -> None:
-    """Note why a chunk is left to zarr; raise if a write to part of it must be in place."""
-    if is_required and not chunk.is_complete:
-        raise RuntimeError(
-            f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
-            f"numcodecs_bytes.write_in_place is 'require': {why}; run `numcodecs-bytes` to see "
-            "what sets that option"
-        )
-    if _trace.active:
-        why = "the whole chunk is written" if chunk.is_complete else why
-        _trace.note(chunk.setter, len(chunk.spec.shape), {"why_not_in_place": {why: 1}})
+def _note_left(chunks: "Sequence[ChunkWrite]", *, is_required: bool) -> None:
+    """Note why chunks are left to zarr; raise if a write to part of one must be in place."""
+    for chunk in chunks:
+        why = chunk.outcome.why
+        if is_required and not chunk.is_complete:
+            raise RuntimeError(
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+                f"numcodecs_bytes.write_in_place is 'require': {why}; run `numcodecs-bytes` to "
+                "see what sets that option"
+            )
+        if _trace.active:
+            why = "the whole chunk is written" if chunk.is_complete else why
+            _trace.note(chunk.setter, len(chunk.spec.shape), {"why_not_in_place": {why: 1}})
 
 
-async def _explain(error: Exception, items: "Sequence[ZarrItem]", stored_as: StoredAs) -> None:
+async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf) -> None:
     """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
     first, _ = first_of(items)
     if is_in_shard(first):  # the shard will be named
         return
     if isinstance(error, ValueError) and type(first) is StorePath:
         with contextlib.suppress(LeftToZarr):
-            for chunk in chunk_reads(items, stored_as):
+            for chunk in chunk_reads(items, layout_of):
                 num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
                 if num_bytes is not None:
                     chunk.check_length(num_bytes)
@@ -184,26 +186,26 @@ class ReadsParts:
         read_by_zarr = partial(self._read_left, batch, out)
         try:
             await self._read_parts(batch, read_by_zarr)
-            left = [c for c in batch.chunks if c.outcome is None or c.outcome.is_left]
+            left = [chunk for chunk in batch.chunks if chunk.outcome.is_left]
             if left:
                 await read_by_zarr(left)
         finally:
             if _trace.active:
                 for chunk in batch.chunks:
-                    chunk.note(batch.out)
-        results = tuple({"status": c.outcome.status} for c in batch.chunks if c.outcome)
+                    chunk.trace(batch.out)
+        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
         return results if HAS_RESULTS else None
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
         getter, spec = first_of(items)  # all are of one array: at most their shapes differ
-        stored = self._layouts.of(spec)
+        layout = self._layouts.of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
         if type(out) is not cpu.NDBuffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
-        check_output(array, stored.dtype)
+        check_output(array, layout.dtype)
         num = zarr.config.get(self._setting, None)
         num_workers = max(num, 1) if isinstance(num, int) else None
         chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
@@ -234,7 +236,7 @@ class ReadsParts:
         # zarr 3.1.6 returns nothing.
         exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
         for chunk, exists in zip(chunks, exist, strict=True):
-            chunk.read_by_zarr(exists=exists)
+            chunk.note_read_by_zarr(exists=exists)
 
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
@@ -255,53 +257,29 @@ class ReadsParts:
     async def _write(
         self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
     ) -> None:
+        """Write in place what can be, if that is asked for, and let zarr write the rest."""
         pipeline: Any = super()
         mode = write_in_place()
         if not mode or not items or is_in_shard(first_of(items)[0]):
             await pipeline.write(items, value, drop_axes)
             return
-        chunks = chunk_writes(items)
-        is_required = mode == "require"
-        try:
-            self._layouts.of(chunks[0].spec)
-        except LeftToZarr as why:
-            for chunk in chunks:
-                _note_left(chunk, str(why), is_required=is_required)
-            await pipeline.write(items, value, drop_axes)
-        else:
-            await self._write_in_place(chunks, value, drop_axes, is_required=is_required)
-
-    async def _write_in_place(
-        self,
-        chunks: "Sequence[ChunkWrite]",
-        value: Any,
-        drop_axes: tuple[int, ...],
-        *,
-        is_required: bool,
-    ) -> None:
         # Imported here, because most programs only read.
         from numcodecs_bytes._engine.write import find_path, with_own_memory, write
 
-        pipeline: Any = super()
-        in_place = list["ChunkWrite"]()
-        for chunk in chunks:
-            try:
-                chunk.path = find_path(chunk)
-            except LeftToZarr as why:
-                _note_left(chunk, str(why), is_required=is_required)
-            else:
-                in_place.append(chunk)
+        is_required = mode == "require"
+        chunks = chunk_writes(items, self._layouts.of, find_path)
+        in_place = [chunk for chunk in chunks if chunk.path]
+        others = [chunk for chunk in chunks if not chunk.path]
+        _note_left(others, is_required=is_required)
         if in_place:
             value = type(value).from_ndarray_like(await with_own_memory(value.as_ndarray_like()))
         # Whole chunks first: the values may be mapped from a file that writes in place change.
-        if others := [chunk.item for chunk in chunks if not chunk.path]:
-            await pipeline.write(others, value, drop_axes)
+        if others:
+            await pipeline.write([chunk.item for chunk in others], value, drop_axes)
         if in_place:
-            await write(in_place, value.as_ndarray_like(), drop_axes, self._layouts.of)
-        left = [chunk for chunk in in_place if chunk.why_left is not None]
-        for chunk in left:
-            _note_left(chunk, chunk.why_left or "", is_required=is_required)
-        if left:
+            await write(in_place, value.as_ndarray_like(), drop_axes)
+        if left := [chunk for chunk in in_place if chunk.outcome.is_left]:
+            _note_left(left, is_required=is_required)
             await pipeline.write([chunk.item for chunk in left], value, drop_axes)
 
     def _is_v2(self) -> bool:

@@ -3,7 +3,7 @@
 Both are made here from what zarr passes to its pipelines, which is looked into nowhere else.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +16,8 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output
-from numcodecs_bytes._engine.plan import Where
-from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.plan import Place
+from numcodecs_bytes._engine.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._engine.stores import Source, SourceOf
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._trace import Fetched
@@ -26,21 +26,24 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 # A byte getter or setter, the specification of the chunk, what is selected of it, where that
 # belongs in the output or the values, and whether it is the whole chunk.
 ZarrItem = tuple[Any, ArraySpec, Any, Any, bool]
+LayoutOf = Callable[[ArraySpec], AnyLayout]  # of a chunk; may raise `LeftToZarr`
 NOTHING = Fetched()
-StoredAs = Callable[[ArraySpec], Layout | Shard]  # may raise `LeftToZarr`
 
 
 class Outcome(NamedTuple):
-    """What became of a chunk that is read."""
+    """What became of a chunk."""
 
-    status: Literal["present", "missing", "left to zarr"]
+    status: Literal["present", "missing", "written in place", "left to zarr"]
     why: str = ""  # it is left to zarr; remains when zarr has read it
-    is_by_zarr: bool = False
+    is_by_zarr: bool = False  # whether zarr has read it
 
     @property
     def is_left(self) -> bool:
-        """Whether zarr has still to read it."""
+        """Whether zarr has still to read or write it, as long as nothing else has become of it."""
         return self.status == "left to zarr"
+
+
+LEFT = Outcome("left to zarr")
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +54,13 @@ class ChunkRead:
     getter: StorePath
     spec: ArraySpec
     selection: Any
-    place: Where  # in the output
-    stored: Layout | Shard
+    place: Place  # in the output
+    layout: AnyLayout
     source: Source | None = None
-    outcome: Outcome | None = None
+    outcome: Outcome = LEFT
     fetched: Fetched = NOTHING
 
-    def found(self, fetched: Fetched) -> None:
+    def note_present(self, fetched: Fetched) -> None:
         """Note that the chunk has been read."""
         self.outcome, self.fetched = Outcome("present"), fetched
 
@@ -68,42 +71,74 @@ class ChunkRead:
             out.array[self.place] = fill_value_or_default(self.spec)
         self.outcome, self.fetched = Outcome("missing"), fetched
 
-    def leave(self, why: Exception, fetched: Fetched = NOTHING) -> None:
-        """Leave the chunk to zarr: `LeftToZarr`, or an error of the system, becomes its outcome."""
-        text = str(why) if isinstance(why, LeftToZarr) else str(why) or type(why).__name__
-        self.outcome, self.fetched = Outcome("left to zarr", text), fetched
-
-    def read_by_zarr(self, *, exists: bool) -> None:
+    def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""
-        why = self.outcome.why if self.outcome else ""
-        self.outcome = Outcome("present" if exists else "missing", why, is_by_zarr=True)
-        num_bytes = self.fetched.num_bytes + (self.stored.num_bytes if exists else 0)
+        status: Literal["present", "missing"] = "present" if exists else "missing"
+        self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True)
+        num_bytes = self.fetched.num_bytes + (self.layout.num_bytes if exists else 0)
         self.fetched = Fetched(self.fetched.num_requests + 1, num_bytes)
 
     def check_length(self, num_bytes: int) -> None:
         """Raise ValueError unless a chunk has the length that its layout gives."""
-        layout = self.stored
+        layout = self.layout
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             name = name_of_chunk(self.getter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
+            check_length(num_bytes, layout.shape, layout.dtype, layout.stored_dtype, name)
 
-    def note(self, out: Output) -> None:
+    def trace(self, out: Output) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
-        if outcome is None:  # the read failed before
+        if outcome.is_left:  # zarr failed to read it
+            if outcome.why:
+                _trace.note_not_seen(outcome.why)
             return
-        if outcome.is_left or (outcome.is_by_zarr and isinstance(self.stored, Shard)):
-            # Whatever is still left, zarr failed to read.
-            if why := outcome.why or ("" if outcome.is_left else "most of a shard is selected"):
-                _trace.note_not_seen(why)
+        if outcome.is_by_zarr and isinstance(self.layout, ShardLayout):
+            # How much zarr fetches of a shard is not known.
+            _trace.note_not_seen(outcome.why or "most of a shard is selected")
             return
         num_selected = None
         if outcome.status == "present":
-            num_selected = np.size(out.array[self.place]) * self.stored.item_size
-        counts = _trace.counts_of_read(
-            self.stored.num_bytes, num_selected, self.fetched, outcome.why
-        )
+            num_selected = np.size(out.array[self.place]) * self.layout.item_size
+        num_bytes = self.layout.num_bytes
+        counts = _trace.counts_of_read(num_bytes, num_selected, self.fetched, outcome.why)
         _trace.note(self.getter, len(self.spec.shape), counts)
+
+
+@dataclass(slots=True, eq=False)
+class ChunkWrite:
+    """What is written to a chunk, and what became of it."""
+
+    item: ZarrItem  # passed on if the chunk is left to zarr
+    setter: StorePath
+    spec: ArraySpec
+    selection: Any
+    place: Place  # in the values
+    is_complete: bool  # whether the whole chunk is written
+    layout: AnyLayout | None = None
+    path: str = ""  # of its file; "" if it is not to be written in place
+    outcome: Outcome = LEFT
+
+
+def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: object) -> None:
+    """Leave chunks to zarr."""
+    for chunk in chunks:
+        chunk.outcome = Outcome("left to zarr", str(why))
+
+
+class leaving_to_zarr:  # noqa: N801 # used like a function
+    """A context in which `LeftToZarr` becomes the outcome of chunks."""
+
+    def __init__(self, *chunks: ChunkRead | ChunkWrite) -> None:
+        self._chunks = chunks
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> bool:
+        if not isinstance(error, LeftToZarr):
+            return False
+        leave(self._chunks, error)
+        return True
 
 
 class Batch(NamedTuple):
@@ -122,36 +157,28 @@ def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
 
 
 def chunk_reads(
-    items: Sequence[ZarrItem], stored_as: StoredAs, source_of: SourceOf | None = None
+    items: Sequence[ZarrItem], layout_of: LayoutOf, source_of: SourceOf | None = None
 ) -> list[ChunkRead]:
     """Return what is read, given what zarr passes; `source_of` says where chunks are."""
     chunks = []
     for item in items:
         getter, spec, selection, place, *_ = item
         place = place if isinstance(place, tuple) else (place,)
-        chunk = ChunkRead(item, getter, spec, selection, place, stored_as(spec))
-        try:
-            chunk.source = source_of(getter.path) if source_of else None
-        except LeftToZarr as why:
-            chunk.leave(why)
+        chunk = ChunkRead(item, getter, spec, selection, place, layout_of(spec))
+        if source_of is not None:
+            with leaving_to_zarr(chunk):
+                chunk.source = source_of(getter.path)
         chunks.append(chunk)
     return chunks
 
 
-@dataclass(slots=True, eq=False)
-class ChunkWrite:
-    """What is written to a chunk, and why it was left to zarr."""
-
-    item: ZarrItem  # passed on if the chunk is left to zarr
-    setter: StorePath
-    spec: ArraySpec
-    selection: Any
-    place: Where  # in the values
-    is_complete: bool  # whether the whole chunk is written
-    path: str = ""  # of its file, if it is to be written in place
-    why_left: str | None = None
-
-
-def chunk_writes(items: Sequence[ZarrItem]) -> list[ChunkWrite]:
-    """Return what is written, given what zarr passes."""
-    return [ChunkWrite(item, *item[:5]) for item in items]
+def chunk_writes(
+    items: Sequence[ZarrItem], layout_of: LayoutOf, path_of: Callable[[ChunkWrite], str]
+) -> list[ChunkWrite]:
+    """Return what is written, given what zarr passes; `path_of` returns the path of a file."""
+    chunks = [ChunkWrite(item, *item[:5]) for item in items]
+    for chunk in chunks:
+        with leaving_to_zarr(chunk):
+            chunk.layout = layout_of(chunk.spec)
+            chunk.path = path_of(chunk)
+    return chunks

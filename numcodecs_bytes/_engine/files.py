@@ -44,10 +44,11 @@ class File(NamedTuple):
 
 
 class OpenFile(NamedTuple):
-    """An open file, and the offset of a chunk in it, in bytes."""
+    """An open file, and where a chunk is in it, in bytes."""
 
     descriptor: int
-    start: int = 0
+    start: int
+    num_bytes: int
     is_prefetched: bool = False  # whether the system was already asked to prefetch its runs
 
 
@@ -65,15 +66,17 @@ def open_file(path: str) -> int:
     return os.open(path, _FLAGS)
 
 
-def locate(file: File, descriptor: int) -> tuple[int, int] | None:
-    """Return the offset and the length of a chunk in its open file; None if it is missing."""
+def locate(file: File, descriptor: int) -> OpenFile | None:
+    """Return where a chunk is in its open file; None if it is missing."""
     length = os.fstat(descriptor).st_size
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
     located = file.locate(descriptor) if file.locate else (0, length)
-    if located is not None and sum(located) > length:
+    if located is None:
+        return None
+    if sum(located) > length:
         raise LeftToZarr("it reaches beyond the end of its file")
-    return located
+    return OpenFile(descriptor, *located)
 
 
 def length_of_file(file: File) -> int | None:
@@ -151,9 +154,15 @@ def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) 
             raise LeftToZarr("the file was truncated while it was read")
         return raw
     view = memory(len(starts) * length)
-    for k, start in enumerate(starts):
-        fill(descriptor, start, view[k * length : (k + 1) * length])
+    read_runs_into(descriptor, starts, view)
     return view
+
+
+def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
+    """Fill memory with runs of a file, end to end, all of the same length."""
+    length = len(view) // len(starts)
+    for start, first in zip(starts, range(0, len(view), length), strict=True):
+        fill(descriptor, start, view[first : first + length])
 
 
 def fill(descriptor: int, start: int, view: memoryview) -> None:

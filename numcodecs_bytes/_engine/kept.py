@@ -7,6 +7,7 @@ and the rest is soon made again.
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from numcodecs_bytes._engine import constants
@@ -28,12 +29,17 @@ _num_bytes = 0
 # Held to add a value. Nobody waits for it, and a child process gets its own.
 _lock = threading.Lock()
 
-# Returns the value that is kept under a key, or None; raises TypeError if the key has no hash.
-# Threads need no lock for that: a dict is consistent by itself.
-find = _values.get
+
+def find_or_make(key: Any, make: Callable[[], T]) -> T:
+    """Return the value that is kept under a key; or make it, and keep it if the key has a hash."""
+    try:
+        value: T | None = _values.get(key)  # without a lock: a dict is consistent by itself
+    except TypeError:  # a selection with arrays
+        return make()
+    return _add(key, make()) if value is None else value
 
 
-def add(key: Any, value: T) -> T:
+def _add(key: Any, value: T) -> T:
     """Keep a value; return it, or the one that another thread has kept under the same key.
 
     It is not kept if it is too large, or if another thread adds one at this moment.

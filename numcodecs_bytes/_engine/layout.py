@@ -17,12 +17,12 @@ class Layout:
         self,
         shape: tuple[int, ...],
         dtype: AnyDType,
-        stored: AnyDType,
+        stored_dtype: AnyDType,
         axis_order: tuple[int, ...] | None = None,
     ) -> None:
-        self.shape, self.dtype, self.stored = shape, dtype, stored
+        self.shape, self.dtype, self.stored_dtype = shape, dtype, stored_dtype
         self.axis_order = tuple(range(len(shape))) if axis_order is None else axis_order
-        self.item_size = stride = stored.itemsize
+        self.item_size = stride = stored_dtype.itemsize
         strides = [0] * len(shape)
         for axis in reversed(self.axis_order):
             strides[axis] = stride
@@ -32,7 +32,7 @@ class Layout:
         # Whether NumPy's copy converts stored elements: it can swap them, and none can be invalid.
         self.is_copied = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
-        self.is_plain = self.is_copied and stored == dtype
+        self.is_plain = self.is_copied and stored_dtype == dtype
 
     @property
     def most_memory(self) -> int:
@@ -43,12 +43,9 @@ class Layout:
 def layout_of(
     shape: tuple[int, ...],
     dtype: AnyDType,
-    stored: AnyDType,
+    stored_dtype: AnyDType,
     axis_order: tuple[int, ...] | None = None,
 ) -> Layout:
     """Return how chunks are stored; it is kept, so arrays of equal chunks share their plans."""
-    key = Layout, shape, dtype, stored, axis_order
-    layout: Layout | None = kept.find(key)
-    if layout is None:
-        layout = kept.add(key, Layout(shape, dtype, stored, axis_order))
-    return layout
+    arguments = shape, dtype, stored_dtype, axis_order
+    return kept.find_or_make((Layout, *arguments), lambda: Layout(*arguments))

@@ -18,13 +18,13 @@ import numpy as np
 import zarr
 
 from numcodecs_bytes._engine import constants, files
-from numcodecs_bytes._engine.chunks import Batch, ChunkRead
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leaving_to_zarr
 from numcodecs_bytes._engine.files import File, OpenFile
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output, memory_of, place_within, within, write_selected
-from numcodecs_bytes._engine.plan import Plan, Where, plan_of, split
-from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_of, split
+from numcodecs_bytes._engine.shards import ShardLayout
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
@@ -78,8 +78,8 @@ class _Workers:
         is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * self._num_chunks
         num_default = os.cpu_count() or 1 if is_parallel else 1
         try:
-            self._help(is_wanted, batch.num_workers or num_default)
-            self._work(is_wanted, looks=batch.num_workers is None)
+            self._start_helpers(is_wanted, batch.num_workers or num_default)
+            self._work(is_wanted, may_start_helpers=batch.num_workers is None)
         finally:
             with self._state:
                 self._is_over = True
@@ -92,10 +92,9 @@ class _Workers:
 
     def run_alone(self) -> None:
         """Read what is waiting in this thread: the interpreter is ending."""
-        out = self._batch.out
         try:
             while self._waiting:
-                self._read(self._waiting.popleft(), out)
+                self._read(self._waiting.popleft(), self._batch.out)
         finally:
             self._files.close()
 
@@ -105,18 +104,16 @@ class _Workers:
             with out.lock:
                 pass
 
-    def _help(self, is_wanted: IsWanted, num_workers: int) -> None:
+    def _start_helpers(self, is_wanted: IsWanted, num_workers: int) -> None:
         """Have other threads help, so that `num_workers` read in all."""
         most = min(num_workers, len(self._waiting) + 1, MAX_FILE_THREADS)
-        try:
+        with contextlib.suppress(NoThreadError):
             while len(self._helpers) < most - 1:
                 context = contextvars.copy_context()
                 work = partial(self._work, is_wanted)
                 self._helpers.append(submit(helper_pool(), partial(context.run, work)))
-        except NoThreadError:
-            pass
 
-    def _work(self, is_wanted: IsWanted, *, looks: bool = False) -> None:
+    def _work(self, is_wanted: IsWanted, *, may_start_helpers: bool = False) -> None:
         """Read one chunk after the other, as several threads do."""
         with self._state:
             if self._is_over:  # this thread has started too late
@@ -125,7 +122,7 @@ class _Workers:
             out = self._batch.out.for_thread(is_wanted)
             self._outputs.append(out)
         try:
-            self._read_waiting(out, looks=looks)
+            self._read_waiting(out, may_start_helpers=may_start_helpers)
         except BaseException as error:  # noqa: BLE001 # raised by `run`
             self._errors.append(error)
             self._waiting.clear()
@@ -134,31 +131,35 @@ class _Workers:
                 self._num_working -= 1
                 self._state.notify_all()
 
-    def _read_waiting(self, out: Output, *, looks: bool) -> None:
-        """Read what is waiting; have others help if files are cold, if this thread `looks`."""
+    def _read_waiting(self, out: Output, *, may_start_helpers: bool) -> None:
+        """Read what is waiting; see now and then whether files are cold: then others help."""
         num_read = 0
         while self._waiting and out.is_wanted() and not is_ending():
-            is_looked_at = looks and num_read % constants.LOOK_EVERY == 0
-            before = files.usage() if is_looked_at else None
+            is_measured = may_start_helpers and num_read % constants.LOOK_EVERY == 0
+            before = files.usage() if is_measured else None
             try:
                 chunk = self._waiting.popleft()
             except IndexError:  # another thread has taken the last one
                 return
             self._read(chunk, out)
             num_read += 1
-            if is_looked_at and files.has_waited(before, is_alone=not self._helpers):
-                looks = False  # as many threads wait for files as zarr itself would use
-                self._help(out.is_wanted, zarr.config.get("async.concurrency") or MAX_FILE_THREADS)
+            if is_measured and files.has_waited(before, is_alone=not self._helpers):
+                may_start_helpers = False  # as many threads wait for files as zarr itself would use
+                num_workers = zarr.config.get("async.concurrency") or MAX_FILE_THREADS
+                self._start_helpers(out.is_wanted, num_workers)
 
     def _read(self, chunk: ChunkRead, out: Output) -> None:
         """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
-        try:
-            _read_chunk(chunk, self._files, out, self._batch.gap)
-        except (LeftToZarr, OSError) as why:
-            chunk.leave(why)
-        except Exception as error:
-            add_name(error, chunk.getter)
-            raise
+        with leaving_to_zarr(chunk):
+            try:
+                _read_chunk(chunk, self._files, out, self._batch.gap)
+            except LeftToZarr:
+                raise
+            except OSError as error:
+                raise LeftToZarr(str(error) or type(error).__name__) from error
+            except Exception as error:
+                add_name(error, chunk.getter)
+                raise
 
 
 class _SharedFiles:
@@ -195,71 +196,61 @@ def _read_chunk(chunk: ChunkRead, shared: _SharedFiles, out: Output, gap: int | 
         chunk.fill(out)
         return
     try:
-        located = files.locate(file, descriptor)
-        if located is None:
+        opened = files.locate(file, descriptor)
+        if opened is None:
             chunk.fill(out)
-        elif isinstance(chunk.stored, Shard):
-            chunk.found(_read_shard(chunk, chunk.stored, descriptor, located, out, gap))
+        elif isinstance(chunk.layout, ShardLayout):
+            chunk.note_present(_read_shard(chunk, chunk.layout, opened, out, gap))
         else:
-            start, num_bytes = located
-            chunk.check_length(num_bytes)
-            plan = plan_of(chunk.selection, chunk.stored, out.drop_axes, gap)
-            opened = OpenFile(descriptor, start)
-            chunk.found(Fetched(*_read_plan(opened, chunk.stored, plan, out, chunk.place)))
+            chunk.check_length(opened.num_bytes)
+            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, gap)
+            chunk.note_present(_read_plan(opened, chunk.layout, plan, out, chunk.place))
     finally:
         if file.key is None:
             os.close(descriptor)
 
 
-def _read_shard(  # noqa: PLR0913, PLR0917
-    chunk: ChunkRead,
-    shard: Shard,
-    descriptor: int,
-    located: tuple[int, int],
-    out: Output,
-    gap: int | None,
+def _read_shard(
+    chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, gap: int | None
 ) -> Fetched:
     """Read what is selected of the inner chunks of a shard."""
-    start, num_bytes = located
-    if start:
+    if file.start:
         raise LeftToZarr("a shard is a part of a file")
-    items = shard.items_of(chunk.selection, out.drop_axes, gap)
-    first, end = shard.index_range(num_bytes)
-    raw = files.new_memory(end - first)
-    files.fill(descriptor, first, raw)
+    shard_plan = shard.plan_of(chunk.selection, out.drop_axes, gap)
+    raw = files.new_memory(shard.index_bytes)
+    files.fill(file.descriptor, shard.index_start(file.num_bytes), raw)
     index = shard.decode_index(np.asarray(raw))
-    parts, missing, num_alone = shard.parts_of(index, items, num_bytes)
+    present, missing, num_alone = shard_plan.locate(index, file.num_bytes)
     out, place_of = within(out, chunk.place)
     with out.lock:
         out.check()
-        for where in missing:
-            out.array[place_of(where)] = fill_value_or_default(chunk.spec)
-    parts.sort(key=operator.itemgetter(1))
-    is_prefetched = len(parts) > 1
+        for place in missing:
+            out.array[place_of(place)] = fill_value_or_default(chunk.spec)
+    present.sort(key=operator.attrgetter("start"))
+    is_prefetched = len(present) > 1
     if is_prefetched:
-        _prefetch(descriptor, parts)
+        _prefetch(file.descriptor, present)
     num_requests, num_read = 1, shard.index_bytes
-    for plan, start_of_inner, where in parts:
-        opened = OpenFile(descriptor, start_of_inner, is_prefetched)
-        num, num_bytes = _read_plan(opened, shard.layout, plan, out, place_of(where))
-        num_requests, num_read = num_requests + num, num_read + num_bytes
+    for plan, start, place in present:
+        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes, is_prefetched)
+        fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
+        num_requests += fetched.num_requests
+        num_read += fetched.num_bytes
     return Fetched(num_requests, num_read, num_alone)
 
 
-def _prefetch(descriptor: int, parts: list[tuple[Plan, int, Where]]) -> None:
+def _prefetch(descriptor: int, inner_chunks: list[PlacedPlan]) -> None:
     """Ask the system to prefetch all runs of inner chunks, unless they seem to be in memory."""
-    some = parts[:: max(len(parts) // constants.NUM_LOOKED_AT, 1)]
-    firsts = [int(s) for plan, start, _ in some for s in plan.starts(start)[:1]]
-    num_runs = sum([plan.num_runs for plan, *_ in parts])
+    some = inner_chunks[:: max(len(inner_chunks) // constants.NUM_LOOKED_AT, 1)]
+    firsts = [int(first) for plan, start, _ in some for first in plan.starts(start)[:1]]
+    num_runs = sum([plan.num_runs for plan, *_ in inner_chunks])
     if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
-        for plan, start, _ in parts:
+        for plan, start, _ in inner_chunks:
             files.prefetch(descriptor, plan.starts(start).tolist(), plan.length)
 
 
-def _read_plan(
-    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Where
-) -> tuple[int, int]:
-    """Read a selection of a chunk to its place in the output; return how many reads and bytes.
+def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:
+    """Read a selection of a chunk to its place in the output.
 
     Reads straight into the output what the system has in memory, if stored elements need no
     conversion and the output is contiguous there; else block by block through memory that stays in
@@ -267,49 +258,61 @@ def _read_plan(
     CancelledError if the output must not be changed any more.
     """
     if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
-        return plan.num_runs, plan.num_bytes
-    num_requests, num_bytes = 0, 0
-    for where, part in split(plan, layout.item_size):
-        to = place if part is plan else place_within(place, where)
-        if part is plan or not _has_read_straight(file, layout, part, out, to):
-            starts = _prefetched_starts(file, part)
-            raw = files.read_runs(file.descriptor, starts, part.length, _block)
+        return Fetched(plan.num_runs, plan.num_bytes)
+    num_requests = num_bytes = 0
+    for inner_place, piece in split(plan, layout.item_size):
+        is_all = piece is plan
+        piece_place = place if is_all else place_within(place, inner_place)
+        if is_all or not _has_read_straight(file, layout, piece, out, piece_place):
+            starts = _prefetched_starts(file, piece)
+            raw = files.read_runs(file.descriptor, starts, piece.length, _block)
             with out.lock:
                 out.check()
-                write_selected(raw, part, layout, out.array, to)
-        num_requests, num_bytes = num_requests + part.num_runs, num_bytes + part.num_bytes
-    return num_requests, num_bytes
+                write_selected(raw, piece, layout, out.array, piece_place)
+        num_requests += piece.num_runs
+        num_bytes += piece.num_bytes
+    return Fetched(num_requests, num_bytes)
 
 
 def _has_read_straight(
-    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Where
+    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
 ) -> bool:
     """Read straight into the output, if possible; return whether it was."""
     region = memory_of(out.array, place, plan, layout)
     if region is None:
         return False
-    view, length, starts = region.data, plan.length, _prefetched_starts(file, plan)
+    length, starts = plan.length, _prefetched_starts(file, plan)
     num_at_once = max(constants.BLOCK_BYTES // length, 1)
     for first in range(0, len(starts), num_at_once):
+        some = starts[first : first + num_at_once]
+        view = region.data[first * length : (first + len(some)) * length]
         if length < constants.DIRECT_BYTES:
-            some = starts[first : first + num_at_once]
             raw = files.read_runs(file.descriptor, some, length, _block)
             with out.lock:
                 out.check()
-                view[first * length : (first + len(some)) * length] = raw
-            continue
-        cold: list[tuple[int, memoryview]] = []
-        with out.lock:
-            out.check()
-            for k, start in enumerate(starts[first : first + num_at_once], first):
-                run = view[k * length : (k + 1) * length]
-                num_bytes = files.read_from_memory(file.descriptor, start, run)
-                if num_bytes is None:  # which the first run shows
-                    return False
-                if num_bytes < length:
-                    cold.append((start + num_bytes, run[num_bytes:]))
-        for start, rest in cold:
-            _read_run(file.descriptor, start, rest, out)
+                view[:] = raw
+        elif not _has_read_long_runs(file.descriptor, some, view, out):
+            return False
+    return True
+
+
+def _has_read_long_runs(
+    descriptor: int, starts: Sequence[int], view: memoryview, out: Output
+) -> bool:
+    """Read runs straight into the output; return False if the system has no reads without waits."""
+    length = len(view) // len(starts)
+    cold: list[tuple[int, memoryview]] = []
+    with out.lock:
+        out.check()
+        for start, first in zip(starts, range(0, len(view), length), strict=True):
+            run = view[first : first + length]
+            num_bytes = files.read_from_memory(descriptor, start, run)
+            if num_bytes is None:  # which the first run shows
+                return False
+            if num_bytes < length:
+                cold.append((start + num_bytes, run[num_bytes:]))
+    for start, rest in cold:
+        _read_run(descriptor, start, rest, out)
     return True
 
 

@@ -13,7 +13,7 @@ from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.plan import Plan, Where
+from numcodecs_bytes._engine.plan import Place, Plan
 from numcodecs_bytes._threads import IsWanted
 
 
@@ -78,11 +78,11 @@ def _may_overlap(array: Array) -> bool:
     return False
 
 
-def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Where) -> None:
+def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Place) -> None:
     """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
     if not plan.num_runs:
         return
-    window: Array = np.ndarray(plan.shape, layout.stored, raw, 0, plan.strides)
+    window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
     if plan.has_index:
         window = window[mesh(plan.index, plan.shape)]
     elements = ready_to_copy(window, layout)
@@ -92,17 +92,17 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Wher
         out[place] = elements
 
 
-def ready_to_copy(stored: Array, layout: Layout) -> Array:
+def ready_to_copy(elements: Array, layout: Layout) -> Array:
     """Return stored elements as an array that NumPy copies correctly into one of `layout.dtype`.
 
     Shares memory with them, unless NumPy can't swap that dtype, or there are invalid bytes.
     """
     if layout.is_copied:
-        return stored
+        return elements
     dtype = layout.dtype
     if copied_as(dtype) != dtype:
-        stored = stored.astype(copied_as(dtype), copy=False).view(dtype)
-    return with_valid_bytes(stored)
+        elements = elements.astype(copied_as(dtype), copy=False).view(dtype)
+    return with_valid_bytes(elements)
 
 
 def are_slices(place: Any) -> bool:
@@ -110,34 +110,34 @@ def are_slices(place: Any) -> bool:
     return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
 
 
-def within(out: Output, place: Where) -> tuple[Output, Callable[[Where], Where]]:
-    """Return a view of the output, and a function that says where in it a part belongs."""
-    if are_slices(place):
-        view = out.array[(*place, ...)]
-        return out._replace(array=view), lambda where: mesh(where, view.shape)
-    return out, partial(place_within, place)
+def within(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
+    """Return the output, or a view of it, and a function from places in `outer` to places in it."""
+    if are_slices(outer):
+        view = out.array[(*outer, ...)]
+        return out._replace(array=view), lambda inner: mesh(inner, view.shape)
+    return out, partial(place_within, outer)
 
 
-def place_within(place: Where, where: Where) -> Where:
-    """Return the place in the output of a part, `where`, of the selection that belongs at `place`.
+def place_within(outer: Place, inner: Place) -> Place:
+    """Return the place in the output of what has the place `inner` in a selection.
 
-    Both have a slice or an array for each axis; slices in `place` have steps of 1.
+    `outer` is that of the whole selection; its slices have steps of 1.
     """
     along: list[Any] = []
-    for outer, inner in zip(place, where, strict=True):
-        if not isinstance(outer, slice):
-            along.append(np.reshape(outer, -1)[inner])
-        elif not isinstance(inner, slice):
-            along.append(inner + (outer.start or 0))
-        elif inner == slice(None):
-            along.append(outer)
+    for of_all, of_some in zip(outer, inner, strict=True):
+        if not isinstance(of_all, slice):
+            along.append(np.reshape(of_all, -1)[of_some])
+        elif not isinstance(of_some, slice):
+            along.append(of_some + (of_all.start or 0))
+        elif of_some == slice(None):
+            along.append(of_all)
         else:
-            start = outer.start or 0
-            along.append(slice(start + inner.start, start + inner.stop))
+            start = of_all.start or 0
+            along.append(slice(start + of_some.start, start + of_some.stop))
     return mesh(along, None)
 
 
-def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
+def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Place:
     """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
 
     `shape` is the shape of the array that is indexed, or None if all slices have bounds.
@@ -153,7 +153,7 @@ def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Where:
     )
 
 
-def memory_of(out: Array, place: Where, plan: Plan, layout: Layout) -> UInt8Array | None:
+def memory_of(out: Array, place: Place, plan: Plan, layout: Layout) -> UInt8Array | None:
     """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
     if not (plan.is_solid and layout.is_plain and are_slices(place)):
         return None

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,26 +20,29 @@ from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of
 
 Bounds = tuple[int, int]  # the lowest and the highest index along an axis
-Where = tuple[Any, ...]  # a slice for each axis of a selection, or for one of them an array
+Place = tuple[Any, ...]  # where something belongs: a slice or an array of indices for each axis
 
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Which runs of a chunk to read, and where the selected elements lie in them."""
+    """Which runs of a chunk to read, and where the selected elements lie in them.
 
-    num_runs: int
-    length: int  # of each run, in bytes
+    The default values are those of a selection of nothing.
+    """
+
+    axes: tuple[Axis, ...]  # in the order in which they are stored
+    gap: int  # the largest gap that was planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    has_index: bool  # whether `index` has to be applied to the window
-    is_solid: bool  # whether the runs, end to end, are the selected elements in stored order
-    axes: tuple[Axis, ...]  # in the order in which they are stored
-    num_outer: int  # how many axes, the first ones, have a run for each index
-    start: int  # the offset in the chunk of the hull along the other axes, in bytes
-    gap: int  # the largest gap that was planned with, in bytes
+    num_runs: int = 0
+    length: int = 0  # of each run, in bytes
+    has_index: bool = False  # whether `index` has to be applied to the window
+    is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
+    num_outer: int = 0  # how many axes, the first ones, have a run for each index
+    start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
     _offsets: Indices | None = None
-    _index: Where | None = None
+    _index: Place | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +60,7 @@ class Plan:
         return tuple([axis.output_axis for axis in self.axes if axis.output_axis is not None])
 
     @property
-    def index(self) -> Where:
+    def index(self) -> Place:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._index is None:  # made here, because a plan that is split never needs it
             index: list[Any] = [slice(None)] * len(self.shape)
@@ -70,14 +72,21 @@ class Plan:
 
     def starts(self, start: int = 0) -> Indices:
         """Return the offset of each run, in bytes, if the chunk begins at `start`."""
-        offsets: Any = self._offsets
-        if offsets is None:
-            offsets = np.zeros(min(self.num_runs, 1), np.intp)
-            for k, (indices, stride, _) in enumerate(reversed(self.axes[: self.num_outer])):
-                along = np.asarray(indices) * stride
-                offsets = np.add.outer(along, offsets).reshape(-1) if k else along
+        if self._offsets is None:
+            offsets: Indices = np.zeros(min(self.num_runs, 1), np.intp)
+            for axis in self.axes[: self.num_outer]:
+                offsets = np.add.outer(offsets, axis.offsets).reshape(-1)
             self._offsets = offsets
-        return offsets + (self.start + start)  # type: ignore[no-any-return]
+        starts: Indices = self._offsets + (self.start + start)
+        return starts
+
+
+class PlacedPlan(NamedTuple):
+    """What is read of a chunk, and where that belongs."""
+
+    plan: Plan
+    start: int  # the offset of the chunk in its object, in bytes
+    place: Place
 
 
 def plan_of(
@@ -88,95 +97,62 @@ def plan_of(
     It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
     selected, and repeated indices repeat runs.
     """
+
+    def make() -> Plan:
+        return plan_axes(axes_of(selection, layout, drop_axes), layout.item_size, gap)
+
     gap = constants.GAP_BYTES if gap is None else gap
-    key = layout, key_of(selection), drop_axes, gap
-    try:
-        plan: Plan | None = kept.find(key)
-    except TypeError:  # an array has no hash
-        return _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
-    if plan is None:
-        plan = _plan(axes_of(selection, layout, drop_axes), layout.item_size, gap)
-        plan = kept.add(key, plan)
-    return plan
+    return kept.find_or_make((layout, key_of(selection), drop_axes, gap), make)
 
 
-def plan_axes(axes: tuple[Axis, ...], layout: Layout, gap: int | None = None) -> Plan:
-    """Return the plan for indices along each axis, in the order in which the axes are stored."""
-    return _plan(axes, layout.item_size, constants.GAP_BYTES if gap is None else gap)
-
-
-def _plan(axes: tuple[Axis, ...], item_size: int, gap: int, num_outer: int | None = None) -> Plan:
-    """Return the plan for indices along each axis, in stored order.
+def plan_axes(
+    axes: tuple[Axis, ...], item_size: int, gap: int | None = None, num_outer: int | None = None
+) -> Plan:
+    """Return the plan for indices along each axis, in the order in which the axes are stored.
 
     The first `num_outer` axes have a run for each index; by default, the inequality decides.
     """
+    gap = constants.GAP_BYTES if gap is None else gap
     if not all([len(axis.indices) for axis in axes]):  # noqa: C419 # a generator is slow
-        return _empty_plan(axes, gap)
+        shape = _of_selection(axes, [len(axis.indices) for axis in axes])
+        return Plan(axes, gap, shape, strides=(0,) * len(shape))
     bounds = [axis.bounds for axis in axes]
     if num_outer is None:
         num_outer = _num_outer(axes, bounds, item_size, gap)
-    outer, inner = axes[:num_outer], axes[num_outer:]
-    start, length = _hull(inner, bounds[num_outer:], item_size)
-    window = _Window([0] * _num_selected(axes))
-    for axis, (low, high) in zip(inner, bounds[num_outer:], strict=True):
-        if type(axis.indices) is range:
-            window.add(axis, len(axis.indices), axis.indices.step * axis.stride)
-        else:
-            window.add(axis, high - low + 1, axis.stride)
-            window.has_index = True
+    start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
+    sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     num_bytes = length
-    for axis in reversed(outer):
-        window.add(axis, len(axis.indices), num_bytes)
-        num_bytes *= len(axis.indices)
-    is_solid = not window.has_index and num_bytes == math.prod(window.shape) * item_size
+    for k in reversed(range(num_outer)):
+        strides[k] = num_bytes
+        num_bytes *= sizes[k]
+    has_index = False
+    for k in range(num_outer, len(axes)):
+        indices, strides[k], _ = axes[k]
+        if type(indices) is range:
+            strides[k] *= indices.step
+        else:
+            low, high = bounds[k]
+            sizes[k], has_index = high - low + 1, True
+    shape = _of_selection(axes, sizes)
     return Plan(
+        axes,
+        gap,
+        shape,
+        _of_selection(axes, strides),
         num_runs=num_bytes // length if length else 0,
         length=length,
-        shape=tuple(window.shape),
-        strides=tuple(window.strides),
-        has_index=window.has_index,
-        is_solid=is_solid,
-        axes=axes,
+        has_index=has_index,
+        is_solid=not has_index and num_bytes == math.prod(shape) * item_size,
         num_outer=num_outer,
         start=start,
-        gap=gap,
     )
 
 
-def _empty_plan(axes: tuple[Axis, ...], gap: int) -> Plan:
-    """Return the plan for a selection of nothing."""
-    window = _Window([0] * _num_selected(axes))
-    for axis in axes:
-        window.add(axis, len(axis.indices), 0)
-    return Plan(
-        num_runs=0,
-        length=0,
-        shape=tuple(window.shape),
-        strides=tuple(window.strides),
-        has_index=False,
-        is_solid=True,
-        axes=axes,
-        num_outer=0,
-        start=0,
-        gap=gap,
-    )
-
-
-class _Window:
-    """The shape and the strides, in bytes, of a window over runs: an axis for each selected one."""
-
-    def __init__(self, shape: list[int]) -> None:
-        self.shape, self.strides, self.has_index = shape, shape.copy(), False
-
-    def add(self, axis: Axis, num: int, stride: int) -> None:
-        """Set how many elements there are along an axis, and how far apart they are."""
-        if axis.output_axis is not None:
-            self.shape[axis.output_axis], self.strides[axis.output_axis] = num, stride
-
-
-def _num_selected(axes: tuple[Axis, ...]) -> int:
-    """Return how many axes a selection has."""
-    return sum([axis.output_axis is not None for axis in axes])
+def _of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
+    """Return numbers, given for each axis in stored order, for the axes of the selection."""
+    by_axis = {axis.output_axis: number for axis, number in zip(axes, numbers, strict=True)}
+    by_axis.pop(None, None)  # dropped axes
+    return tuple([by_axis[k] for k in range(len(by_axis))])
 
 
 def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
@@ -196,19 +172,20 @@ def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap
 def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple[int, int]:
     """Return the offset and the length of the hull along some axes, in bytes."""
     start, length = 0, item_size
-    for (_, stride, _), (low, high) in zip(axes, bounds, strict=True):
-        start, length = start + low * stride, length + (high - low) * stride
+    for axis, (low, high) in zip(axes, bounds, strict=True):
+        start += low * axis.stride
+        length += (high - low) * axis.stride
     return start, length
 
 
-def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
-    """Return parts of a plan, and where each belongs in the selection.
+def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
+    """Return pieces of a plan, and the place of each in the selection.
 
-    Each part reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up
-    to `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
-    parts read up to that much, too, to fill whole cache lines of the output.
+    Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up to
+    `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
+    pieces read up to that much, too, to fill whole cache lines of the output.
     An axis with an array of many close indices is cut into blocks of the chunk, each of which is
-    read once. Elements of a part at the same place are in the order of the selection.
+    read once. Elements of a piece at the same place are in the order of the selection.
     """
     is_scattered = plan.has_index or list(plan.stored_axes) != sorted(plan.stored_axes)
     is_group = plan.num_runs == 1 and is_scattered
@@ -218,36 +195,25 @@ def split(plan: Plan, item_size: int) -> "Iterable[tuple[Where, Plan]]":
     return _split(plan, item_size, constants.BLOCK_BYTES if plan.has_index else most)
 
 
-def _split(plan: Plan, item_size: int, most: int) -> "Iterator[tuple[Where, Plan]]":
-    """Yield the parts: for each index of the axes before one, the pieces into which that is cut."""
-    position, num_outer, per_index = _find_cut(plan, item_size, most)
-    axes, cut_axis = plan.axes, plan.axes[position]
-    pieces = _pieces(cut_axis, per_index, most, is_hull=not num_outer)
-    if position:
+def _split(plan: Plan, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
+    """Cut an axis into pieces; yield them for each index of the axes before it."""
+    cut = _find_cut(plan, item_size, most)
+    pieces: Iterable[tuple[Any, Plan]] = _plan_pieces(plan, cut, item_size, most)
+    if cut.position:  # they are used several times
         pieces = list(pieces)
-    make = partial(_plan_piece, plan, position, num_outer, item_size)
-    of_length: dict[int, Plan] = {}  # all pieces with the same number of indices are alike
-    for where, offset in _each(axes[:position], len(plan.shape)):
-        for piece in pieces:
-            indices: Any = cut_axis.indices[piece]
-            if type(indices) is range:
-                first = indices[0] * cut_axis.stride
-                part = of_length.get(len(indices))
-                if part is None:
-                    from_zero = range(0, len(indices) * indices.step, indices.step)
-                    part = of_length[len(indices)] = make(from_zero)
-            else:
-                first, part = 0, make(indices)
-            if cut_axis.output_axis is not None:
-                where[cut_axis.output_axis] = piece
-            yield tuple(where), replace(part, start=part.start + offset + first)
+    cut_axis = plan.axes[cut.position].output_axis
+    for place, offset in _each_index(plan.axes[: cut.position], len(plan.shape)):
+        for selector, piece in pieces:
+            if cut_axis is not None:
+                place[cut_axis] = selector
+            yield tuple(place), replace(piece, start=piece.start + offset)
 
 
 class _Cut(NamedTuple):
-    """Where a selection is cut into parts."""
+    """The axis along which a plan is cut into pieces."""
 
-    position: int  # of the axis
-    num_outer: int  # of the axes from it on, how many have a run for each index
+    position: int  # in stored order
+    num_outer: int  # how many axes, from this one on, have a run for each index
     per_index: int  # how much is read for an index of it, in bytes
 
 
@@ -255,7 +221,7 @@ def _find_cut(plan: Plan, item_size: int, most: int) -> _Cut:
     """Return the innermost axis along which more than `most` bytes are read."""
     axes, per_index, position, num_outer = plan.axes, item_size, 0, 0
     bounds = [axis.bounds for axis in axes]
-    for position in range(len(axes) - 1, -1, -1):
+    for position in reversed(range(len(axes))):
         num_outer = _num_outer(axes[position:], bounds[position:], item_size, plan.gap)
         inner = position + num_outer
         _, num_bytes = _hull(axes[inner:], bounds[inner:], item_size)
@@ -266,45 +232,47 @@ def _find_cut(plan: Plan, item_size: int, most: int) -> _Cut:
     return _Cut(position, num_outer, per_index)
 
 
-def _plan_piece(
-    plan: Plan, position: int, num_outer: int, item_size: int, indices: range | Indices
-) -> Plan:
-    """Return the plan for some indices of an axis, and for the first ones of the axes before it."""
-    axes = plan.axes
+def _plan_pieces(plan: Plan, cut: _Cut, item_size: int, most: int) -> Iterator[tuple[Any, Plan]]:
+    """Yield the pieces of the axis that is cut, and the plan for each, as if others began at 0."""
+    axes, position = plan.axes, cut.position
     before = [axis._replace(indices=range(1)) for axis in axes[:position]]
-    piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
-    return _plan(piece, item_size, plan.gap, position + num_outer if num_outer else None)
+    num_outer = position + cut.num_outer if cut.num_outer else None
+    for selector in _pieces(axes[position], cut, most):
+        indices: Any = axes[position].indices[selector]
+        piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
+        yield selector, plan_axes(piece, item_size, plan.gap, num_outer)
 
 
-def _each(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
-    """Yield, for each index of the axes, where it belongs in the selection, and its offset."""
+def _each_index(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
+    """Yield, for each index of the axes, its place in the selection, and its offset in bytes."""
     for positions in itertools.product(*[range(len(axis.indices)) for axis in axes]):
-        where: list[Any] = [slice(None)] * num_axes
-        start = 0
-        for (indices, stride, output_axis), position in zip(axes, positions, strict=True):
-            start += int(indices[position]) * stride
-            if output_axis is not None:
-                where[output_axis] = slice(position, position + 1)
-        yield where, start
+        place: list[Any] = [slice(None)] * num_axes
+        offset = 0
+        for axis, position in zip(axes, positions, strict=True):
+            offset += int(axis.indices[position]) * axis.stride
+            if axis.output_axis is not None:
+                place[axis.output_axis] = slice(position, position + 1)
+        yield place, offset
 
 
-def _pieces(along: Axis, per_index: int, most: int, *, is_hull: bool) -> Iterable[Any]:
-    """Return parts of an axis that read up to `most` bytes each; an index reads `per_index`."""
-    if is_hull and type(along.indices) is not range:
-        return _blocks(along, per_index)
-    num = most // per_index
-    if is_hull:
-        step: int = along.indices.step * along.stride  # type: ignore[union-attr]
-        num = 1 + (most - per_index) // step
-    edges = [*range(0, len(along.indices), max(num, 1)), len(along.indices)]
+def _pieces(axis: Axis, cut: _Cut, most: int) -> Iterable[Any]:
+    """Return what selects pieces of the axis that is cut, which read up to `most` bytes each."""
+    indices = axis.indices
+    if cut.num_outer:
+        num = most // cut.per_index
+    elif type(indices) is range:
+        num = 1 + (most - cut.per_index) // (indices.step * axis.stride)
+    else:
+        return _blocks(axis, cut.per_index)
+    edges = [*range(0, len(indices), max(num, 1)), len(indices)]
     return itertools.starmap(slice, itertools.pairwise(edges))
 
 
-def _blocks(along: Axis, per_index: int) -> Iterator[Any]:
-    """Yield parts of an axis by blocks of the chunk: slices of an ascending array, else arrays."""
-    indices: Any = along.indices
-    low, high = along.bounds
-    order, num = None, 1 + max(constants.BLOCK_BYTES - per_index, 0) // along.stride
+def _blocks(axis: Axis, per_index: int) -> Iterator[Any]:
+    """Yield what selects indices by blocks of the chunk: slices if they ascend, else arrays."""
+    indices: Any = axis.indices
+    low, high = axis.bounds
+    order, num = None, 1 + max(constants.BLOCK_BYTES - per_index, 0) // axis.stride
     if not (indices[1:] >= indices[:-1]).all():
         blocks = (indices - low) // num
         is_short = (high - low) // num < 1 << 16  # NumPy sorts uint16 without comparing

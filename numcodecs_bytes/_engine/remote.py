@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -24,13 +23,13 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.chunks import Batch, ChunkRead
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave, leaving_to_zarr
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
-from numcodecs_bytes._engine.plan import Plan, Where, plan_of
+from numcodecs_bytes._engine.plan import PlacedPlan, Plan, plan_of
 from numcodecs_bytes._engine.ranges import Range, coalesce, copy_runs, num_parts, sorted_runs
-from numcodecs_bytes._engine.shards import Shard
+from numcodecs_bytes._engine.shards import ShardLayout, ShardPlan
 from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
@@ -44,29 +43,21 @@ ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
 _in_flight = threading.local()  # how many objects the event loop of a thread reads at once
 
 
-class Part(NamedTuple):
-    """What is read of an object: the runs of a plan."""
-
-    plan: Plan
-    start: int  # the offset of its chunk in the object, in bytes
-    place: Where  # in the output
-
-
-class Share(NamedTuple):
-    """An object's share of zarr's `async.concurrency`."""
+class Budget(NamedTuple):
+    """What an object may use of zarr's `async.concurrency`."""
 
     num_requests: int
     gap: int  # the largest gap over which runs are requested together, in bytes
     is_exact: bool  # whether the user has set the gap: then no range is split
 
     @classmethod
-    def of(cls, num_in_flight: int) -> "Share":
-        """Return the share of each object if `num_in_flight` of them are read at once."""
+    def of(cls, num_objects: int) -> "Budget":
+        """Return the budget of each object if `num_objects` of them are read at once."""
         limit = zarr.config.get("async.concurrency") or constants.UNLIMITED
-        num, gap = max(1, limit // num_in_flight), max_gap_bytes()
+        num, gap = max(1, limit // num_objects), max_gap_bytes()
         return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
 
-    def most(self, num_bytes: int) -> int:
+    def longest_range(self, num_bytes: int) -> int:
         """Return the largest length of a range, if all ranges have `num_bytes` together."""
         if self.is_exact:
             return sys.maxsize
@@ -137,26 +128,25 @@ class Object:
         return raw
 
     async def fetch(
-        self, parts: Sequence[Part], share: Share, most: int, memory: UInt8Array | None
+        self, placed: Sequence[PlacedPlan], budget: Budget, most: int, memory: UInt8Array | None
     ) -> list[UInt8Array]:
-        """Return the runs of each part, end to end; put those of several ranges into `memory`.
+        """Return the runs of each plan, end to end; put those of several ranges into `memory`.
 
         A range over gaps has at most `most` bytes. Raises what `ask` does, after all requests end.
         """
         longest = most if self.may_split() else sys.maxsize
-        plan, start, _ = parts[0]
-        is_one_run = len(parts) == plan.num_runs == 1
-        if is_one_run and num_parts(plan.length, longest) == 1:
-            start += plan.start
-            return [await self.ask(start, start + plan.length)]
-        starts = np.concatenate([part.plan.starts(part.start) for part in parts])
-        lengths = np.repeat([p.plan.length for p in parts], [p.plan.num_runs for p in parts])
+        plans = [plan for plan, *_ in placed]
+        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest) == 1:
+            start = placed[0].start + plans[0].start
+            return [await self.ask(start, start + plans[0].length)]
+        starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
+        lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         runs = sorted_runs(starts, lengths)
-        ranges = list(coalesce(runs, gap=share.gap, most=most, longest=longest))
+        ranges = list(coalesce(runs, gap=budget.gap, most=most, longest=longest))
         self._is_split = num_parts(int(lengths.max(initial=0)), longest) > 1
-        num_bytes = [part.plan.num_bytes for part in parts]
+        num_bytes = [plan.num_bytes for plan in plans]
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
-        await self._fetch_ranges(ranges, memory, share.num_requests)
+        await self._fetch_ranges(ranges, memory, budget.num_requests)
         return np.split(memory, np.cumsum(num_bytes)[:-1])
 
     async def _fetch_ranges(
@@ -194,10 +184,12 @@ class ObjectRead(NamedTuple):
 
     target: Object
     chunks: Sequence[ChunkRead]
-    plans: Sequence[Plan]  # none for a shard, whose index says where its inner chunks are
-    share: Share
+    layout: Layout  # of the chunks, or the inner chunks
+    budget: Budget
     most: int  # the largest length of a range over gaps, in bytes
     is_whole: bool  # whether zarr's own request is as good
+    plans: Sequence[Plan] = ()
+    shard_plan: ShardPlan | None = None
 
 
 async def read(
@@ -214,15 +206,16 @@ async def read(
     in_flight["num"] = in_flight.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        reader = _Reader(batch, read_by_zarr, metadata, Share.of(in_flight["num"]))
-        reads = [(each,) for each in reader.plan(chunks)]
-        if not all(each.is_whole for (each,) in reads):  # else zarr reads all together
-            await concurrent_map(reads, reader.read, limit)
+        reader = _Reader(batch, read_by_zarr, metadata, Budget.of(in_flight["num"]))
+        reads = reader.plan(chunks)
+        if not all(each.is_whole for each in reads):  # else zarr reads all together
+            await concurrent_map([(each,) for each in reads], reader.read, limit)
     finally:
         in_flight["num"] -= num
     if reader.errors and not isinstance(reader.errors[0], Unexpected):
         raise reader.errors.pop()
-    await reader.read_rest(chunks)
+    if reader.errors:  # else the pipeline lets zarr read the rest
+        await reader.read_rest(chunks)
 
 
 @dataclass
@@ -232,50 +225,44 @@ class _Reader:
     batch: Batch
     read_by_zarr: ReadByZarr
     metadata: str
-    share: Share
-    share_alone: Share = field(default_factory=lambda: Share.of(1))
+    budget: Budget
+    whole_budget: Budget = field(default_factory=lambda: Budget.of(1))
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     errors: list[Exception] = field(default_factory=list)  # the first one, if any
 
-    def plan(self, chunks: Sequence[ChunkRead]) -> Iterator[ObjectRead]:
-        """Yield what to read: single chunks, or chunks that are side by side in an object."""
-        beside = collections.defaultdict[Any, list[ChunkRead]](list)
+    def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
+        """Return what to read: single chunks, or chunks that are side by side in an object."""
+        reads = list[ObjectRead]()
+        by_object = collections.defaultdict[Any, list[ChunkRead]](list)
         for chunk in chunks:
-            remote = _remote_of(chunk)
+            remote, layout = _remote_of(chunk), chunk.layout
             if remote.num_bytes is not None:
-                is_right = isinstance(chunk.stored, Layout)
-                if is_right and 0 < remote.num_bytes == chunk.stored.num_bytes:
-                    beside[remote.key or id(chunk), chunk.stored].append(chunk)
-            elif isinstance(chunk.stored, Shard):
-                yield from self._planned(partial(self._plan_shard, chunk, chunk.stored), [chunk])
-            elif chunk.stored.num_bytes > self._worth():
-                plan = partial(self._plan_chunks, [chunk], chunk.stored)
-                yield from self._planned(plan, [chunk])
-        total = sum([len(group) * layout.num_bytes for (_, layout), group in beside.items()])
-        for (_, layout), found in beside.items():
-            for group in self._groups(found, layout.num_bytes, total):
-                yield from self._planned(partial(self._plan_chunks, group, layout), group)
+                is_right = isinstance(layout, Layout) and remote.num_bytes == layout.num_bytes
+                if is_right and remote.num_bytes:
+                    by_object[remote.key or id(chunk), layout].append(chunk)
+            elif isinstance(layout, ShardLayout):
+                with leaving_to_zarr(chunk):
+                    reads.append(self._plan_shard(chunk, layout))
+            elif layout.num_bytes > self._least_saving():
+                with leaving_to_zarr(chunk):
+                    reads.append(self._plan_chunks([chunk], layout))
+        total = sum([len(group) * layout.num_bytes for (_, layout), group in by_object.items()])
+        for (_, layout), in_object in by_object.items():
+            for group in self._groups(in_object, layout.num_bytes, total):
+                with leaving_to_zarr(*group):
+                    reads.append(self._plan_chunks(group, layout))
+        return reads
 
-    def _planned(
-        self, plan: Callable[[], ObjectRead], chunks: list[ChunkRead]
-    ) -> Iterator[ObjectRead]:
-        """Yield what to read of an object, unless its chunks are left to zarr."""
-        try:
-            yield plan()
-        except LeftToZarr as why:
-            for chunk in chunks:
-                chunk.leave(why)
-
-    def _worth(self) -> int:
+    def _least_saving(self) -> int:
         """Return how much a range must save of a chunk, in bytes."""
-        return 0 if self.share.is_exact else constants.WORTH_BYTES
+        return 0 if self.budget.is_exact else constants.WORTH_BYTES
 
     def _groups(
         self, chunks: list[ChunkRead], num_bytes: int, total: int
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
-        gap = self.share_alone.gap if self.share_alone.is_exact else constants.BESIDE_BYTES
-        most = min(constants.PART_BYTES, total // self.share_alone.num_requests) // num_bytes
+        gap = self.whole_budget.gap if self.whole_budget.is_exact else constants.BESIDE_BYTES
+        most = min(constants.PART_BYTES, total // self.whole_budget.num_requests) // num_bytes
         group = list[ChunkRead]()
         for chunk in sorted(chunks, key=lambda chunk: _remote_of(chunk).start):
             end = _remote_of(group[-1]).start + num_bytes if group else 0
@@ -286,41 +273,43 @@ class _Reader:
             group.append(chunk)
         yield group
 
-    def _plan_shard(self, chunk: ChunkRead, shard: Shard) -> ObjectRead:
+    def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
         """Plan how to read a shard, in part if that saves more than a request is worth."""
-        share = self.share_alone  # zarr, too, gives each shard that much
+        budget = self.whole_budget  # zarr, too, gives each shard that much
         target = Object(_remote_of(chunk))
-        items = shard.items_of(chunk.selection, self.batch.out.drop_axes, share.gap)
-        num_bytes = sum([plan.num_bytes for plan in items.plan_of_each])
-        is_all = len(items.plan_of_each) == shard.num_chunks
-        is_whole = is_all and shard.num_bytes - num_bytes <= share.gap
-        if is_whole and self._is_split(target, shard.num_bytes, share):
-            is_whole = False
-        return ObjectRead(target, [chunk], [], share, share.most(num_bytes), is_whole)
+        shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
+        num_bytes = sum([plan.num_bytes for plan in shard_plan.plans])
+        is_all = len(shard_plan.plans) == shard.num_chunks
+        saves_little = is_all and shard.num_bytes - num_bytes <= budget.gap
+        is_whole = saves_little and not self._is_split(target, shard.num_bytes, budget)
+        most = budget.longest_range(num_bytes)
+        return ObjectRead(
+            target, [chunk], shard.inner, budget, most, is_whole, shard_plan=shard_plan
+        )
 
     def _plan_chunks(self, chunks: list[ChunkRead], layout: Layout) -> ObjectRead:
         """Plan how to read chunks in an object, in part if that saves enough."""
-        remote, share = _remote_of(chunks[0]), self.share
+        remote, budget = _remote_of(chunks[0]), self.budget
         end = _remote_of(chunks[-1]).start + layout.num_bytes
         target = Object(remote, end if remote.num_bytes is None else None, least=end)
         if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
-            share = share._replace(gap=self.share_alone.gap)
-        plans = self._plans(chunks, layout, share.gap)
+            budget = budget._replace(gap=self.whole_budget.gap)
+        plans = self._plans(chunks, layout, budget.gap)
         num_bytes = sum([plan.num_bytes for plan in plans])
-        is_all = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._worth()
-        if is_all and not self._is_split(target, layout.num_bytes, share):
-            return ObjectRead(target, chunks, plans, share, share.most(num_bytes), is_whole=True)
-        # Longer gaps are fetched, but not copied.
-        plans = self._plans(chunks, layout, min(share.gap, constants.COPIED_GAP_BYTES))
-        return ObjectRead(target, chunks, plans, share, share.most(num_bytes), is_whole=False)
+        most = budget.longest_range(num_bytes)
+        saves_little = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._least_saving()
+        is_whole = saves_little and not self._is_split(target, layout.num_bytes, budget)
+        if not is_whole:  # longer gaps are fetched, but not copied
+            plans = self._plans(chunks, layout, min(budget.gap, constants.COPIED_GAP_BYTES))
+        return ObjectRead(target, chunks, layout, budget, most, is_whole, plans)
 
     def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
         drop_axes = self.batch.out.drop_axes
         return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
 
-    def _is_split(self, target: Object, num_bytes: int, share: Share) -> bool:
+    def _is_split(self, target: Object, num_bytes: int, budget: Budget) -> bool:
         """Whether a whole object would be requested in several parts."""
-        return target.may_split() and num_parts(num_bytes, share.most(num_bytes)) > 1
+        return target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
 
     async def read(self, planned: ObjectRead) -> None:
         """Read an object, or let zarr read it; note the errors of either."""
@@ -333,11 +322,10 @@ class _Reader:
             else:
                 await self._read_or_fill(planned)
         except LeftToZarr as why:
+            leave(planned.chunks, why)
+            first.fetched = Fetched(target.num_requests, target.num_bytes)
             if isinstance(why, Unexpected):
                 self._note_error(why.with_traceback(None))
-            for chunk in planned.chunks:
-                chunk.leave(why)
-            first.fetched = Fetched(target.num_requests, target.num_bytes)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, first.getter)
             self._note_error(error)
@@ -349,25 +337,21 @@ class _Reader:
 
     async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:
         """Let zarr read what could not be read; if that works, the first failure is a strike."""
-        rest = [c for c in chunks if c.outcome is None or c.outcome.status == "left to zarr"]
-        if not self.errors:
-            return  # the pipeline lets zarr read it
-        for chunk in rest:
-            if chunk.outcome is None:
-                chunk.leave(self.errors[0])
+        rest = [chunk for chunk in chunks if chunk.outcome.is_left]
+        leave([chunk for chunk in rest if not chunk.outcome.why], self.errors[0])
         await self.read_by_zarr(rest)
         store = rest[0].getter.store
         state_of(store).strike(store, self.errors[0])
 
     async def _read_or_fill(self, planned: ObjectRead) -> None:
+        target = planned.target
         try:
             try:
                 await self._read(planned)
             except Changed:
-                planned.target.forget()
+                target.forget()
                 await self._read(planned)
         except Missing:
-            target = planned.target
             if target.remote.num_bytes is not None or not await self._is_believed(planned):
                 raise
             fetched = Fetched(target.num_requests, target.num_bytes)
@@ -389,45 +373,44 @@ class _Reader:
 
     async def _read(self, planned: ObjectRead) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
-        first, target, num_alone = planned.chunks[0], planned.target, None
-        if isinstance(first.stored, Shard):
-            layout = first.stored.layout
-            parts, num_alone = await self._parts_of_shard(planned, first, first.stored)
+        target, num_alone = planned.target, None
+        if planned.shard_plan is not None:
+            placed, num_alone = await self._locate_in_shard(planned, planned.shard_plan)
         else:
-            layout = first.stored
             starts = [_remote_of(chunk).start for chunk in planned.chunks]
             places = [chunk.place for chunk in planned.chunks]
-            parts = list(map(Part, planned.plans, starts, places))
+            placed = list(map(PlacedPlan, planned.plans, starts, places))
         array = self.batch.out.array
         memory = None
-        if len(parts) == 1:
-            memory = memory_of(array, parts[0].place, parts[0].plan, layout)
-        runs = await target.fetch(parts, planned.share, planned.most, memory) if parts else []
-        for raw, part in zip(runs, parts, strict=True):
+        if len(placed) == 1:
+            memory = memory_of(array, placed[0].place, placed[0].plan, planned.layout)
+        raws = await target.fetch(placed, planned.budget, planned.most, memory) if placed else []
+        for raw, (plan, _, place) in zip(raws, placed, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
-                write_selected(raw, part.plan, layout, array, part.place)
+                write_selected(raw, plan, planned.layout, array, place)
         fetched = Fetched(target.num_requests, target.num_bytes, num_alone)
         for chunk in planned.chunks:
-            chunk.found(fetched)
+            chunk.note_present(fetched)
             fetched = Fetched()  # the others are read with the first
 
-    async def _parts_of_shard(
-        self, planned: ObjectRead, chunk: ChunkRead, shard: Shard
-    ) -> tuple[list[Part], int]:
+    async def _locate_in_shard(
+        self, planned: ObjectRead, shard_plan: ShardPlan
+    ) -> tuple[list[PlacedPlan], int]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
-        target, out, num_bytes = planned.target, self.batch.out, shard.index_bytes
-        items = shard.items_of(chunk.selection, out.drop_axes, planned.share.gap)
-        is_first = shard.index_range(num_bytes + 1)[0] == 0
-        raw = await target.ask(0 if is_first else -num_bytes, num_bytes if is_first else None)
+        (chunk,), target, shard = planned.chunks, planned.target, shard_plan.shard
+        num_bytes = shard.index_bytes
+        index_range = (0, num_bytes) if shard.is_index_first else (-num_bytes, None)
+        raw = await target.ask(*index_range)
         try:
             index = shard.decode_index(raw)
         except LeftToZarr as why:
             raise Unexpected(str(why)) from None
-        found, missing, num_alone = shard.parts_of(index, items, target.length or sys.maxsize)
-        for where in missing:
-            out.array[place_within(chunk.place, where)] = fill_value_or_default(chunk.spec)
-        parts = [Part(plan, start, place_within(chunk.place, w)) for plan, start, w in found]
-        return parts, num_alone
+        located = shard_plan.locate(index, target.length or sys.maxsize)
+        for place in located.missing:
+            inner = place_within(chunk.place, place)
+            self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
+        placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
+        return placed, located.num_bytes_alone
 
 
 def _remote_of(chunk: ChunkRead) -> Remote:

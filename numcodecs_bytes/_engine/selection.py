@@ -26,6 +26,15 @@ class Axis(NamedTuple):
             return indices[0], indices[-1]
         return int(indices.min()), int(indices.max())
 
+    @property
+    def offsets(self) -> Indices:
+        """The offset of each index, in bytes."""
+        indices: Any = self.indices
+        if type(indices) is range:
+            indices = np.arange(indices.start, indices.stop, indices.step)
+        offsets: Indices = indices * self.stride
+        return offsets
+
 
 def key_of(selection: Any) -> Any:
     """Return a key for slices and integers; with arrays, it can't be hashed."""

@@ -17,74 +17,111 @@ from numcodecs_bytes._core.dtypes import AnyDType
 from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.plan import Plan, Where, plan_axes
+from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis, axes_of, key_of
 from numcodecs_bytes._zarr_versions import decode_index
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
 
-class Items(NamedTuple):
+class InnerChunks(NamedTuple):
+    """Where the selected inner chunks of a shard are."""
+
+    present: list[PlacedPlan]
+    missing: list[Place]  # of what is selected of them, in the selection
+    num_bytes_alone: int  # how many bytes zarr alone reads of the shard
+
+
+class ShardPlan(NamedTuple):
     """What a selection takes from the inner chunks of a shard."""
 
-    coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
-    plan_of_each: list[Plan]
-    # For each axis of the selection, where the elements of the inner chunks along it belong.
-    parts: list[list[Any]]
+    shard: "ShardLayout"
+    shape: tuple[int, ...]  # of the selection
     gap: int | None  # the largest gap that was planned with, in bytes
-    within: Any = None  # for points only: the offset of each in its inner chunk, in bytes
+    coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
+    plans: list[Plan]  # for each inner chunk, unless points are selected
+    # Along each axis of the selection, the place of what is selected of the inner chunks there.
+    places_along: list[list[Any]]
+    offsets: Any = None  # for points only: the offset of each in its inner chunk, in bytes
 
     @property
-    def plans(self) -> list[tuple[Plan, Where]]:
-        """The plan for each inner chunk, and where its elements belong in the selection."""
-        return list(zip(self.plan_of_each, itertools.product(*self.parts), strict=True))
+    def places(self) -> list[Place]:
+        """The place in the selection of what is selected of each inner chunk."""
+        return list(itertools.product(*self.places_along))
 
     @property
     def most_memory(self) -> int:
         """See `kept.Kept`."""
-        num_along: int = sum(map(len, self.parts)) + sum([each.size for each in self.coordinates])
+        num_along: int = sum(map(len, self.places_along)) + sum([c.size for c in self.coordinates])
         num_bytes = 1024 + 256 * len(self.coordinates) + 80 * num_along
-        plans = {id(plan): plan.most_memory for plan in self.plan_of_each}
-        return num_bytes + 8 * len(self.plan_of_each) + sum(plans.values())
+        plans = {id(plan): plan.most_memory for plan in self.plans}
+        return num_bytes + 8 * len(self.plans) + sum(plans.values())
+
+    def locate(self, index: Any, num_bytes: int) -> InnerChunks:
+        """Return where the selected inner chunks of a shard of `num_bytes` are.
+
+        Raises `LeftToZarr` if the length of one is not its layout's, or it ends beyond the shard.
+        """
+        entries = index[(*self.coordinates, slice(None))].reshape(-1, 2)
+        starts, lengths, length = entries[:, 0], entries[:, 1], self.shard.inner.num_bytes
+        is_missing = (starts == MISSING) & (lengths == MISSING)
+        is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+        if (is_wrong & ~is_missing).any():
+            raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
+        present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
+        begins = starts[present].astype(np.int64)
+        num_alone = 0
+        if _trace.active:
+            num_alone = self.shard.index_bytes + len(set(begins.tolist())) * length
+        if self.offsets is None:
+            places = self.places
+            placed = [
+                PlacedPlan(self.plans[k], start, places[k])
+                for k, start in zip(present.tolist(), begins.tolist(), strict=True)
+            ]
+            return InnerChunks(placed, [places[k] for k in missing], num_alone)
+        points = Axis(begins + self.offsets[present], 1, 0)
+        runs = plan_axes((points,), self.shard.item_size, self.gap)
+        placed = [PlacedPlan(runs, 0, (present,))] if len(present) else []
+        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_alone)
 
 
-class Shard:
-    """How the shards of an array are stored: by zarr's codec, with inner chunks of a layout."""
+class ShardLayout:
+    """How the shards of an array are stored: by zarr's codec, with inner chunks of one layout."""
 
-    def __init__(self, codec: Any, spec: ArraySpec, layout: Layout) -> None:
-        self.codec, self.spec, self.layout = codec, spec, layout
+    def __init__(self, codec: Any, spec: ArraySpec, inner: Layout) -> None:
+        self.codec, self.spec, self.inner = codec, spec, inner
         self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
         self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
         self.num_chunks = math.prod(self.grid_shape)
+        location = codec.index_location  # an Enum on zarr 3.1.6
+        self.is_index_first = getattr(location, "value", location) == "start"
 
     @property
     def item_size(self) -> int:
         """The length of an element in bytes."""
-        return self.layout.item_size
+        return self.inner.item_size
 
     @property
     def dtype(self) -> AnyDType:
         """The dtype of elements in memory."""
-        return self.layout.dtype
+        return self.inner.dtype
 
     @property
     def num_bytes(self) -> int:
         """The total length of the inner chunks."""
-        return math.prod(self.spec.shape) * self.layout.item_size
+        return math.prod(self.spec.shape) * self.item_size
 
     @property
     def most_memory(self) -> int:
         """See `kept.Kept`; the specification of a shard holds a fill value."""
-        return 2048 + 128 * len(self.spec.shape) + self.layout.item_size
+        return 2048 + 128 * len(self.spec.shape) + self.item_size
 
-    def index_range(self, num_bytes: int) -> tuple[int, int]:
-        """Return the first byte and the end of the index of a shard of `num_bytes`."""
-        location = self.codec.index_location  # an Enum on zarr 3.1.6
-        is_first = getattr(location, "value", location) == "start"
-        start = 0 if is_first else num_bytes - self.index_bytes
+    def index_start(self, num_bytes: int) -> int:
+        """Return where the index of a shard of `num_bytes` begins."""
         if num_bytes < self.index_bytes:
             raise LeftToZarr("the shard is too short for its index")
-        return start, start + self.index_bytes
+        return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def decode_index(self, raw: Any) -> Any:
         """Return offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
@@ -96,110 +133,97 @@ class Shard:
         except ValueError as error:
             raise LeftToZarr("the index of the shard is damaged") from error
 
-    def items_of(
+    def plan_of(
         self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
-    ) -> Items:
+    ) -> ShardPlan:
         """Return what a selection takes from the inner chunks; it is kept, unless it has arrays.
 
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         key = self, key_of(selection), drop_axes, gap
-        try:
-            items: Items | None = kept.find(key)
-        except TypeError:  # an array has no hash
-            return self._make_items(selection, drop_axes, gap)
-        if items is None:
-            items = self._make_items(selection, drop_axes, gap)
-            items = kept.add(key, items)
-        return items
+        return kept.find_or_make(key, lambda: self._plan(selection, drop_axes, gap))
 
-    def _make_items(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> Items:
-        inner, shape = self.layout, self.spec.shape
-        axes = axes_of(
-            selection, layout_of(shape, inner.dtype, inner.stored, inner.axis_order), drop_axes
-        )
+    def _plan(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> ShardPlan:
+        inner, shape = self.inner, self.spec.shape
+        whole = layout_of(shape, inner.dtype, inner.stored_dtype, inner.axis_order)
+        axes = axes_of(selection, whole, drop_axes)
         if len(axes) < len(shape):
-            pairs = [np.divmod(a, n) for a, n in zip(selection, inner.shape, strict=True)]
-            coordinates, within = zip(*pairs, strict=True)
-            starts = sum([a * s for a, s in zip(within, inner.strides, strict=True)])
-            return Items(coordinates, [], [[]], gap, starts)
-        indices, parts, insides, order = [], [], [], inner.axis_order
-        for k, position in enumerate(np.argsort(order).tolist()):
-            axis = axes[position]._replace(stride=inner.strides[k])
-            along = list(_each_chunk(axis, inner.shape[k]))
-            indices.append([index for index, *_ in along])
-            insides.append([inside for _, inside, _ in along])
-            if axis.output_axis is not None:  # if it is dropped, there is one inner chunk along it
-                parts.append([part for *_, part in along])
+            return self._plan_points(selection, gap)
+        # Each axis, in the order of `shape`, is cut at the edges of the inner chunks.
+        axis_of = dict(zip(inner.axis_order, axes, strict=True))
+        cut = [
+            list(_cut(axis_of[k]._replace(stride=stride), size))
+            for k, (stride, size) in enumerate(zip(inner.strides, inner.shape, strict=True))
+        ]
+        along = [[each.axis for each in pieces] for pieces in cut]
         made: dict[Any, Plan] = {}  # many inner chunks have the same plan
-        plan_of_each = []
-        for each in itertools.product(*insides):
-            key = tuple(map(id, each))
+        plans = []
+        for of_chunk in itertools.product(*along):
+            key = tuple(map(id, of_chunk))
             if key not in made:
-                made[key] = plan_axes(tuple([each[k] for k in order]), inner, gap)
-            plan_of_each.append(made[key])
-        return Items(np.ix_(*indices), plan_of_each, parts, gap)
+                in_order = tuple([of_chunk[k] for k in inner.axis_order])
+                made[key] = plan_axes(in_order, inner.item_size, gap)
+            plans.append(made[key])
+        selected = [k for k in range(len(shape)) if axis_of[k].output_axis is not None]
+        return ShardPlan(
+            shard=self,
+            shape=tuple([len(axis_of[k].indices) for k in selected]),
+            gap=gap,
+            coordinates=np.ix_(*[[each.position for each in pieces] for pieces in cut]),
+            plans=plans,
+            places_along=[[each.place for each in cut[k]] for k in selected],
+        )
 
-    def parts_of(
-        self, index: Any, items: Items, num_bytes: int
-    ) -> tuple[list[tuple[Plan, int, Where]], list[Where], int]:
-        """Return what to read of the inner chunks of a shard of `num_bytes`.
-
-        These are the plans, each with the offset of its chunk and where its elements belong in the
-        selection; where missing elements belong; and how many bytes zarr alone reads. Raises
-        `LeftToZarr` if the length of an inner chunk is not its layout's, or it ends beyond the
-        shard.
-        """
-        entries = index[(*items.coordinates, slice(None))].reshape(-1, 2)
-        starts, lengths, length = entries[:, 0], entries[:, 1], self.layout.num_bytes
-        is_missing = (starts == MISSING) & (lengths == MISSING)
-        is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
-        if (is_wrong & ~is_missing).any():
-            raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
-        present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
-        begins = starts[present].astype(np.int64)
-        num_alone = 0
-        if _trace.active:
-            num_alone = self.index_bytes + len(set(begins.tolist())) * length
-        if items.within is None:
-            plans, places = items.plan_of_each, list(itertools.product(*items.parts))
-            of_present = zip(present.tolist(), begins.tolist(), strict=True)
-            parts = [(plans[k], start, places[k]) for k, start in of_present]
-            return parts, [places[k] for k in missing], num_alone
-        axis = Axis(begins + items.within[present], 1, 0)
-        plan = plan_axes((axis,), self.layout, items.gap)
-        parts = [(plan, 0, (present,))] if len(present) else []
-        return parts, [(missing,)] if len(missing) else [], num_alone
+    def _plan_points(self, selection: Any, gap: int | None) -> ShardPlan:
+        inner, offsets, coordinates = self.inner, 0, []
+        for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
+            chunks, within = np.divmod(indices, size)
+            coordinates.append(chunks)
+            offsets = offsets + within * stride
+        return ShardPlan(self, np.shape(offsets), gap, tuple(coordinates), [], [], offsets)
 
 
-def _each_chunk(axis: Axis, size: int) -> Iterator[tuple[int, Axis, Any]]:
-    """Yield the inner chunks along an axis: index, what is selected, and where that belongs.
+AnyLayout = Layout | ShardLayout
 
-    If the same is selected from several of them, that is the same object.
-    """
+
+class _Piece(NamedTuple):
+    """What is selected of the inner chunks at a position along an axis of their grid."""
+
+    position: int
+    axis: Axis  # the same object for pieces that are equal
+    place: Any  # in the selection
+
+
+def _cut(axis: Axis, size: int) -> Iterator[_Piece]:
+    """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
+    if not len(axis.indices):
+        return iter(())
+    return _cut_range(axis, size) if type(axis.indices) is range else _cut_array(axis, size)
+
+
+def _cut_range(axis: Axis, size: int) -> Iterator[_Piece]:
     indices: Any = axis.indices
-    if not len(indices):
-        return
-    if type(indices) is range:
-        first, last, step = indices[0], indices[-1], indices.step
-        made: dict[range, Axis] = {}
-        for k in range(first // size, last // size + 1):
-            begin = max(-((first - k * size) // step), 0)
-            end = min(-((first - (k + 1) * size) // step), len(indices))
-            if begin < end:
-                low = first + begin * step - k * size
-                inside = range(low, low + (end - begin) * step, step)
-                if inside not in made:
-                    made[inside] = axis._replace(indices=inside)
-                yield k, made[inside], slice(begin, end)
-        return
+    first, last, step = indices[0], indices[-1], indices.step
+    made: dict[range, Axis] = {}
+    for position in range(first // size, last // size + 1):
+        edge = position * size
+        begin = max(-((first - edge) // step), 0)  # the number of indices before the edge
+        end = min(-((first - edge - size) // step), len(indices))
+        if begin < end:
+            within = range(first + begin * step - edge, first + end * step - edge, step)
+            if within not in made:
+                made[within] = axis._replace(indices=within)
+            yield _Piece(position, made[within], slice(begin, end))
+
+
+def _cut_array(axis: Axis, size: int) -> Iterator[_Piece]:
+    indices: Any = axis.indices
     chunks, order = indices // size, None
     if not (chunks[1:] >= chunks[:-1]).all():
         order = np.argsort(chunks, kind="stable")
         indices, chunks = indices[order], chunks[order]
     edges = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(indices)]
     for begin, end in itertools.pairwise(edges):
-        k = int(chunks[begin])
-        inside = indices[begin:end] - k * size
-        where = slice(begin, end) if order is None else order[begin:end]
-        yield k, axis._replace(indices=inside), where
+        position = int(chunks[begin])
+        within = axis._replace(indices=indices[begin:end] - position * size)
+        yield _Piece(position, within, slice(begin, end) if order is None else order[begin:end])

@@ -19,7 +19,7 @@ import numpy as np
 from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._engine import constants, locks
-from numcodecs_bytes._engine.chunks import ChunkWrite, StoredAs
+from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leaving_to_zarr
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError
@@ -68,11 +68,9 @@ def _num_bytes(values: Any) -> int:
     return int(math.prod(values.shape) * values.dtype.itemsize)
 
 
-async def write(
-    chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...], stored_as: StoredAs
-) -> None:
-    """Write values to parts of chunks; those with a reason `why_left` were left to zarr."""
-    waiting = [_Write(chunk, values, drop_axes, stored_as) for chunk in chunks]
+async def write(chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...]) -> None:
+    """Write values to selections of chunks, or leave chunks to zarr; note what became of each."""
+    waiting = [_Write(chunk, values, drop_axes) for chunk in chunks]
     begun, is_told = time.monotonic(), False
     while waiting := await _try_all(waiting, values):
         seconds = time.monotonic() - begun
@@ -91,44 +89,45 @@ async def write(
 class _Write:
     """A write to part of a chunk, which may have to be tried several times."""
 
-    def __init__(
-        self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...], stored_as: StoredAs
-    ) -> None:
+    def __init__(self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...]) -> None:
         self.chunk, self.is_done = chunk, False
-        self._values, self._drop_axes, self._stored_as = values, drop_axes, stored_as
+        self._values, self._drop_axes = values, drop_axes
         self._file: ChunkFile | None = None  # kept, because it may be locked by another writer
 
     def try_once(self, is_wanted: IsWanted) -> None:
         """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
-        try:
-            self._file = self._file or self._plan()
-            self._file.write(is_wanted)
-        except LockedError:
-            return
-        except LeftToZarr as why:
-            self.chunk.why_left = str(why)
-        except Exception as error:
-            add_name(error, self.chunk.setter, "writing")
-            raise
+        with leaving_to_zarr(self.chunk):
+            try:
+                self._file = self._file or self._plan()
+                self._file.write(is_wanted)
+            except LockedError:
+                return
+            except LeftToZarr:
+                raise
+            except Exception as error:
+                add_name(error, self.chunk.setter, "writing")
+                raise
+            self.chunk.outcome = Outcome("written in place")
         self.is_done = True
 
     def _plan(self) -> ChunkFile:
         chunk, values = self.chunk, self._values
-        stored = self._stored_as(chunk.spec)
         is_single = chunk.selection == () or values.shape == ()
         selected = values if is_single else values[chunk.place]
-        kind = ChunkFile if isinstance(stored, Layout) else ShardFile
-        return kind(chunk, stored, selected, self._drop_axes, may_be_mapped(values))
+        kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
+        return kind(chunk, selected, self._drop_axes, may_be_mapped(values))
 
 
 async def _try_all(writes: Sequence[_Write], values: Any) -> list[_Write]:
     """Try all writes, in one thread per core if they are large; return those to be tried again."""
-    num = 1
+    num_threads = 1
     is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
     if is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes):
-        num = min(os.cpu_count() or 1, len(writes))
-    shares = [functools.partial(_try_each, writes[first::num]) for first in range(num)]
-    running = [run_while_wanted(write_pool(), share) for share in shares]
+        num_threads = min(os.cpu_count() or 1, len(writes))
+    running = [
+        run_while_wanted(write_pool(), functools.partial(_try_each, writes[first::num_threads]))
+        for first in range(num_threads)
+    ]
     for error in await asyncio.gather(*running, return_exceptions=True):
         if isinstance(error, BaseException):
             raise error

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,28 +13,30 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, locks, write_file
 from numcodecs_bytes._engine.chunks import ChunkWrite
+from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, split
-from numcodecs_bytes._engine.write_file import Part
+from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 
-class PlacedPart(NamedTuple):
+class PlacedWrite(NamedTuple):
     """What is written to a chunk, and the offset of that chunk in the file, in bytes."""
 
-    part: Part
+    planned: PlannedWrite
     start: int
 
 
 @dataclass
-class Located:
+class Space:
     """Where an open file has space for what is written."""
 
-    placed: list[PlacedPart]
-    missing: list[Part] = field(default_factory=list)  # what has no space
+    descriptor: int
+    placed: list[PlacedWrite]
+    missing: Sequence[PlannedWrite] = ()  # what has no space
     index: Any = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
 
@@ -44,48 +46,44 @@ class ChunkFile:
     """The file of a chunk, and what is written to it."""
 
     chunk: ChunkWrite
-    stored: Any  # its `Layout`, or `Shard`
     values: Any  # an array in the shape of the selection, or one that NumPy broadcasts to it
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
     is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
 
     def __post_init__(self) -> None:
-        self._parts = self._plan(self.chunk.selection)
-        self._num_runs = sum([part.runs.num_runs for part in self._parts])
-        self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._parts)
+        self._planned = self._plan(self.chunk.selection)
+        self._num_runs = sum([planned.runs.num_runs for planned in self._planned])
+        self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
         self._locked_since = 0.0
 
-    def _plan(self, selection: Any) -> list[Part]:
+    def _plan(self, selection: Any) -> list[PlannedWrite]:
         """Return what is written to each of the chunks in the file."""
-        self._layout = self.stored
-        runs = plan_of(selection, self._layout, self.drop_axes, gap=0)
+        layout = self.chunk.layout
+        if not isinstance(layout, Layout):
+            raise TypeError(f"not a chunk: {layout!r}")
+        self._layout = layout
+        runs = plan_of(selection, layout, self.drop_axes, gap=0)
         shape = write_file.shape_of(runs.axes)
-        elements = write_file.elements_of(self.values, self._layout, shape)
-        return [Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)]
+        elements = write_file.elements_of(self.values, layout, shape)
+        return [PlannedWrite(runs, write_file.hulls_of(runs, layout), elements, layout)]
 
-    def _locate(self, descriptor: int, num_bytes: int) -> Located:
+    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
         """Return what has space in an open file, and what has none; raise if it is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
             name = name_of_chunk(self.chunk.setter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored, name)
-        return Located([PlacedPart(part, 0) for part in self._parts])
+            check_length(num_bytes, layout.shape, layout.dtype, layout.stored_dtype, name)
+        return Space(descriptor, [PlacedWrite(planned, 0) for planned in self._planned])
 
-    def _fill(
-        self,
-        new: int,
-        old: int | None,
-        located: Located | None,  # of a shard
-        is_wanted: IsWanted,
-    ) -> list[PlacedPart]:
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
         """Fill a new file, from the old one if there is one; return where everything belongs."""
         span = range(self._layout.num_bytes)
         locks.set_length(new, len(span))
         if old is None:
             write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
         else:
-            write_file.copy_span(old, new, span, is_wanted)
-        return [PlacedPart(part, 0) for part in self._parts]
+            write_file.copy_span(old.descriptor, new, span, is_wanted)
+        return [PlacedWrite(planned, 0) for planned in self._planned]
 
     def write(self, is_wanted: IsWanted) -> None:
         """Write everything.
@@ -130,10 +128,10 @@ class ChunkFile:
         """Write to the file; return whether it has space for everything: else, nothing is."""
         path = self.chunk.path
         with locks.locked(path, is_exclusive=self._in_hulls) as (descriptor, num_bytes):
-            located = self._locate(descriptor, num_bytes)
-            if not self._has_space(located):
+            space = self._find_space(descriptor, num_bytes)
+            if not self._is_enough(space):
                 return False
-            self._write(descriptor, located.placed, is_wanted)
+            self._write(descriptor, space.placed, is_wanted)
         self._note(num_bytes)
         return True
 
@@ -141,55 +139,55 @@ class ChunkFile:
         """Replace the file with a copy that has space, unless another writer has done so."""
         path = self.chunk.path
         with locks.locked(path, is_exclusive=True) as (descriptor, num_bytes):
-            located = self._locate(descriptor, num_bytes)
-            if self._has_space(located):
-                self._write(descriptor, located.placed, is_wanted)
+            space = self._find_space(descriptor, num_bytes)
+            if self._is_enough(space):
+                self._write(descriptor, space.placed, is_wanted)
             else:
                 with locks.temporary(path) as (new, name):
-                    self._write(new, self._fill(new, descriptor, located, is_wanted), is_wanted)
+                    self._write(new, self._fill(new, space, is_wanted), is_wanted)
                     locks.replace(name, path, descriptor)
         self._note(num_bytes)
         return True
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
-        if self._are_only_fill_values(self._parts):
+        if self._are_only_fill_values(self._planned):
             return True
         with locks.temporary(self.chunk.path) as (new, name):
-            self._write(new, self._fill(new, None, None, is_wanted), is_wanted)
+            self._write(new, self._fill(new, None, is_wanted), is_wanted)
             if not locks.publish(name, self.chunk.path):
                 return False
         self._note(0)
         return True
 
-    def _has_space(self, located: Located) -> bool:
+    def _is_enough(self, space: Space) -> bool:
         """Whether everything can be written to an open file, except what zarr would not store."""
-        return not self.is_mapped and self._are_only_fill_values(located.missing)
+        return not self.is_mapped and self._are_only_fill_values(space.missing)
 
-    def _write(self, descriptor: int, placed: list[PlacedPart], is_wanted: IsWanted) -> None:
-        for part, start in placed:
-            write_file.write_part(descriptor, part, start, is_wanted, in_hulls=self._in_hulls)
+    def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
+        for planned, start in placed:
+            write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=self._in_hulls)
 
-    def _are_only_fill_values(self, parts: Sequence[Part]) -> bool:
+    def _are_only_fill_values(self, planned: Sequence[PlannedWrite]) -> bool:
         """Whether zarr would not store chunks of these elements, as all equal the fill value."""
         if self.chunk.spec.config.write_empty_chunks:
-            return not parts
+            return not planned
         fill_value = fill_value_or_default(self.chunk.spec)
         buffer_of: Any = self.chunk.spec.prototype.nd_buffer.from_numpy_array
         return all(
-            buffer_of(part.elements[(*where, ...)]).all_equal(fill_value)
-            for part in parts
-            for where, _ in split(part.runs, self._layout.item_size)
+            buffer_of(each.elements[(*place, ...)]).all_equal(fill_value)
+            for each in planned
+            for place, _ in split(each.runs, self._layout.item_size)
         )
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
-        return as_bytes(encode_array(fill_value, self._layout.stored))
+        return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
     def _note(self, num_bytes_before: int) -> None:
         """Tell `numcodecs_bytes.trace` what was written to a file, given its length before."""
         if _trace.active:
-            num = sum([part.elements.size for part in self._parts])
+            num = sum([planned.elements.size for planned in self._planned])
             counts = {
                 "chunks_in_place": 1,
                 "bytes_in_place": num * self._layout.item_size,

@@ -21,8 +21,8 @@ from numcodecs_bytes._engine.selection import Axis
 from numcodecs_bytes._threads import IsWanted
 
 
-class Part(NamedTuple):
-    """What is written to a chunk."""
+class PlannedWrite(NamedTuple):
+    """What is written to a chunk, or to an inner chunk of a shard."""
 
     runs: Plan  # where the selected elements are, without gaps
     hulls: Plan  # the same, with gaps
@@ -33,13 +33,13 @@ class Part(NamedTuple):
 def hulls_of(runs: Plan, layout: Layout) -> Plan:
     """Return the plan of hulls around runs, which is the same plan if there are few runs."""
     are_few = runs.num_runs <= constants.REWRITE_FROM
-    return runs if are_few else plan_axes(runs.axes, layout)
+    return runs if are_few else plan_axes(runs.axes, layout.item_size)
 
 
-def is_faster_in_hulls(parts: Sequence[Part]) -> bool:
-    """Whether it is faster to rewrite the hulls of all parts than to write their runs."""
-    num_runs = sum([part.runs.num_runs for part in parts])
-    num_hulls = sum([part.hulls.num_runs for part in parts])
+def is_faster_in_hulls(planned: Sequence[PlannedWrite]) -> bool:
+    """Whether it is faster to rewrite all hulls than to write the runs."""
+    num_runs = sum([each.runs.num_runs for each in planned])
+    num_hulls = sum([each.hulls.num_runs for each in planned])
     return num_runs > constants.REWRITE_FROM * num_hulls
 
 
@@ -65,29 +65,28 @@ def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
     return np.broadcast_to(values, shape)
 
 
-def write_part(
-    descriptor: int, part: Part, start: int, is_wanted: IsWanted, *, in_hulls: bool
+def write_planned(
+    descriptor: int, planned: PlannedWrite, start: int, is_wanted: IsWanted, *, in_hulls: bool
 ) -> None:
     """Write to a chunk that begins at `start` in a file."""
-    plan, layout = part.hulls if in_hulls else part.runs, part.layout
-    for where, block in split(plan, layout.item_size):
+    plan, layout = planned.hulls if in_hulls else planned.runs, planned.layout
+    for place, piece in split(plan, layout.item_size):
         raise_unless(is_wanted)
-        elements = part.elements if block is plan else part.elements[(*where, ...)]
-        starts = block.starts(start).tolist()
-        if block.is_solid:
-            in_stored_order = elements.transpose(block.stored_axes)
-            raw = as_bytes(encode_array(in_stored_order, layout.stored))
+        elements = planned.elements if piece is plan else planned.elements[(*place, ...)]
+        starts = piece.starts(start).tolist()
+        if piece.is_solid:
+            in_stored_order = elements.transpose(piece.stored_axes)
+            raw = as_bytes(encode_array(in_stored_order, layout.stored_dtype))
         else:
-            raw = np.empty(block.num_bytes, np.uint8)
-            for k, position in enumerate(starts if block.gap else ()):
-                run = raw[k * block.length : (k + 1) * block.length]
-                files.fill(descriptor, position, run.data)
-            window: Array = np.ndarray(block.shape, layout.stored, raw, 0, block.strides)
-            index = mesh(block.index, block.shape) if block.has_index else ...
-            window[index] = encode_array(elements, layout.stored)
+            raw = np.empty(piece.num_bytes, np.uint8)
+            if piece.gap:  # else all bytes are selected
+                files.read_runs_into(descriptor, starts, raw.data)
+            window: Array = np.ndarray(piece.shape, layout.stored_dtype, raw, 0, piece.strides)
+            index = mesh(piece.index, piece.shape) if piece.has_index else ...
+            window[index] = encode_array(elements, layout.stored_dtype)
         if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
-            files.prefetch(descriptor, starts, block.length)  # the system reads the pages around
-        write_runs(descriptor, raw, starts, block.length, is_wanted)
+            files.prefetch(descriptor, starts, piece.length)  # the system reads the pages around
+        write_runs(descriptor, raw, starts, piece.length, is_wanted)
 
 
 def write_runs(

@@ -15,14 +15,14 @@ import numpy as np
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._engine import files, locks, write_file
-from numcodecs_bytes._engine.layout import layout_of
+from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes
-from numcodecs_bytes._engine.selection import Axis, axes_of
-from numcodecs_bytes._engine.shards import MISSING
-from numcodecs_bytes._engine.write_chunk import ChunkFile, Located, PlacedPart
-from numcodecs_bytes._engine.write_file import Part
+from numcodecs_bytes._engine.selection import Axis
+from numcodecs_bytes._engine.shards import MISSING, ShardLayout
+from numcodecs_bytes._engine.write_chunk import ChunkFile, PlacedWrite, Space
+from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import encode_index
 
@@ -30,41 +30,46 @@ from numcodecs_bytes._zarr_versions import encode_index
 class ShardFile(ChunkFile):
     """The file of a shard, and what is written to its inner chunks."""
 
-    def _plan(self, selection: Any) -> list[Part]:
-        shard, layout = self.stored, self.stored.layout
-        self._layout, index_bytes = layout, shard.index_bytes
+    _layout: Layout  # of the inner chunks
+
+    def _plan(self, selection: Any) -> list[PlannedWrite]:
+        layout = self.chunk.layout
+        if not isinstance(layout, ShardLayout):
+            raise TypeError(f"not a shard: {layout!r}")
+        self._shard, self._layout = layout, layout.inner
         # Where inner chunks may begin: after the index, if that is at the start.
-        self._first = index_bytes if shard.index_range(index_bytes + 1)[0] == 0 else 0
-        self._items = items = shard.items_of(selection, self.drop_axes, gap=0)
-        if items.within is not None:
-            self._elements = write_file.elements_of(self.values, layout, items.within.shape)
+        self._first = layout.index_bytes if layout.is_index_first else 0
+        self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
+        elements = write_file.elements_of(self.values, self._layout, shard_plan.shape)
+        self._elements = elements
+        if shard_plan.offsets is not None:
             # Where points are in most complete shards: this tells whether hulls are faster.
-            starts = np.ravel_multi_index(items.coordinates, shard.grid_shape) * layout.num_bytes
-            return [self._points_at(starts + items.within, self._elements)]
-        whole = layout_of(shard.spec.shape, layout.dtype, layout.stored, layout.axis_order)
-        shape = write_file.shape_of(axes_of(selection, whole, self.drop_axes))
-        elements = write_file.elements_of(self.values, layout, shape)
-        parts, hulls = [], dict[int, Plan]()
-        for plan, where in items.plans:
-            if id(plan) not in hulls:  # many inner chunks have the same plan
-                hulls[id(plan)] = write_file.hulls_of(plan, layout)
-            selected = elements[(*mesh(where, shape), ...)]
-            parts.append(Part(plan, hulls[id(plan)], selected, layout))
-        return parts
+            chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
+            return [
+                self._plan_points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
+            ]
+        hulls = dict[int, Plan]()  # many inner chunks have the same plan
+        planned = []
+        for plan, place in zip(shard_plan.plans, shard_plan.places, strict=True):
+            if id(plan) not in hulls:
+                hulls[id(plan)] = write_file.hulls_of(plan, self._layout)
+            selected = elements[(*mesh(place, shard_plan.shape), ...)]
+            planned.append(PlannedWrite(plan, hulls[id(plan)], selected, self._layout))
+        return planned
 
-    def _points_at(self, positions: Any, elements: Array) -> Part:
+    def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
-        runs = plan_axes((Axis(positions, 1, 0),), self._layout, 0)
-        return Part(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
+        runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
+        return PlannedWrite(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
 
-    def _locate(self, descriptor: int, num_bytes: int) -> Located:
-        first, end = self.stored.index_range(num_bytes)
-        raw = np.empty(end - first, np.uint8)
-        files.fill(descriptor, first, raw.data)
-        index = self.stored.decode_index(raw)
-        located = self._located(index)
-        located.end = self._check_index(index, num_bytes)
-        return located
+    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
+        raw = np.empty(self._shard.index_bytes, np.uint8)
+        files.fill(descriptor, self._shard.index_start(num_bytes), raw.data)
+        index = self._shard.decode_index(raw)
+        end = self._check_index(index, num_bytes)
+        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
+        missing = [planned for planned, _ in self._place(starts, starts == MISSING)]
+        return Space(descriptor, self._place(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -73,7 +78,7 @@ class ShardFile(ChunkFile):
         starts = np.sort(entries[:, 0])
         end = int(starts[-1]) + length if len(starts) else self._first
         are_inside = (starts >= self._first).all() and (
-            end <= self._first + num_bytes - self.stored.index_bytes
+            end <= self._first + num_bytes - self._shard.index_bytes
         )
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
@@ -83,51 +88,44 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _located(self, index: Any) -> Located:
-        """Return what has space according to an index, and what has none."""
-        starts = index[(*self._items.coordinates, 0)].reshape(-1)
-        placed = self._parts_at(starts, np.flatnonzero(starts != MISSING))
-        missing = self._parts_at(starts, np.flatnonzero(starts == MISSING))
-        return Located(placed, [part for part, _ in missing], index)
-
-    def _parts_at(self, starts: Any, which: Any) -> list[PlacedPart]:
-        """Return parts whose inner chunks begin at `starts`, or what is written to some points."""
-        within = self._items.within
-        if within is None:
-            return [PlacedPart(self._parts[k], int(starts[k])) for k in which.tolist()]
+    def _place(self, starts: Any, is_included: Any) -> list[PlacedWrite]:
+        """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
+        offsets, which = self._shard_plan.offsets, np.flatnonzero(is_included)
+        if offsets is None:
+            return [PlacedWrite(self._planned[k], int(starts[k])) for k in which.tolist()]
         if not len(which):
             return []
-        positions = starts[which].astype(np.intp) + within[which]
-        return [PlacedPart(self._points_at(positions, self._elements[which]), 0)]
+        positions = starts[which].astype(np.intp) + offsets[which]
+        return [PlacedWrite(self._plan_points(positions, self._elements[which]), 0)]
 
-    def _fill(
-        self, new: int, old: int | None, located: Located | None, is_wanted: IsWanted
-    ) -> list[PlacedPart]:
-        shard, length, first = self.stored, self._layout.num_bytes, self._first
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
+        shard, length, first = self._shard, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
-        if located is not None:
-            index, end = located.index.copy(), located.end
-        is_new = self._new_places(index, are_free=not fill_value.any())
-        num = np.count_nonzero(is_new)
+        if old is not None:
+            index, end = old.index.copy(), old.end
+        is_new = self._gets_space(index, are_free=not fill_value.any())
+        num = int(np.count_nonzero(is_new))
         index[is_new, 0] = end + length * np.arange(num)
         index[is_new, 1] = length
-        data_end = end + length * int(num)
+        data_end = end + length * num
         raw = as_bytes(encode_index(shard.codec, index))
-        locks.set_length(new, data_end + (0 if first else len(raw)))
+        locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old, new, range(first, end), is_wanted)
+            write_file.copy_span(old.descriptor, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
-        write_file.write_runs(new, raw, [0 if first else data_end], len(raw), is_wanted)
-        return self._located(index).placed
+        index_start = 0 if shard.is_index_first else data_end
+        write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)
+        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
+        return self._place(starts, starts != MISSING)
 
-    def _new_places(self, index: Any, *, are_free: bool) -> Any:
+    def _gets_space(self, index: Any, *, are_free: bool) -> Any:
         """Return which inner chunks get space, as bools in the shape of their grid."""
         is_missing = index[..., 0] == MISSING
         if are_free:
             return is_missing
         is_new = np.zeros_like(is_missing)
-        is_new[self._items.coordinates] = True
+        is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
         others = np.flatnonzero(is_missing & ~is_new)

@@ -18,7 +18,7 @@ def read_in_part(array: AnyArray) -> Layout:
 
     Raises `LeftToZarr` if that is not so. Nothing is requested.
     """
-    stored, pipeline = layout_of_array(array), array.async_array.codec_pipeline
+    layout, pipeline = layout_of_array(array), array.async_array.codec_pipeline
     if not isinstance(pipeline, ReadsParts):
         raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
     first = array.metadata.encode_chunk_key((0,) * array.ndim)
@@ -31,7 +31,7 @@ def read_in_part(array: AnyArray) -> Layout:
             raise
     except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
         pass
-    return stored if isinstance(stored, Layout) else stored.layout
+    return layout if isinstance(layout, Layout) else layout.inner
 
 
 def ask_for_a_range(array: AnyArray, index: tuple[int, ...]) -> None:
