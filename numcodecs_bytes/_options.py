@@ -34,15 +34,15 @@ def stores_with_ranges() -> list[type]:
     classes = []
     for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
         try:
-            found = pkgutil.resolve_name(named) if isinstance(named, str) else named
+            kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
         except (ImportError, AttributeError, ValueError) as error:
             if isinstance(error, ImportError) and "." in named:
                 continue  # its package is not installed here
-            found = None
-        if not isinstance(found, type):
+            kind = None
+        if not isinstance(kind, type):
             expected = "a list of classes such as 'package.module.Store'"
             raise _error("stores_with_ranges", expected, named)
-        classes.append(found)
+        classes.append(kind)
     return classes
 
 
@@ -75,15 +75,15 @@ def _error(name: str, expected: str, value: object) -> ValueError:
 
 def unknown_keys() -> list[str]:
     """Return the keys of zarr's config that look like options of this package, but are not."""
-    found = []
+    unknown = []
     for section, options in list(zarr.config.config.items()):  # which other threads may change
         name = str(section).replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
-            found += [f"numcodecs_bytes.{key}" for key in names]
+            unknown += [f"numcodecs_bytes.{key}" for key in names]
         elif name.startswith(("numcodecs_byte", "numcodec_bytes")):  # misspelt, or one underscore
-            found.append(str(section))
-    return found
+            unknown.append(str(section))
+    return unknown
 
 
 def warn_of_unknown_keys() -> None:

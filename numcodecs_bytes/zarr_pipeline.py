@@ -127,7 +127,7 @@ class _Once:
 class ReadsParts:
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
-    _setting: str  # zarr's setting for the number of threads
+    _threads_setting: str  # zarr's setting for the number of threads
     _evolved_for: ArraySpec | None = None  # so that unpickling can do it again
 
     @classmethod
@@ -206,7 +206,7 @@ class ReadsParts:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         check_output(array, layout.dtype)
-        num = zarr.config.get(self._setting, None)
+        num = zarr.config.get(self._threads_setting, None)
         num_workers = max(num, 1) if isinstance(num, int) else None
         chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
         output = Output(array, drop_axes, lambda: True, threading.Lock())
@@ -290,7 +290,7 @@ class ReadsParts:
 class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
     """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 
-    _setting = "threading.max_workers"
+    _threads_setting = "threading.max_workers"
 
     async def read_batch(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
@@ -317,7 +317,7 @@ else:
     class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
         """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
 
-        _setting = "codec_pipeline.max_workers"
+        _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
             try:

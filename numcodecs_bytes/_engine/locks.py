@@ -58,12 +58,12 @@ def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
         raise MissingFileError from None
     try:
         _lock(descriptor, is_exclusive=is_exclusive)
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         # After fstat, because replacing the file takes a name from it.
         check_name(descriptor, path)
-        if found.st_nlink != 1:
+        if status.st_nlink != 1:
             _refuse_other_names(descriptor, path)
-        yield descriptor, found.st_size
+        yield descriptor, status.st_size
     finally:
         _release(descriptor)
 
@@ -112,9 +112,9 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
             Path(folder, other).unlink(missing_ok=True)
             is_temporary = True
         is_temporary |= other.startswith(".fuse_hidden")
-    found = os.fstat(descriptor)
+    status = os.fstat(descriptor)
     with contextlib.suppress(OSError):
-        os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
     if is_temporary or os.fstat(descriptor).st_nlink == 1:
         raise ReplacedError
     check_name(descriptor, path)

@@ -122,17 +122,17 @@ def plan_axes(
     start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     num_bytes = length
-    for k in reversed(range(num_outer)):
-        strides[k] = num_bytes
-        num_bytes *= sizes[k]
+    for position in reversed(range(num_outer)):
+        strides[position] = num_bytes
+        num_bytes *= sizes[position]
     has_index = False
-    for k in range(num_outer, len(axes)):
-        indices, strides[k], _ = axes[k]
+    for position in range(num_outer, len(axes)):
+        indices, strides[position], _ = axes[position]
         if type(indices) is range:
-            strides[k] *= indices.step
+            strides[position] *= indices.step
         else:
-            low, high = bounds[k]
-            sizes[k], has_index = high - low + 1, True
+            low, high = bounds[position]
+            sizes[position], has_index = high - low + 1, True
     shape = _of_selection(axes, sizes)
     return Plan(
         axes,

@@ -91,8 +91,8 @@ def parse_content_range(text: str) -> ContentRange | None:
 
     https://www.rfc-editor.org/rfc/rfc9110.html#name-content-range
     """
-    found = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", text)
-    if found is None:
+    match = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", text)
+    if match is None:
         return None
-    first, last, total = found.groups()
+    first, last, total = match.groups()
     return ContentRange(int(first), int(last) + 1, None if total == "*" else int(total))

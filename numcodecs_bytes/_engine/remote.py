@@ -77,7 +77,7 @@ class Object:
     def forget(self) -> None:
         """Accept any version again."""
         self.length: int | None = None  # if the answers tell it
-        self._told: tuple[int | None, object] | None = None
+        self._seen: tuple[int | None, object] | None = None
         self._has_answered = self._is_split = False
 
     def may_split(self) -> bool:
@@ -91,8 +91,8 @@ class Object:
         if num_bytes is not None and num_bytes < self._least:
             raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
         is_comparable = version is not None or not self._is_split
-        is_same = is_comparable and self._told in (None, (num_bytes, version))
-        self._told, self.length = (num_bytes, version), num_bytes
+        is_same = is_comparable and self._seen in (None, (num_bytes, version))
+        self._seen, self.length = (num_bytes, version), num_bytes
         if self._is_split and not is_same:
             self.state.tells_versions = False  # from now on, no range is split
         if not is_same:

@@ -62,12 +62,12 @@ def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> 
     if len(arrays) > 1 and not all(is_mesh):
         raise _unknown(selection)
     axes, num_selected = [], 0
-    for k, selector in enumerate(selection):
-        indices = _indices(selector, shape[k])
-        is_dropped = k in drop_axes or not isinstance(selector, slice | np.ndarray)
-        axes.append(Axis(indices, layout.strides[k], None if is_dropped else num_selected))
+    for axis, selector in enumerate(selection):
+        indices = _indices(selector, shape[axis])
+        is_dropped = axis in drop_axes or not isinstance(selector, slice | np.ndarray)
+        axes.append(Axis(indices, layout.strides[axis], None if is_dropped else num_selected))
         num_selected += not is_dropped
-    return tuple([axes[k] for k in layout.axis_order])
+    return tuple([axes[axis] for axis in layout.axis_order])
 
 
 def _points(arrays: list[Any], layout: Layout) -> Axis:

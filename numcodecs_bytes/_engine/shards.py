@@ -149,29 +149,28 @@ class ShardLayout:
         axes = axes_of(selection, whole, drop_axes)
         if len(axes) < len(shape):
             return self._plan_points(selection, gap)
-        # Each axis, in the order of `shape`, is cut at the edges of the inner chunks.
-        axis_of = dict(zip(inner.axis_order, axes, strict=True))
+        axes = tuple([axes[position] for position in np.argsort(inner.axis_order)])
         cut = [
-            list(_cut(axis_of[k]._replace(stride=stride), size))
-            for k, (stride, size) in enumerate(zip(inner.strides, inner.shape, strict=True))
+            list(_cut(axis._replace(stride=stride), size))
+            for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
         ]
-        along = [[each.axis for each in pieces] for pieces in cut]
         made: dict[Any, Plan] = {}  # many inner chunks have the same plan
         plans = []
-        for of_chunk in itertools.product(*along):
+        for of_chunk in itertools.product(*[[piece.axis for piece in pieces] for pieces in cut]):
             key = tuple(map(id, of_chunk))
             if key not in made:
-                in_order = tuple([of_chunk[k] for k in inner.axis_order])
-                made[key] = plan_axes(in_order, inner.item_size, gap)
+                in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
+                made[key] = plan_axes(in_stored_order, inner.item_size, gap)
             plans.append(made[key])
-        selected = [k for k in range(len(shape)) if axis_of[k].output_axis is not None]
+        is_selected = [axis.output_axis is not None for axis in axes]
+        places_along = [[piece.place for piece in pieces] for pieces in cut]
         return ShardPlan(
             shard=self,
-            shape=tuple([len(axis_of[k].indices) for k in selected]),
+            shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
             gap=gap,
-            coordinates=np.ix_(*[[each.position for each in pieces] for pieces in cut]),
+            coordinates=np.ix_(*[[piece.position for piece in pieces] for pieces in cut]),
             plans=plans,
-            places_along=[[each.place for each in cut[k]] for k in selected],
+            places_along=list(itertools.compress(places_along, is_selected)),
         )
 
     def _plan_points(self, selection: Any, gap: int | None) -> ShardPlan:

@@ -64,15 +64,15 @@ def is_in_shard(byte_getter: object) -> bool:
 def sources_of(store: Any) -> SourceOf:
     """Return a function that says where the chunks of a store are."""
     if why := state_of(store).why_struck:
-        return _left(f"the store does not answer byte ranges as requested ({why})")
+        return _leave_all(f"the store does not answer byte ranges as requested ({why})")
     if (of_store := _SOURCES.get(name_of_class(store))) is not None:
         return of_store(store)
     if _is_named(store):
         return _of_any(store)
-    return _left("" if isinstance(store, MemoryStore) else _why_unknown(store))
+    return _leave_all("" if isinstance(store, MemoryStore) else _why_unknown(store))
 
 
-def _left(why: str = "") -> SourceOf:
+def _leave_all(why: str = "") -> SourceOf:
     """Return a function for a store of which all chunks are left to zarr."""
 
     def leave(_path: str) -> Source:
@@ -110,18 +110,18 @@ def _why_unknown(instance: object) -> str:
 
 def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        return _left(f"{name_of_class(store.root)} is not Python's own class of paths")
+        return _leave_all(f"{name_of_class(store.root)} is not Python's own class of paths")
     if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
-        return _left()
+        return _leave_all()
     root = str(store.root)
     return lambda path: File(partial(open_file, f"{root}/{path}"), MISSING)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:
     if not hasattr(os, "pread"):
-        return _left("this system can't read members of a zip file in several threads")
+        return _leave_all("this system can't read members of a zip file in several threads")
     if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
-        return _left("the archive was not opened by its path")
+        return _leave_all("the archive was not opened by its path")
     open_it = partial(open_archive, store)
     return lambda path: File(open_it, (), id(store), partial(locate_member, store, path))
 
@@ -157,7 +157,7 @@ def _of_manifest_store(store: Any) -> SourceOf:
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
     objects = store.store
     if name_of_class(objects) == "obstore.store.MemoryStore":
-        return _left()
+        return _leave_all()
     return lambda path: Remote(partial(from_objects, objects, path), store, tells_versions=True)
 
 

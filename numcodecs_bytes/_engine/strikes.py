@@ -64,11 +64,11 @@ _states: dict[int, tuple[Any, State]] = {}
 def state_of(store: object) -> State:
     """Return what is known about a store: always the same object, whichever thread is first."""
     key = id(store)
-    known = _states.get(key)
-    if known is None:
+    entry = _states.get(key)
+    if entry is None:
         new = weakref.ref(store, lambda _: _states.pop(key, None)), State()
-        known = _states.setdefault(key, new)
-    return known[1]
+        entry = _states.setdefault(key, new)
+    return entry[1]
 
 
 def is_lost(error: Exception) -> bool:

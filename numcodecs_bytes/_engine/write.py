@@ -71,12 +71,12 @@ def _num_bytes(values: Any) -> int:
 async def write(chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...]) -> None:
     """Write values to selections of chunks, or leave chunks to zarr; note what became of each."""
     waiting = [_Write(chunk, values, drop_axes) for chunk in chunks]
-    begun, is_told = time.monotonic(), False
+    begun, has_warned = time.monotonic(), False
     while waiting := await _try_all(waiting, values):
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.setter)
-        if seconds > constants.LONG_SECONDS and not is_told:
-            is_told = True
+        if seconds > constants.LONG_SECONDS and not has_warned:
+            has_warned = True
             logger.warning(
                 "waiting for a lock on %s: another thread or process has locked its file", name
             )
