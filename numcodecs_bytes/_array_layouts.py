@@ -69,14 +69,14 @@ def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
 def _find_layout_of(pipeline: Any) -> LayoutOf:
     """Return what says how the chunks of a pipeline are stored."""
     codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
-    others = [*(c for c in transposes if type(c) is not TransposeCodec)]
+    others = [c for c in transposes if type(c) is not TransposeCodec]
     others += pipeline.bytes_bytes_codecs
     if type(codec) is V2Codec:
         codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
         only: Any = codecs[0] if codecs else None
         if len(codecs) < 2 and (only is None or type(only) is Bytes):
             return partial(_layout_of_v2, only)
-        others += [c for c in codecs if type(c) is not Bytes] or codecs
+        others += [c for c in codecs if type(c) is not Bytes] or codecs  # several `Bytes`
     if others:
         names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
         raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")

@@ -3,12 +3,9 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._names import name_of_store
-
-if TYPE_CHECKING:
-    from zarr.storage import StorePath
 
 Counts = dict[str, Any]  # numbers by name, or a dict of numbers by reason
 
@@ -132,10 +129,10 @@ def counts_of_read(
     return counts
 
 
-def note(byte_getter: "StorePath", num_axes: int, counts: Counts) -> None:
+def note(byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    path = path_of_array(byte_getter.path, num_axes)
-    name = f"{name_of_store(byte_getter.store)}/{path}".rstrip("/")
+    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
+    name = f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
     for add in active.copy():
         add(name, counts)
 
@@ -146,13 +143,13 @@ def note_not_seen(why: str, num: int = 1) -> None:
         add(None, {why: num})
 
 
-def path_of_array(path: str, num_axes: int) -> str:
+def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
     """Return the path of the array to which the path of a chunk belongs."""
     parts = path.split("/")
     indices = parts[len(parts) - num_axes :]
     if indices and all(part.isdecimal() for part in indices):  # "c/0/1", or "0/1" in Zarr v2
         parts = parts[:-num_axes]
-        parts = parts[:-1] if parts[-1:] == ["c"] else parts
+        parts = parts[:-1] if parts[-1:] == ["c"] and not is_v2 else parts
     else:
         parts.pop()  # "c.0.1", "0.1", "c" or "0"
     return "/".join(parts)

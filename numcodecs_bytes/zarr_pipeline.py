@@ -61,19 +61,15 @@ if TYPE_CHECKING:
 __all__ = ["BatchedBytesPipeline", "FusedBytesPipeline"]
 
 
-def _note_left(chunks: "Sequence[ChunkWrite]", *, is_required: bool) -> None:
-    """Note why chunks are left to zarr; raise if a write to part of one must be in place."""
+def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
+    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
     for chunk in chunks:
-        why = chunk.outcome.why
-        if is_required and not chunk.is_complete:
+        if not chunk.is_complete:
             raise RuntimeError(
                 f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
-                f"numcodecs_bytes.write_in_place is 'require': {why}; run `numcodecs-bytes` to "
-                "see what sets that option"
+                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
+                "`numcodecs-bytes` to see what sets that option"
             )
-        if _trace.active:
-            why = "the whole chunk is written" if chunk.is_complete else why
-            _trace.note(chunk.setter, len(chunk.spec.shape), {"why_not_in_place": {why: 1}})
 
 
 async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf) -> None:
@@ -192,7 +188,7 @@ class ReadsParts:
         finally:
             if _trace.active:
                 for chunk in batch.chunks:
-                    chunk.trace(batch.out)
+                    chunk.trace(batch)
         results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
         return results if HAS_RESULTS else None
 
@@ -210,7 +206,7 @@ class ReadsParts:
         num_workers = max(num, 1) if isinstance(num, int) else None
         chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
         output = Output(array, drop_axes, lambda: True, threading.Lock())
-        return Batch(chunks, output, num_workers, max_gap_bytes())
+        return Batch(chunks, output, self._is_v2(), num_workers, max_gap_bytes())
 
     async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
         """Read what can be read in part, and note what became of each chunk."""
@@ -221,8 +217,7 @@ class ReadsParts:
             return
         from numcodecs_bytes._engine import remote  # only if it is needed
 
-        metadata = ".zarray" if self._is_v2() else "zarr.json"
-        await remote.read(batch, requested, read_by_zarr, metadata)
+        await remote.read(batch, requested, read_by_zarr)
 
     async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
@@ -266,21 +261,29 @@ class ReadsParts:
         # Imported here, because most programs only read.
         from numcodecs_bytes._engine.write import find_path, with_own_memory, write
 
-        is_required = mode == "require"
         chunks = chunk_writes(items, self._layouts.of, find_path)
         in_place = [chunk for chunk in chunks if chunk.path]
         others = [chunk for chunk in chunks if not chunk.path]
-        _note_left(others, is_required=is_required)
-        if in_place:
-            value = type(value).from_ndarray_like(await with_own_memory(value.as_ndarray_like()))
-        # Whole chunks first: the values may be mapped from a file that writes in place change.
-        if others:
-            await pipeline.write([chunk.item for chunk in others], value, drop_axes)
-        if in_place:
-            await write(in_place, value.as_ndarray_like(), drop_axes)
-        if left := [chunk for chunk in in_place if chunk.outcome.is_left]:
-            _note_left(left, is_required=is_required)
-            await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+        try:
+            if mode == "require":
+                _check_required(others)
+            if in_place:
+                own = await with_own_memory(value.as_ndarray_like())
+                value = type(value).from_ndarray_like(own)
+            # Whole chunks first: the values may be mapped from a file that writes in place change.
+            if others:
+                await pipeline.write([chunk.item for chunk in others], value, drop_axes)
+            if in_place:
+                await write(in_place, value.as_ndarray_like(), drop_axes)
+            left = [chunk for chunk in in_place if chunk.outcome.is_left]
+            if mode == "require":
+                _check_required(left)
+            if left:
+                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+        finally:
+            if _trace.active:
+                for chunk in chunks:
+                    chunk.trace(is_v2=self._is_v2())
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]

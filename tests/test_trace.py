@@ -169,6 +169,13 @@ def test_compressed_chunks(tmp_path, kwargs):
         ("2020", (4, 4), {"chunk_key_encoding": {"name": "v2", "separator": "/"}}),
         ("2020", (4,), {"zarr_format": 2}),
         ("", (), {"zarr_format": 2}),
+        ("c", (4, 4), {"chunk_key_encoding": {"name": "v2", "separator": "."}}),
+        ("c", (4,), {"zarr_format": 2}),  # was counted as the group's
+        (
+            "a/c",
+            (4, 4),
+            {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+        ),
     ],
     ids=str,
 )

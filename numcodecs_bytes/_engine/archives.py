@@ -7,7 +7,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
-from numcodecs_bytes._engine.files import fill, new_memory
+from numcodecs_bytes._engine.files import new_memory, read_exactly
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 
@@ -44,5 +44,5 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
         archive.open(member).close()  # raises if the header of the member is damaged
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = new_memory(30)
-    fill(descriptor, member.header_offset, header)
+    read_exactly(descriptor, member.header_offset, header)
     return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
         return self.status == "left to zarr"
 
 
-LEFT = Outcome("left to zarr")
+PENDING = Outcome("left to zarr")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class ChunkRead:
     place: Place  # in the output
     layout: AnyLayout
     source: Source | None = None
-    outcome: Outcome = LEFT
+    outcome: Outcome = PENDING
     fetched: Fetched = NOTHING
 
     def note_present(self, fetched: Fetched) -> None:
@@ -85,7 +85,7 @@ class ChunkRead:
             name = name_of_chunk(self.getter)
             check_length(num_bytes, layout.shape, layout.dtype, layout.stored_dtype, name)
 
-    def trace(self, out: Output) -> None:
+    def trace(self, batch: "Batch") -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
         if outcome.is_left:  # zarr failed to read it
@@ -98,15 +98,15 @@ class ChunkRead:
             return
         num_selected = None
         if outcome.status == "present":
-            num_selected = np.size(out.array[self.place]) * self.layout.item_size
+            num_selected = np.size(batch.out.array[self.place]) * self.layout.item_size
         num_bytes = self.layout.num_bytes
         counts = _trace.counts_of_read(num_bytes, num_selected, self.fetched, outcome.why)
-        _trace.note(self.getter, len(self.spec.shape), counts)
+        _trace.note(self.getter, len(self.spec.shape), counts, is_v2=batch.is_v2)
 
 
 @dataclass(slots=True, eq=False)
 class ChunkWrite:
-    """What is written to a chunk, and what became of it."""
+    """What is written to a part of a chunk, or all of it, and what became of it."""
 
     item: ZarrItem  # passed on if the chunk is left to zarr
     setter: StorePath
@@ -116,7 +116,23 @@ class ChunkWrite:
     is_complete: bool  # whether the whole chunk is written
     layout: AnyLayout | None = None
     path: str = ""  # of its file; "" if it is not to be written in place
-    outcome: Outcome = LEFT
+    outcome: Outcome = PENDING
+    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes_before: int = 0  # the length of the file before
+
+    def trace(self, *, is_v2: bool) -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunk."""
+        counts: _trace.Counts = {}
+        if self.num_bytes is not None:
+            counts = {
+                "chunks_in_place": 1,
+                "bytes_in_place": self.num_bytes,
+                "bytes_zarr_alone": self.num_bytes_before,
+            }
+        elif self.outcome.is_left and self.outcome.why:
+            counts = {"why_not_in_place": {self.outcome.why: 1}}
+        if counts:
+            _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
 
 def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: object) -> None:
@@ -146,6 +162,7 @@ class Batch(NamedTuple):
 
     chunks: Sequence[ChunkRead]
     out: Output
+    is_v2: bool  # whether the array is of Zarr v2
     num_workers: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
 
@@ -179,6 +196,8 @@ def chunk_writes(
     chunks = [ChunkWrite(item, *item[:5]) for item in items]
     for chunk in chunks:
         with leaving_to_zarr(chunk):
+            if chunk.is_complete:
+                raise LeftToZarr("the whole chunk is written")
             chunk.layout = layout_of(chunk.spec)
             chunk.path = path_of(chunk)
     return chunks

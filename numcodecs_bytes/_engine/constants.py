@@ -84,7 +84,7 @@ RUN_SECONDS = 5e-6
 
 # Values that may be mapped from a file are copied up to this size, in 20 ms. If they are larger,
 # the files of the chunks are copied: zarr alone reads and writes as much.
-COPIED_BYTES = 1 << 26
+MAPPED_COPY_BYTES = 1 << 26
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
 # these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got

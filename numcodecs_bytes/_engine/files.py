@@ -162,10 +162,10 @@ def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> 
     """Fill memory with runs of a file, end to end, all of the same length."""
     length = len(view) // len(starts)
     for start, first in zip(starts, range(0, len(view), length), strict=True):
-        fill(descriptor, start, view[first : first + length])
+        read_exactly(descriptor, start, view[first : first + length])
 
 
-def fill(descriptor: int, start: int, view: memoryview) -> None:
+def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
     """Fill memory from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
     while view:
         if hasattr(os, "preadv"):

@@ -30,9 +30,9 @@ class Layout:
         self.strides = tuple(strides)  # the distance of elements along each axis, in bytes
         self.num_bytes = math.prod(shape) * self.item_size
         # Whether NumPy's copy converts stored elements: it can swap them, and none can be invalid.
-        self.is_copied = copied_as(dtype) == dtype and not has_unused_bits(dtype)
+        self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
-        self.is_plain = self.is_copied and stored_dtype == dtype
+        self.is_plain = self.is_converted_by_copy and stored_dtype == dtype
 
     @property
     def most_memory(self) -> int:

@@ -22,7 +22,7 @@ from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leaving_to_zarr
 from numcodecs_bytes._engine.files import File, OpenFile
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.output import Output, memory_of, place_within, within, write_selected
+from numcodecs_bytes._engine.output import Output, memory_of, place_within, view_of, write_selected
 from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_of, split
 from numcodecs_bytes._engine.shards import ShardLayout
 from numcodecs_bytes._names import add_name
@@ -218,10 +218,10 @@ def _read_shard(
         raise LeftToZarr("a shard is a part of a file")
     shard_plan = shard.plan_of(chunk.selection, out.drop_axes, gap)
     raw = files.new_memory(shard.index_bytes)
-    files.fill(file.descriptor, shard.index_start(file.num_bytes), raw)
+    files.read_exactly(file.descriptor, shard.index_start(file.num_bytes), raw)
     index = shard.decode_index(np.asarray(raw))
     present, missing, num_alone = shard_plan.locate(index, file.num_bytes)
-    out, place_of = within(out, chunk.place)
+    out, place_of = view_of(out, chunk.place)
     with out.lock:
         out.check()
         for place in missing:
@@ -257,13 +257,13 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
     the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do, and
     CancelledError if the output must not be changed any more.
     """
-    if not plan.num_runs or _has_read_straight(file, layout, plan, out, place):
+    if not plan.num_runs or _try_straight(file, layout, plan, out, place):
         return Fetched(plan.num_runs, plan.num_bytes)
     num_requests = num_bytes = 0
     for inner_place, piece in split(plan, layout.item_size):
         is_all = piece is plan
         piece_place = place if is_all else place_within(place, inner_place)
-        if is_all or not _has_read_straight(file, layout, piece, out, piece_place):
+        if is_all or not _try_straight(file, layout, piece, out, piece_place):
             starts = _prefetched_starts(file, piece)
             raw = files.read_runs(file.descriptor, starts, piece.length, _block)
             with out.lock:
@@ -274,9 +274,7 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
     return Fetched(num_requests, num_bytes)
 
 
-def _has_read_straight(
-    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
-) -> bool:
+def _try_straight(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> bool:
     """Read straight into the output, if possible; return whether it was."""
     region = memory_of(out.array, place, plan, layout)
     if region is None:
@@ -291,14 +289,12 @@ def _has_read_straight(
             with out.lock:
                 out.check()
                 view[:] = raw
-        elif not _has_read_long_runs(file.descriptor, some, view, out):
+        elif not _try_long_runs(file.descriptor, some, view, out):
             return False
     return True
 
 
-def _has_read_long_runs(
-    descriptor: int, starts: Sequence[int], view: memoryview, out: Output
-) -> bool:
+def _try_long_runs(descriptor: int, starts: Sequence[int], view: memoryview, out: Output) -> bool:
     """Read runs straight into the output; return False if the system has no reads without waits."""
     length = len(view) // len(starts)
     cold: list[tuple[int, memoryview]] = []
@@ -328,7 +324,7 @@ def _read_run(descriptor: int, start: int, run: memoryview, out: Output) -> None
             num_bytes = files.read_from_memory(descriptor, start, run)
         if not num_bytes:
             block = _block(min(len(run), constants.BLOCK_BYTES))
-            files.fill(descriptor, start, block)
+            files.read_exactly(descriptor, start, block)
             num_bytes = len(block)
             with out.lock:
                 out.check()

@@ -97,7 +97,7 @@ def ready_to_copy(elements: Array, layout: Layout) -> Array:
 
     Shares memory with them, unless NumPy can't swap that dtype, or there are invalid bytes.
     """
-    if layout.is_copied:
+    if layout.is_converted_by_copy:
         return elements
     dtype = layout.dtype
     if copied_as(dtype) != dtype:
@@ -110,7 +110,7 @@ def are_slices(place: Any) -> bool:
     return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
 
 
-def within(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
+def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
     """Return the output, or a view of it, and a function from places in `outer` to places in it."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]

@@ -114,7 +114,7 @@ def plan_axes(
     """
     gap = constants.GAP_BYTES if gap is None else gap
     if not all([len(axis.indices) for axis in axes]):  # noqa: C419 # a generator is slow
-        shape = _of_selection(axes, [len(axis.indices) for axis in axes])
+        shape = shape_of(axes)
         return Plan(axes, gap, shape, strides=(0,) * len(shape))
     bounds = [axis.bounds for axis in axes]
     if num_outer is None:
@@ -122,11 +122,11 @@ def plan_axes(
     start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
     num_bytes = length
-    for position in reversed(range(num_outer)):
+    for position in reversed(range(num_outer)):  # a run for each index
         strides[position] = num_bytes
         num_bytes *= sizes[position]
     has_index = False
-    for position in range(num_outer, len(axes)):
+    for position in range(num_outer, len(axes)):  # a window over the hull
         indices, strides[position], _ = axes[position]
         if type(indices) is range:
             strides[position] *= indices.step
@@ -146,6 +146,11 @@ def plan_axes(
         num_outer=num_outer,
         start=start,
     )
+
+
+def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """Return the shape of a selection."""
+    return _of_selection(axes, [len(axis.indices) for axis in axes])
 
 
 def _of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
@@ -213,7 +218,7 @@ class _Cut(NamedTuple):
     """The axis along which a plan is cut into pieces."""
 
     position: int  # in stored order
-    num_outer: int  # how many axes, from this one on, have a run for each index
+    num_outer: int  # how many axes, beginning with this one, have a run for each index
     per_index: int  # how much is read for an index of it, in bytes
 
 
@@ -236,8 +241,9 @@ def _plan_pieces(plan: Plan, cut: _Cut, item_size: int, most: int) -> Iterator[t
     """Yield the pieces of the axis that is cut, and the plan for each, as if others began at 0."""
     axes, position = plan.axes, cut.position
     before = [axis._replace(indices=range(1)) for axis in axes[:position]]
+    # If the axis is in the hull, its pieces may be far enough apart for a run for each index.
     num_outer = position + cut.num_outer if cut.num_outer else None
-    for selector in _pieces(axes[position], cut, most):
+    for selector in _piece_selectors(axes[position], cut, most):
         indices: Any = axes[position].indices[selector]
         piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
         yield selector, plan_axes(piece, item_size, plan.gap, num_outer)
@@ -255,7 +261,7 @@ def _each_index(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[An
         yield place, offset
 
 
-def _pieces(axis: Axis, cut: _Cut, most: int) -> Iterable[Any]:
+def _piece_selectors(axis: Axis, cut: _Cut, most: int) -> Iterable[Any]:
     """Return what selects pieces of the axis that is cut, which read up to `most` bytes each."""
     indices = axis.indices
     if cut.num_outer:

@@ -34,36 +34,38 @@ def sorted_runs(starts: Indices, lengths: Indices) -> list[Run]:
     return list(map(Run, *columns))
 
 
-def coalesce(runs: list[Run], *, gap: int, most: int, longest: int) -> Iterator[Range]:
+def coalesce(
+    runs: list[Run], *, gap: int, most_with_gaps: int, longest_part: int
+) -> Iterator[Range]:
     """Yield the ranges that fetch runs, which are given in the order of their starts.
 
-    Runs with gaps of up to `gap` bytes share a range, if that has up to `most` bytes. A range that
-    has more than `longest` bytes is cut into parts. Runs may overlap.
+    Runs with gaps of up to `gap` bytes share a range, if that has up to `most_with_gaps` bytes. A
+    range that has more than `longest_part` bytes is cut into parts. Runs may overlap.
     """
     together: list[Run] = []
     start = end = 0
     for run in runs:
         run_end = run.start + run.length
-        if together and (run.start - end > gap or max(end, run_end) - start > most):
-            yield from _cut(Range(start, end, together), longest)
+        if together and (run.start - end > gap or max(end, run_end) - start > most_with_gaps):
+            yield from _split_range(Range(start, end, together), longest_part)
             together = []
         if not together:
             start, end = run.start, run_end
         together.append(run)
         end = max(end, run_end)
     if together:
-        yield from _cut(Range(start, end, together), longest)
+        yield from _split_range(Range(start, end, together), longest_part)
 
 
-def num_parts(num_bytes: int, longest: int) -> int:
-    """Return how many parts of about `longest` bytes a range is cut into."""
-    return max(1, round(num_bytes / longest))
+def num_parts(num_bytes: int, longest_part: int) -> int:
+    """Return how many parts of about `longest_part` bytes a range is cut into."""
+    return max(1, round(num_bytes / longest_part))
 
 
-def _cut(whole: Range, longest: int) -> Iterator[Range]:
+def _split_range(whole: Range, longest_part: int) -> Iterator[Range]:
     """Yield the parts of a range."""
     num_bytes = whole.end - whole.start
-    step = -(-num_bytes // num_parts(num_bytes, longest))
+    step = -(-num_bytes // num_parts(num_bytes, longest_part))
     for start in range(whole.start, whole.end, step):
         yield Range(start, min(start + step, whole.end), whole.runs)
 

@@ -33,7 +33,6 @@ from numcodecs_bytes._engine.shards import ShardLayout, ShardPlan
 from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
-from numcodecs_bytes._options import max_gap_bytes
 from numcodecs_bytes._trace import Fetched
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -51,10 +50,13 @@ class Budget(NamedTuple):
     is_exact: bool  # whether the user has set the gap: then no range is split
 
     @classmethod
-    def of(cls, num_objects: int) -> "Budget":
-        """Return the budget of each object if `num_objects` of them are read at once."""
+    def of(cls, num_objects: int, gap: int | None) -> "Budget":
+        """Return the budget of each object if `num_objects` of them are read at once.
+
+        `gap` is what the user has set.
+        """
         limit = zarr.config.get("async.concurrency") or constants.UNLIMITED
-        num, gap = max(1, limit // num_objects), max_gap_bytes()
+        num = max(1, limit // num_objects)
         return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
 
     def longest_range(self, num_bytes: int) -> int:
@@ -64,7 +66,7 @@ class Budget(NamedTuple):
         return max(constants.PART_BYTES, -(-num_bytes // self.num_requests))
 
 
-class Object:
+class RemoteObject:
     """An object while it is read: all answers must tell the same version and the same length."""
 
     def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
@@ -90,13 +92,13 @@ class Object:
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < self._least:
             raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
-        is_comparable = version is not None or not self._is_split
-        is_same = is_comparable and self._seen in (None, (num_bytes, version))
+        is_first_or_same = self._seen in (None, (num_bytes, version))
         self._seen, self.length = (num_bytes, version), num_bytes
-        if self._is_split and not is_same:
+        if is_first_or_same and (version is not None or not self._is_split):
+            return
+        if self._is_split:
             self.state.tells_versions = False  # from now on, no range is split
-        if not is_same:
-            raise Changed("chunks are overwritten all the time, or each answer has another version")
+        raise Changed("chunks are overwritten all the time, or each answer has another version")
 
     async def ask(self, start: int, end: int | None) -> UInt8Array:
         """Return a range; see `requests.Get`.
@@ -112,7 +114,7 @@ class Object:
             raise
         except Exception as error:  # stores and their clients raise anything
             is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
-            if is_long and self.state.answers and is_lost(error):
+            if is_long and self.state.has_answered and is_lost(error):
                 raise
             first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
             raise Failed(first_line[:200]) from None  # `str` of an error may fail
@@ -124,26 +126,32 @@ class Object:
         expected = -start if end is None else end - start
         if raw.nbytes != expected:
             raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
-        self.state.answers = self._has_answered = True
+        self.state.has_answered = self._has_answered = True
         return raw
 
     async def fetch(
-        self, placed: Sequence[PlacedPlan], budget: Budget, most: int, memory: UInt8Array | None
+        self,
+        placed: Sequence[PlacedPlan],
+        budget: Budget,
+        most_with_gaps: int,
+        memory: UInt8Array | None,
     ) -> list[UInt8Array]:
-        """Return the runs of each plan, end to end; put those of several ranges into `memory`.
+        """Return the runs of each plan, end to end, in `memory` if they are several ranges.
 
-        A range over gaps has at most `most` bytes. Raises what `ask` does, after all requests end.
+        Raises what `ask` does, after all requests end.
         """
-        longest = most if self.may_split() else sys.maxsize
+        longest_part = most_with_gaps if self.may_split() else sys.maxsize
         plans = [plan for plan, *_ in placed]
-        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest) == 1:
+        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest_part) == 1:
             start = placed[0].start + plans[0].start
             return [await self.ask(start, start + plans[0].length)]
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         runs = sorted_runs(starts, lengths)
-        ranges = list(coalesce(runs, gap=budget.gap, most=most, longest=longest))
-        self._is_split = num_parts(int(lengths.max(initial=0)), longest) > 1
+        ranges = list(
+            coalesce(runs, gap=budget.gap, most_with_gaps=most_with_gaps, longest_part=longest_part)
+        )
+        self._is_split = num_parts(int(lengths.max(initial=0)), longest_part) > 1
         num_bytes = [plan.num_bytes for plan in plans]
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
         await self._fetch_ranges(ranges, memory, budget.num_requests)
@@ -182,23 +190,21 @@ class Object:
 class ObjectRead(NamedTuple):
     """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
 
-    target: Object
+    target: RemoteObject
     chunks: Sequence[ChunkRead]
     layout: Layout  # of the chunks, or the inner chunks
     budget: Budget
-    most: int  # the largest length of a range over gaps, in bytes
+    most_with_gaps: int  # the largest length of a range over gaps, in bytes
     is_whole: bool  # whether zarr's own request is as good
     plans: Sequence[Plan] = ()
     shard_plan: ShardPlan | None = None
 
 
-async def read(
-    batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr, metadata: str
-) -> None:
+async def read(batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr) -> None:
     """Read the selections of chunks that are requested, and note what became of each.
 
-    `metadata` is the name of the array's metadata document. Raises whatever zarr raises if it can't
-    read a chunk, and whatever the store raises if a connection is lost.
+    Raises whatever zarr raises if it can't read a chunk, and whatever the store raises if a
+    connection is lost.
     """
     limit = zarr.config.get("async.concurrency")
     num = min(len(chunks), limit or constants.UNLIMITED)
@@ -206,7 +212,8 @@ async def read(
     in_flight["num"] = in_flight.get("num", 0) + num
     try:
         await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        reader = _Reader(batch, read_by_zarr, metadata, Budget.of(in_flight["num"]))
+        budgets = Budget.of(in_flight["num"], batch.gap), Budget.of(1, batch.gap)
+        reader = _Reader(batch, read_by_zarr, *budgets)
         reads = reader.plan(chunks)
         if not all(each.is_whole for each in reads):  # else zarr reads all together
             await concurrent_map([(each,) for each in reads], reader.read, limit)
@@ -224,9 +231,8 @@ class _Reader:
 
     batch: Batch
     read_by_zarr: ReadByZarr
-    metadata: str
-    budget: Budget
-    whole_budget: Budget = field(default_factory=lambda: Budget.of(1))
+    budget: Budget  # of each object
+    budget_of_one: Budget  # if nothing else were read
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     errors: list[Exception] = field(default_factory=list)  # the first one, if any
 
@@ -236,15 +242,14 @@ class _Reader:
         by_object = collections.defaultdict[Any, list[ChunkRead]](list)
         for chunk in chunks:
             remote, layout = _remote_of(chunk), chunk.layout
-            if remote.num_bytes is not None:
-                is_right = isinstance(layout, Layout) and remote.num_bytes == layout.num_bytes
-                if is_right and remote.num_bytes:
-                    by_object[remote.key or id(chunk), layout].append(chunk)
-            elif isinstance(layout, ShardLayout):
-                with leaving_to_zarr(chunk):
+            with leaving_to_zarr(chunk):
+                if isinstance(layout, ShardLayout):
                     reads.append(self._plan_shard(chunk, layout))
-            elif layout.num_bytes > self._least_saving():
-                with leaving_to_zarr(chunk):
+                elif remote.num_bytes is not None:
+                    if not 0 < remote.num_bytes == layout.num_bytes:
+                        raise LeftToZarr("its reference has another length than its chunk")
+                    by_object[remote.key or id(chunk), layout].append(chunk)
+                elif layout.num_bytes > self._least_saving():
                     reads.append(self._plan_chunks([chunk], layout))
         total = sum([len(group) * layout.num_bytes for (_, layout), group in by_object.items()])
         for (_, layout), in_object in by_object.items():
@@ -261,8 +266,8 @@ class _Reader:
         self, chunks: list[ChunkRead], num_bytes: int, total: int
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
-        gap = self.whole_budget.gap if self.whole_budget.is_exact else constants.BESIDE_BYTES
-        most = min(constants.PART_BYTES, total // self.whole_budget.num_requests) // num_bytes
+        gap = self.budget_of_one.gap if self.budget_of_one.is_exact else constants.BESIDE_BYTES
+        most = min(constants.PART_BYTES, total // self.budget_of_one.num_requests) // num_bytes
         group = list[ChunkRead]()
         for chunk in sorted(chunks, key=lambda chunk: _remote_of(chunk).start):
             end = _remote_of(group[-1]).start + num_bytes if group else 0
@@ -275,13 +280,15 @@ class _Reader:
 
     def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
         """Plan how to read a shard, in part if that saves more than a request is worth."""
-        budget = self.whole_budget  # zarr, too, gives each shard that much
-        target = Object(_remote_of(chunk))
+        remote, budget = _remote_of(chunk), self.budget_of_one  # zarr gives each shard that much
+        if remote.num_bytes is not None:
+            raise LeftToZarr("a shard is a part of an object")
+        target = RemoteObject(remote)
         shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
         num_bytes = sum([plan.num_bytes for plan in shard_plan.plans])
         is_all = len(shard_plan.plans) == shard.num_chunks
         saves_little = is_all and shard.num_bytes - num_bytes <= budget.gap
-        is_whole = saves_little and not self._is_split(target, shard.num_bytes, budget)
+        is_whole = saves_little and not self._would_split(target, shard.num_bytes, budget)
         most = budget.longest_range(num_bytes)
         return ObjectRead(
             target, [chunk], shard.inner, budget, most, is_whole, shard_plan=shard_plan
@@ -291,14 +298,14 @@ class _Reader:
         """Plan how to read chunks in an object, in part if that saves enough."""
         remote, budget = _remote_of(chunks[0]), self.budget
         end = _remote_of(chunks[-1]).start + layout.num_bytes
-        target = Object(remote, end if remote.num_bytes is None else None, least=end)
+        target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
         if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
-            budget = budget._replace(gap=self.whole_budget.gap)
+            budget = budget._replace(gap=self.budget_of_one.gap)
         plans = self._plans(chunks, layout, budget.gap)
         num_bytes = sum([plan.num_bytes for plan in plans])
         most = budget.longest_range(num_bytes)
         saves_little = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._least_saving()
-        is_whole = saves_little and not self._is_split(target, layout.num_bytes, budget)
+        is_whole = saves_little and not self._would_split(target, layout.num_bytes, budget)
         if not is_whole:  # longer gaps are fetched, but not copied
             plans = self._plans(chunks, layout, min(budget.gap, constants.COPIED_GAP_BYTES))
         return ObjectRead(target, chunks, layout, budget, most, is_whole, plans)
@@ -307,7 +314,7 @@ class _Reader:
         drop_axes = self.batch.out.drop_axes
         return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
 
-    def _is_split(self, target: Object, num_bytes: int, budget: Budget) -> bool:
+    def _would_split(self, target: RemoteObject, num_bytes: int, budget: Budget) -> bool:
         """Whether a whole object would be requested in several parts."""
         return target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
 
@@ -361,15 +368,16 @@ class _Reader:
         """Whether the store answers ranges; if need be, request a byte of the array's metadata."""
         state, chunk = planned.target.state, planned.chunks[0]
         async with self.asking:
-            if not state.answers and not self.errors:  # else another one has been asked for
-                path = _trace.path_of_array(chunk.getter.path, len(chunk.spec.shape))
+            if not state.has_answered and not self.errors:  # else another one has been asked for
+                num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
+                path = _trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
+                metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
                 planned.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    find = sources_of(chunk.getter.store)
-                    source = find(f"{path}/{self.metadata}".lstrip("/"))
+                    source = sources_of(chunk.getter.store)(metadata)
                     if isinstance(source, Remote):
-                        await Object(source).ask(0, 1)
-        return state.answers
+                        await RemoteObject(source).ask(0, 1)
+        return state.has_answered
 
     async def _read(self, planned: ObjectRead) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
@@ -384,7 +392,11 @@ class _Reader:
         memory = None
         if len(placed) == 1:
             memory = memory_of(array, placed[0].place, placed[0].plan, planned.layout)
-        raws = await target.fetch(placed, planned.budget, planned.most, memory) if placed else []
+        raws = (
+            await target.fetch(placed, planned.budget, planned.most_with_gaps, memory)
+            if placed
+            else []
+        )
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, planned.layout, array, place)

@@ -22,7 +22,7 @@ Check = Callable[[int | None, object], None]
 # and a `Check`. Returns the bytes, or None if the object is missing.
 Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
 
-MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 async def from_store(
@@ -45,7 +45,7 @@ async def from_objects(
         response = await obstore.get_async(objects, path, options={"range": byte_range})
         check(response.meta["size"], strong(response.meta["e_tag"]))
         raw: Any = await response.bytes_async()
-    except MISSING:
+    except NOT_FOUND:
         return None
     except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
         if end is not None:
@@ -62,14 +62,14 @@ async def from_file_system(
     """Return a range from a file system, which tells neither length nor version.
 
     `missing` are the errors that the store takes for a missing object. Its user may have added any;
-    those besides `MISSING` and PermissionError do not prove that the object is missing.
+    those besides `NOT_FOUND` and PermissionError do not prove that the object is missing.
     """
     try:
         raw = await request(start=start, end=end, **options)
     except LeftToZarr:
         raise
     except missing as error:
-        if isinstance(error, (*MISSING, PermissionError)):  # S3 may deny what does not exist
+        if isinstance(error, (*NOT_FOUND, PermissionError)):  # S3 may deny what does not exist
             return None
         why = f"the store takes {type(error).__name__} for a missing chunk"
         raise LeftToZarr(why) from None

@@ -57,10 +57,10 @@ def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> 
         raise _unknown(selection)
     arrays = [s for s in selection if isinstance(s, np.ndarray)]
     is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
-    if len(arrays) == len(shape) > 1 and not all(is_mesh):
-        return (_points(arrays, layout),)
     if len(arrays) > 1 and not all(is_mesh):
-        raise _unknown(selection)
+        if len(arrays) < len(shape):
+            raise _unknown(selection)
+        return (_points(arrays, layout),)
     axes, num_selected = [], 0
     for axis, selector in enumerate(selection):
         indices = _indices(selector, shape[axis])

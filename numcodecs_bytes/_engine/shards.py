@@ -13,7 +13,6 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._core.dtypes import AnyDType
 from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.layout import Layout, layout_of
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -90,7 +89,9 @@ class ShardLayout:
     """How the shards of an array are stored: by zarr's codec, with inner chunks of one layout."""
 
     def __init__(self, codec: Any, spec: ArraySpec, inner: Layout) -> None:
-        self.codec, self.spec, self.inner = codec, spec, inner
+        self.codec, self.shape, self.inner = codec, spec.shape, inner
+        self.item_size, self.dtype = inner.item_size, inner.dtype
+        self.num_bytes = math.prod(spec.shape) * inner.item_size  # of all inner chunks
         self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
         self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
         self.num_chunks = math.prod(self.grid_shape)
@@ -98,24 +99,9 @@ class ShardLayout:
         self.is_index_first = getattr(location, "value", location) == "start"
 
     @property
-    def item_size(self) -> int:
-        """The length of an element in bytes."""
-        return self.inner.item_size
-
-    @property
-    def dtype(self) -> AnyDType:
-        """The dtype of elements in memory."""
-        return self.inner.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        """The total length of the inner chunks."""
-        return math.prod(self.spec.shape) * self.item_size
-
-    @property
     def most_memory(self) -> int:
-        """See `kept.Kept`; the specification of a shard holds a fill value."""
-        return 2048 + 128 * len(self.spec.shape) + self.item_size
+        """See `kept.Kept`."""
+        return 2048 + 128 * len(self.shape)
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
@@ -144,14 +130,14 @@ class ShardLayout:
         return kept.find_or_make(key, lambda: self._plan(selection, drop_axes, gap))
 
     def _plan(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> ShardPlan:
-        inner, shape = self.inner, self.spec.shape
-        whole = layout_of(shape, inner.dtype, inner.stored_dtype, inner.axis_order)
+        inner = self.inner
+        whole = layout_of(self.shape, inner.dtype, inner.stored_dtype, inner.axis_order)
         axes = axes_of(selection, whole, drop_axes)
-        if len(axes) < len(shape):
+        if len(axes) < len(self.shape):
             return self._plan_points(selection, gap)
         axes = tuple([axes[position] for position in np.argsort(inner.axis_order)])
         cut = [
-            list(_cut(axis._replace(stride=stride), size))
+            list(_cut_at_chunks(axis._replace(stride=stride), size))
             for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
         ]
         made: dict[Any, Plan] = {}  # many inner chunks have the same plan
@@ -185,7 +171,7 @@ class ShardLayout:
 AnyLayout = Layout | ShardLayout
 
 
-class _Piece(NamedTuple):
+class _GridSlice(NamedTuple):
     """What is selected of the inner chunks at a position along an axis of their grid."""
 
     position: int
@@ -193,29 +179,30 @@ class _Piece(NamedTuple):
     place: Any  # in the selection
 
 
-def _cut(axis: Axis, size: int) -> Iterator[_Piece]:
+def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
     if not len(axis.indices):
         return iter(())
     return _cut_range(axis, size) if type(axis.indices) is range else _cut_array(axis, size)
 
 
-def _cut_range(axis: Axis, size: int) -> Iterator[_Piece]:
+def _cut_range(axis: Axis, size: int) -> Iterator[_GridSlice]:
     indices: Any = axis.indices
     first, last, step = indices[0], indices[-1], indices.step
     made: dict[range, Axis] = {}
     for position in range(first // size, last // size + 1):
         edge = position * size
-        begin = max(-((first - edge) // step), 0)  # the number of indices before the edge
+        # How many indices are before the first edge, and before the second one.
+        begin = max(-((first - edge) // step), 0)
         end = min(-((first - edge - size) // step), len(indices))
         if begin < end:
             within = range(first + begin * step - edge, first + end * step - edge, step)
             if within not in made:
                 made[within] = axis._replace(indices=within)
-            yield _Piece(position, made[within], slice(begin, end))
+            yield _GridSlice(position, made[within], slice(begin, end))
 
 
-def _cut_array(axis: Axis, size: int) -> Iterator[_Piece]:
+def _cut_array(axis: Axis, size: int) -> Iterator[_GridSlice]:
     indices: Any = axis.indices
     chunks, order = indices // size, None
     if not (chunks[1:] >= chunks[:-1]).all():
@@ -225,4 +212,4 @@ def _cut_array(axis: Axis, size: int) -> Iterator[_Piece]:
     for begin, end in itertools.pairwise(edges):
         position = int(chunks[begin])
         within = axis._replace(indices=indices[begin:end] - position * size)
-        yield _Piece(position, within, slice(begin, end) if order is None else order[begin:end])
+        yield _GridSlice(position, within, slice(begin, end) if order is None else order[begin:end])

@@ -23,7 +23,7 @@ from numcodecs_bytes._engine.archives import locate_member, open_archive
 from numcodecs_bytes._engine.files import File, open_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.requests import (
-    MISSING,
+    NOT_FOUND,
     Get,
     from_file_system,
     from_http,
@@ -114,7 +114,7 @@ def _of_local_store(store: LocalStore) -> SourceOf:
     if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
         return _leave_all()
     root = str(store.root)
-    return lambda path: File(partial(open_file, f"{root}/{path}"), MISSING)
+    return lambda path: File(partial(open_file, f"{root}/{path}"), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:

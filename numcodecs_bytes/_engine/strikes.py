@@ -33,10 +33,10 @@ class Missing(Unexpected):
     """A store says that it has no such object, which may be right."""
 
 
-class State:
+class StoreState:
     """What is known about a store."""
 
-    answers = False  # whether it has answered a range properly
+    has_answered = False  # whether it has answered a range properly
     tells_versions = True  # until the versions in its answers differ or are missing
     _until = 0.0
     _why = ""
@@ -58,15 +58,15 @@ class State:
 
 # By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
 # Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
-_states: dict[int, tuple[Any, State]] = {}
+_states: dict[int, tuple[Any, StoreState]] = {}
 
 
-def state_of(store: object) -> State:
+def state_of(store: object) -> StoreState:
     """Return what is known about a store: always the same object, whichever thread is first."""
     key = id(store)
     entry = _states.get(key)
     if entry is None:
-        new = weakref.ref(store, lambda _: _states.pop(key, None)), State()
+        new = weakref.ref(store, lambda _: _states.pop(key, None)), StoreState()
         entry = _states.setdefault(key, new)
     return entry[1]
 

@@ -41,8 +41,6 @@ logger = logging.getLogger("numcodecs_bytes")
 
 def find_path(chunk: ChunkWrite) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if it is not written in place."""
-    if chunk.is_complete:
-        raise LeftToZarr("the whole chunk is written")
     if locks.fcntl is None:
         raise LeftToZarr("this system has no flock")
     if type(chunk.setter) is not StorePath:
@@ -59,7 +57,7 @@ def find_path(chunk: ChunkWrite) -> str:
 
 async def with_own_memory(values: Any) -> Any:
     """Return values that no write to a file changes: copied if need be, unless too large."""
-    if not may_be_mapped(values) or _num_bytes(values) > constants.COPIED_BYTES:
+    if not may_be_mapped(values) or _num_bytes(values) > constants.MAPPED_COPY_BYTES:
         return values
     return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes import _trace
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._core.lengths import check_length
@@ -16,7 +15,7 @@ from numcodecs_bytes._engine.chunks import ChunkWrite
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
-from numcodecs_bytes._engine.plan import plan_of, split
+from numcodecs_bytes._engine.plan import plan_of, shape_of, split
 from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
@@ -52,7 +51,7 @@ class ChunkFile:
 
     def __post_init__(self) -> None:
         self._planned = self._plan(self.chunk.selection)
-        self._num_runs = sum([planned.runs.num_runs for planned in self._planned])
+        self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
         self._locked_since = 0.0
 
@@ -63,7 +62,7 @@ class ChunkFile:
             raise TypeError(f"not a chunk: {layout!r}")
         self._layout = layout
         runs = plan_of(selection, layout, self.drop_axes, gap=0)
-        shape = write_file.shape_of(runs.axes)
+        shape = shape_of(runs.axes)
         elements = write_file.elements_of(self.values, layout, shape)
         return [PlannedWrite(runs, write_file.hulls_of(runs, layout), elements, layout)]
 
@@ -95,24 +94,24 @@ class ChunkFile:
             return
         for _ in range(constants.MAX_TRIES):
             try:
-                if self._has_written(is_wanted):
+                if self._try_to_write(is_wanted):
                     return
             except ReplacedError:
                 continue
             except LockedError:
-                if not self._gives_up_hulls():
+                if not self._switches_to_runs():
                     raise
         raise LeftToZarr("it keeps being replaced")
 
-    def _has_written(self, is_wanted: IsWanted) -> bool:
+    def _try_to_write(self, is_wanted: IsWanted) -> bool:
         """Write to the file, replace it, or make it; return False if another writer was first."""
         try:
             return self._change(is_wanted) or self._replace(is_wanted)
         except MissingFileError:
             return self._create(is_wanted)
 
-    def _gives_up_hulls(self) -> bool:
-        """Whether to write runs from now on, because it can't get the exclusive lock.
+    def _switches_to_runs(self) -> bool:
+        """Write runs from now on if it can't get the exclusive lock; return whether it does.
 
         A writer of hulls waits for writers of runs no longer than it would take to write runs
         itself, with a shared lock: that waits only for writers of hulls.
@@ -120,9 +119,9 @@ class ChunkFile:
         now = time.monotonic()
         self._locked_since = self._locked_since or now
         is_long = now - self._locked_since > self._num_runs * constants.RUN_SECONDS
-        gives_up = self._in_hulls and is_long
-        self._in_hulls = self._prefers_hulls and not gives_up
-        return gives_up
+        switches = self._in_hulls and is_long
+        self._in_hulls = self._prefers_hulls and not switches  # hulls again, if runs fail as well
+        return switches
 
     def _change(self, is_wanted: IsWanted) -> bool:
         """Write to the file; return whether it has space for everything: else, nothing is."""
@@ -132,7 +131,7 @@ class ChunkFile:
             if not self._is_enough(space):
                 return False
             self._write(descriptor, space.placed, is_wanted)
-        self._note(num_bytes)
+        self._note_written(num_bytes)
         return True
 
     def _replace(self, is_wanted: IsWanted) -> bool:
@@ -146,7 +145,7 @@ class ChunkFile:
                 with locks.temporary(path) as (new, name):
                     self._write(new, self._fill(new, space, is_wanted), is_wanted)
                     locks.replace(name, path, descriptor)
-        self._note(num_bytes)
+        self._note_written(num_bytes)
         return True
 
     def _create(self, is_wanted: IsWanted) -> bool:
@@ -157,7 +156,7 @@ class ChunkFile:
             self._write(new, self._fill(new, None, is_wanted), is_wanted)
             if not locks.publish(name, self.chunk.path):
                 return False
-        self._note(0)
+        self._note_written(0)
         return True
 
     def _is_enough(self, space: Space) -> bool:
@@ -177,20 +176,15 @@ class ChunkFile:
         return all(
             buffer_of(each.elements[(*place, ...)]).all_equal(fill_value)
             for each in planned
-            for place, _ in split(each.runs, self._layout.item_size)
+            for place, _ in split(each.run_plan, self._layout.item_size)
         )
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
-    def _note(self, num_bytes_before: int) -> None:
-        """Tell `numcodecs_bytes.trace` what was written to a file, given its length before."""
-        if _trace.active:
-            num = sum([planned.elements.size for planned in self._planned])
-            counts = {
-                "chunks_in_place": 1,
-                "bytes_in_place": num * self._layout.item_size,
-                "bytes_zarr_alone": num_bytes_before,
-            }
-            _trace.note(self.chunk.setter, len(self.chunk.spec.shape), counts)
+    def _note_written(self, num_bytes_before: int) -> None:
+        """Note what was written to a file, given its length before."""
+        num_elements = sum([planned.elements.size for planned in self._planned])
+        self.chunk.num_bytes = num_elements * self._layout.item_size
+        self.chunk.num_bytes_before = num_bytes_before

@@ -17,15 +17,14 @@ from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes, split
-from numcodecs_bytes._engine.selection import Axis
 from numcodecs_bytes._threads import IsWanted
 
 
 class PlannedWrite(NamedTuple):
     """What is written to a chunk, or to an inner chunk of a shard."""
 
-    runs: Plan  # where the selected elements are, without gaps
-    hulls: Plan  # the same, with gaps
+    run_plan: Plan  # where the selected elements are, without gaps
+    hull_plan: Plan  # the same, with gaps
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     layout: Layout
 
@@ -38,15 +37,9 @@ def hulls_of(runs: Plan, layout: Layout) -> Plan:
 
 def is_faster_in_hulls(planned: Sequence[PlannedWrite]) -> bool:
     """Whether it is faster to rewrite all hulls than to write the runs."""
-    num_runs = sum([each.runs.num_runs for each in planned])
-    num_hulls = sum([each.hulls.num_runs for each in planned])
+    num_runs = sum([each.run_plan.num_runs for each in planned])
+    num_hulls = sum([each.hull_plan.num_runs for each in planned])
     return num_runs > constants.REWRITE_FROM * num_hulls
-
-
-def shape_of(axes: Sequence[Axis]) -> tuple[int, ...]:
-    """Return the shape of a selection."""
-    along = {axis.output_axis: len(axis.indices) for axis in axes if axis.output_axis is not None}
-    return tuple([along[position] for position in range(len(along))])
 
 
 def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
@@ -69,7 +62,7 @@ def write_planned(
     descriptor: int, planned: PlannedWrite, start: int, is_wanted: IsWanted, *, in_hulls: bool
 ) -> None:
     """Write to a chunk that begins at `start` in a file."""
-    plan, layout = planned.hulls if in_hulls else planned.runs, planned.layout
+    plan, layout = planned.hull_plan if in_hulls else planned.run_plan, planned.layout
     for place, piece in split(plan, layout.item_size):
         raise_unless(is_wanted)
         elements = planned.elements if piece is plan else planned.elements[(*place, ...)]
@@ -117,7 +110,7 @@ def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> Non
     for start in range(span.start, span.stop, len(block)):
         raise_unless(is_wanted)
         raw = block[: span.stop - start]
-        files.fill(source, start, raw.data)
+        files.read_exactly(source, start, raw.data)
         if raw.any():
             write_runs(target, raw, [start], len(raw), is_wanted)
 

@@ -64,10 +64,11 @@ class ShardFile(ChunkFile):
 
     def _find_space(self, descriptor: int, num_bytes: int) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
-        files.fill(descriptor, self._shard.index_start(num_bytes), raw.data)
+        files.read_exactly(descriptor, self._shard.index_start(num_bytes), raw.data)
         index = self._shard.decode_index(raw)
         end = self._check_index(index, num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
+        # Only the elements of what is missing are used: it has no offset in the file.
         missing = [planned for planned, _ in self._place(starts, starts == MISSING)]
         return Space(descriptor, self._place(starts, starts != MISSING), missing, index, end)
 

@@ -145,7 +145,7 @@ def test_the_same_as_numpy_and_zarr(tmp_path, set_constants, seed):
         GAP_BYTES=rng.choice([0, 16, 1 << 13]),
         GROUP_BYTES=rng.choice([16, 1 << 23]),
         PARALLEL_BYTES=rng.choice([0, 1 << 19]),
-        COPIED_BYTES=rng.choice([0, 1 << 26]),
+        MAPPED_COPY_BYTES=rng.choice([0, 1 << 26]),
     )
     arrays = Arrays(rng, tmp_path)
     for _ in range(20):

@@ -18,9 +18,9 @@ from numcodecs_bytes._engine.ranges import (
 ALL = 1 << 40
 
 
-def ranges_of(starts, lengths, gap=0, most=ALL, longest=ALL):
+def ranges_of(starts, lengths, gap=0, most_with_gaps=ALL, longest_part=ALL):
     runs = sorted_runs(np.array(starts), np.array(lengths))
-    return list(coalesce(runs, gap=gap, most=most, longest=longest))
+    return list(coalesce(runs, gap=gap, most_with_gaps=most_with_gaps, longest_part=longest_part))
 
 
 def bounds_of(*arguments, **settings):
@@ -36,13 +36,13 @@ def bounds_of(*arguments, **settings):
         ([9, 0], [1, 1], {}, [(0, 1), (9, 10)]),
         ([9, 0], [1, 1], {"gap": 7}, [(0, 1), (9, 10)]),
         ([9, 0], [1, 1], {"gap": 8}, [(0, 10)]),
-        ([0, 4, 8], [1, 1, 1], {"gap": 8, "most": 5}, [(0, 5), (8, 9)]),
-        ([0], [10], {"most": 5}, [(0, 10)]),
-        ([0], [10], {"most": 5, "longest": 5}, [(0, 5), (5, 10)]),
-        ([0], [10], {"longest": 4}, [(0, 5), (5, 10)]),
+        ([0, 4, 8], [1, 1, 1], {"gap": 8, "most_with_gaps": 5}, [(0, 5), (8, 9)]),
+        ([0], [10], {"most_with_gaps": 5}, [(0, 10)]),
+        ([0], [10], {"most_with_gaps": 5, "longest_part": 5}, [(0, 5), (5, 10)]),
+        ([0], [10], {"longest_part": 4}, [(0, 5), (5, 10)]),
         ([3, 3, 3], [2, 2, 2], {}, [(3, 5)]),
         ([0, 2], [10, 3], {}, [(0, 10)]),
-        ([0, 2], [10, 3], {"most": 8}, [(0, 10), (2, 5)]),
+        ([0, 2], [10, 3], {"most_with_gaps": 8}, [(0, 10), (2, 5)]),
     ],
 )
 def test_runs_that_are_close_share_a_range(starts, lengths, settings, expected):
@@ -57,7 +57,9 @@ def test_what_is_fetched_of_random_runs_is_what_was_asked_for(everything):
         num = rng.randint(1, 12)
         lengths = [rng.choice([1, 3, rng.randint(1, 60)]) for _ in range(num)]
         starts = [rng.randint(0, len(stored) - length) for length in lengths]
-        settings = {name: rng.choice([1, 10, 50, ALL]) for name in ("gap", "most", "longest")}
+        settings = {
+            name: rng.choice([1, 10, 50, ALL]) for name in ("gap", "most_with_gaps", "longest_part")
+        }
         memory = np.zeros(sum(lengths), np.uint8)
         for found in ranges_of(starts, lengths, **settings):
             copy_runs(stored[found.start : found.end], found, memory)

@@ -298,6 +298,20 @@ def test_a_pickled_array(opened):
             assert np.array_equal(array[3, 1000:1500], LARGE[3, 1000:1500])
 
 
+@pytest.mark.parametrize("name", ["a", "c"])
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_store_whose_first_chunk_is_missing(tmp_path, name, zarr_format):
+    """It is believed, as it answers a range of the array's metadata; "c" begins keys of v3."""
+    settings = {"dtype": "u1", "compressors": None, "zarr_format": zarr_format}
+    zarr.create_array(tmp_path / name, shape=(4 * MB,), chunks=(MB,), **settings)
+    store = CountingStore(tmp_path)
+    with ranges_from(CountingStore):
+        array = zarr.open_array(store, path=name)
+        assert (array[5:9] == 0).all()
+        assert not is_struck(array, np.s_[:3])
+    assert len(store.requests) == 2
+
+
 class TestFirstFailure:
     """Of a store that is read by other tasks at once, or fails twice."""
 

@@ -168,7 +168,7 @@ VALUES = {
 def copied(request, monkeypatch):
     """Whether values that may be mapped are copied to memory, or they are too many for that."""
     if not request.param:
-        monkeypatch.setattr(constants, "COPIED_BYTES", 0)
+        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
     return request.param
 
 
@@ -251,7 +251,7 @@ class TestValues:
 
     def test_mapped_values_are_copied_in_steps(self, tmp_path, track, monkeypatch):
         """An array that is larger than memory can be written from a file."""
-        monkeypatch.setattr(constants, "COPIED_BYTES", 1 << 20)
+        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 1 << 20)
         shape = 1 << 12, 1 << 13
         values = np.memmap(tmp_path / "values", "u1", "w+", shape=shape)
         values[::5] = 3
@@ -267,7 +267,7 @@ class TestValues:
     def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
         """And once: their file may have one position, and to compute them may take long."""
         monkeypatch.setattr(constants, "PARALLEL_BYTES", 0)
-        monkeypatch.setattr(constants, "COPIED_BYTES", 0)
+        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
         reading, num_reading = [], []
 
         class Slow(Lazy):
