@@ -1,5 +1,6 @@
 """Parts of chunks are written in place: only the selected bytes, or else by zarr, or an error."""
 
+import asyncio
 import errno
 import functools
 import os
@@ -14,6 +15,8 @@ import zarr
 import zarr.codecs
 import zarr.storage
 from helpers import HAS_STRUCT, ZARR_ALONE
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
 from numcodecs_bytes._engine import constants
@@ -385,6 +388,34 @@ class TestNotInPlace:
             array[0, 7] = 0
         assert array[0, 7] == 1
         array[...] = 0  # all of it
+
+    def test_a_setter_of_one_s_own(self, tmp_path):
+        """It needs neither a path nor a store: AttributeError, instead of zarr's write."""
+
+        class Setter:
+            raw = None
+
+            async def get(self, prototype, byte_range=None):
+                return self.raw
+
+            async def set(self, value):
+                self.raw = value
+
+        array, setter, prototype = (
+            create(tmp_path).async_array,
+            Setter(),
+            default_buffer_prototype(),
+        )
+        settings = array.metadata.fill_value, ArrayConfig("C", write_empty_chunks=True), prototype
+        spec = ArraySpec((8, 8), array.metadata.dtype, *settings)
+        item = setter, spec, np.s_[2:3, 1:8], np.s_[0:1, 0:7], False
+        values = prototype.nd_buffer.from_numpy_array(np.ones((1, 7)))
+        with pytest.raises(RuntimeError, match="^part of a chunk .* is not a StorePath"):
+            asyncio.run(array.codec_pipeline.write([item], values))
+        with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
+            asyncio.run(array.codec_pipeline.write([item], values))
+        assert np.frombuffer(setter.raw.to_bytes(), "<f8").sum() == 7
+        assert "is not a StorePath" in str(traced)
 
     def test_a_read_only_store(self, tmp_path):
         create(tmp_path)[...] = self.DATA
