@@ -195,7 +195,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Return the codec for a configuration; a missing `endian` means None, not 'little'."""
-        configuration = parse_configuration(config, known=("id", "endian", "dtype"))
+        configuration = parse_configuration(config, keys=("id", "endian", "dtype"))
         return cls(configuration["endian"], configuration.get("dtype"))
 
     def __repr__(self) -> str:

@@ -32,15 +32,15 @@ def parse_endian(endian: object) -> Endian | None:
     )
 
 
-def parse_configuration(configuration: object, known: tuple[str, ...]) -> JSONObject:
+def parse_configuration(configuration: object, keys: tuple[str, ...]) -> JSONObject:
     """Return the configuration as a dict, with `endian` set to None if it is missing."""
     if not isinstance(configuration, Mapping):
         raise TypeError(f"the configuration must be a JSON object, got {configuration!r}")
-    unknown = sorted(map(repr, set(configuration) - set(known)))
+    unknown = sorted(map(repr, set(configuration) - set(keys)))
     if unknown:
         raise ValueError(
             f"the bytes codec has no configuration key {', '.join(unknown)}; "
-            f"expected only {', '.join(map(repr, known))}"
+            f"expected only {', '.join(map(repr, keys))}"
         )
     return {"endian": None, **configuration}
 
