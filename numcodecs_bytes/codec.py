@@ -47,6 +47,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
+from numcodecs_bytes._core.lengths import check_length
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -173,13 +174,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             return decode_array(raw, stored, self.dtype)
         target = self._target(out)
         stored = stored_dtype(target.dtype, self.endian)
-        expected = target.size * stored.itemsize
-        if raw.size != expected:
-            raise ValueError(
-                f"the stored bytes do not fit out: got {raw.size} bytes, expected {expected} for "
-                f"shape {target.shape} of {target.dtype}; the chunk may be damaged, or out may "
-                "have the wrong shape"
-            )
+        check_length(raw.size, target.shape, target.dtype, stored, "the chunk decoded into out")
         decode_into(raw, stored, target)
         return out
 
