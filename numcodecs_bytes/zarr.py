@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import zarr
 import zarr.codecs
-import zarr.dtype
 import zarr.registry
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
@@ -103,7 +102,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         configuration = parse_configuration(data.get("configuration", {}), keys=("endian",))
         if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
-        codec = cls()
+        codec = cls()  # zarr 3.1.6 takes a missing endian to be that of the machine
         vars(codec)["_declared_endian"] = None
         return codec
 
@@ -126,7 +125,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         warn_of_other_pipeline("used")
         # Always a new codec, as `self` may be the codec of other arrays.
         if has_byte_order(dtype):
-            evolved = type(self)(endian=self.endian or _endian_if_missing(dtype))
+            evolved = type(self)(endian=self.endian or _assumed_endian(dtype))
         else:
             evolved = type(self)(endian=None)
             if dtype.kind != "b":  # never written for bools: other libraries would swap them
@@ -218,7 +217,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return f"{type(self).__name__}(endian={endian!r})"
 
 
-def _endian_if_missing(dtype: AnyDType) -> Endian:
+def _assumed_endian(dtype: AnyDType) -> Endian:
     """Return the `endian` of structures stored without one, warning as zarr does; else raise."""
     if dtype.names is None:
         raise missing_endian(dtype)

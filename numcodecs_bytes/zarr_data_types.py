@@ -16,7 +16,6 @@ zero, as in zarr.
 """
 
 import base64
-import contextlib
 import math
 import numbers
 import re
@@ -117,12 +116,13 @@ def _not_a_value(name: object, data: object, expected: str) -> TypeError:
     return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
 
 
-def _from_base64(data: object, num_bytes: int) -> bytes | None:
+def _from_base64(data: Any, num_bytes: int) -> bytes | None:
     """Return the bytes of a fill value in base64, or None unless it holds `num_bytes` bytes."""
-    with contextlib.suppress(TypeError, ValueError):
-        raw = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
-        return raw if len(raw) == num_bytes else None
-    return None
+    try:
+        raw = base64.b64decode(data, validate=True)
+    except (TypeError, ValueError):
+        return None
+    return raw if len(raw) == num_bytes else None
 
 
 class _Raw(np.void):  # type: ignore[misc] # final in the stubs only
@@ -296,9 +296,11 @@ def _float_to_json(scalar: SupportsFloat) -> float | str:
     number = float(scalar)
     if not math.isnan(number):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, number)
-    bits = np.array([scalar])
-    is_canonical = bits.tobytes() == np.array([math.nan]).astype(bits.dtype).tobytes()
-    return "NaN" if is_canonical else f"0x{bits[::-1].tobytes()[::-1].hex()}"
+    array = np.array([scalar])
+    if array.tobytes() == np.array([math.nan]).astype(array.dtype).tobytes():
+        return "NaN"
+    bits = array.view(f"u{array.itemsize}")[0]
+    return f"0x{bits:0{2 * array.itemsize}x}"
 
 
 @dataclass(frozen=True, kw_only=True)
