@@ -90,6 +90,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
     # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
     # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
     _declared_endian: Endian | None
+    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
+    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+    is_fixed_size = True
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -130,8 +133,6 @@ class BytesCodec(zarr.codecs.BytesCodec):
             evolved = type(self)(endian=None)
             if dtype.kind != "b":  # never written for bools: other libraries would swap them
                 vars(evolved)["_declared_endian"] = self._declared_endian
-        # zarr's sharding decodes dense shards without calling a codec of fixed size. That would
-        # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
         return evolved
@@ -233,10 +234,8 @@ def _assumed_endian(dtype: AnyDType) -> Endian:
 
 def _check_zarr() -> None:
     """Raise AttributeError if zarr's codec lacks what `BytesCodec` overrides."""
-    overridden = ("evolve_from_array_spec", "_decode_sync", "_encode_sync")
-    missing = [name for name in overridden if not hasattr(zarr.codecs.BytesCodec, name)]
-    if missing or not zarr.codecs.BytesCodec.is_fixed_size:
-        raise AttributeError(f"zarr.codecs.BytesCodec lacks {missing or 'is_fixed_size'}")
+    for name in ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size"):
+        getattr(zarr.codecs.BytesCodec, name)
 
 
 def _use_by_default() -> None:
