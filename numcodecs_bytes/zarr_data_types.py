@@ -330,7 +330,7 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_storable(self.to_native_dtype())  # for which NumPy wants distinct names
+        check_storable(self.to_native_dtype())  # raises if two fields have the same name, too
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:

@@ -222,7 +222,7 @@ def are_swapped_alike(dtype: AnyDType, other: AnyDType) -> bool:
     """Whether two unstructured dtypes have the same item size and are byte-swapped alike."""
 
     def unit_bytes(dtype: AnyDType) -> int:
-        unit = swap_unit(copied_as(dtype))
+        unit = swap_unit(copied_as(dtype)) if has_byte_order(dtype) else None
         return 1 if unit is None else unit.itemsize
 
     is_plain = dtype.names is None and other.names is None
