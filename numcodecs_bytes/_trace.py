@@ -103,7 +103,7 @@ class Fetched(NamedTuple):
 
     num_requests: int = 0
     num_bytes: int = 0
-    num_bytes_alone: int | None = None  # what zarr alone fetches, if that is not all of the chunk
+    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
 
 
 def counts_of_read(
@@ -113,13 +113,13 @@ def counts_of_read(
 
     `num_selected` is in bytes, or None if the chunk is missing.
     """
-    alone = num_bytes if fetched.num_bytes_alone is None else fetched.num_bytes_alone
+    by_zarr = num_bytes if fetched.num_bytes_by_zarr is None else fetched.num_bytes_by_zarr
     counts: Counts = {
         "chunks": 1,
         "chunks_missing": int(num_selected is None),
         "requests": fetched.num_requests,
         "bytes_fetched": fetched.num_bytes,
-        "bytes_zarr_alone": 0 if num_selected is None else alone,
+        "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
         "bytes_selected": num_selected or 0,
     }
     # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
@@ -145,14 +145,12 @@ def note_not_seen(why: str, num: int = 1) -> None:
 
 def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
     """Return the path of the array to which the path of a chunk belongs."""
-    parts = path.split("/")
-    indices = parts[len(parts) - num_axes :]
-    if indices and all(part.isdecimal() for part in indices):  # "c/0/1", or "0/1" in Zarr v2
-        parts = parts[:-num_axes]
-        parts = parts[:-1] if parts[-1:] == ["c"] and not is_v2 else parts
-    else:
-        parts.pop()  # "c.0.1", "0.1", "c" or "0"
-    return "/".join(parts)
+    names = path.split("/")
+    indices = names[len(names) - num_axes :]
+    if indices and all(index.isdecimal() for index in indices):  # "c/0/1", or "0/1" in Zarr v2
+        names = names[:-num_axes]
+        return "/".join(names[:-1] if names[-1:] == ["c"] and not is_v2 else names)
+    return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
 
 
 def _lines(report: dict[str, Counts]) -> Iterator[str]:

@@ -47,6 +47,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
+from numcodecs_bytes._core.lengths import check_length
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -163,7 +164,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             If there are too few or too many bytes, `out` is read-only, `endian` is missing, or
             byte-swapping would require the missing `dtype`.
         """
-        raw = _stored_bytes(buf)
+        raw = _flat_bytes(buf)
         if out is None:
             if self.dtype is None:
                 self._check_untyped()
@@ -172,14 +173,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
             self._check_whole(raw, stored.itemsize)
             return decode_array(raw, stored, self.dtype)
         target = self._target(out)
-        stored = stored_dtype(target.dtype if self.dtype is None else self.dtype, self.endian)
-        expected = target.size * stored.itemsize
-        if raw.size != expected:
-            raise ValueError(
-                f"the stored bytes do not fit out: got {raw.size} bytes, expected {expected} for "
-                f"shape {target.shape} of {target.dtype}; the chunk may be damaged, or out may "
-                "have the wrong shape"
-            )
+        stored = stored_dtype(target.dtype, self.endian)
+        check_length(raw.size, target.shape, target.dtype, stored, "the chunk decoded into out")
         decode_into(raw, stored, target)
         return out
 
@@ -195,15 +190,12 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Return the codec for a configuration; a missing `endian` means None, not 'little'."""
-        configuration = parse_configuration(config, known=("id", "endian", "dtype"))
+        configuration = parse_configuration(config, keys=("id", "endian", "dtype"))
         return cls(configuration["endian"], configuration.get("dtype"))
 
     def __repr__(self) -> str:
         dtype = "" if self.dtype is None else f", dtype={dtype_to_json(self.dtype)!r}"
         return f"{type(self).__name__}(endian={self.endian!r}{dtype})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and repr(other) == repr(self)
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -223,7 +215,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
                 f"{self.dtype}; convert the array with astype, or set dtype in the configuration "
                 "of the bytes codec to the array's data type"
             )
-        raw = _stored_bytes(elements)
+        raw = _flat_bytes(elements)
         self._check_whole(raw, self.dtype.itemsize)
         viewed: Array = raw.view(self.dtype)
         if has_invalid_bytes(viewed):
@@ -275,19 +267,14 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         if self.dtype is None:
             if not has_byte_order(dtype):
                 self._check_untyped()
-        elif dtype == np.uint8 or (dtype.type is np.void and dtype.names is None):
-            return self._elements_in(target)
-        elif not has_same_elements(dtype, self.dtype):
+            return target
+        if has_same_elements(dtype, self.dtype):
+            return target
+        if dtype != np.uint8 and (dtype.type is not np.void or dtype.names is not None):
             raise TypeError(
                 f"the data type of out is not that of the codec: got {dtype}, expected "
                 f"{self.dtype} in either byte order, or uint8"
             )
-        return target
-
-    def _elements_in(self, target: Array) -> Array:
-        """Return the memory of an untyped `out` as elements of the codec's dtype."""
-        if self.dtype is None or target.dtype == self.dtype:
-            return target
         if not (target.flags.c_contiguous or target.flags.f_contiguous):
             raise ValueError(
                 f"an untyped out must be contiguous, got strides {target.strides} for shape "
@@ -316,7 +303,7 @@ def _as_array(buf: "ArrayOrBuffer") -> Array:
     return elements
 
 
-def _stored_bytes(buf: "ArrayOrBuffer") -> Array:
+def _flat_bytes(buf: "ArrayOrBuffer") -> Array:
     """Return an array or buffer as flat uint8 in memory order; copies only if not contiguous."""
     elements = _as_array(buf)
     if elements.dtype.hasobject:

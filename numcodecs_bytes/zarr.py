@@ -20,12 +20,11 @@ import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import zarr
 import zarr.codecs
-import zarr.dtype
 import zarr.registry
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
@@ -34,9 +33,7 @@ from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
-    Array,
     Endian,
-    GPUArray,
     are_swapped_alike,
     check_storable,
     copied_as,
@@ -67,17 +64,6 @@ IN_A_THREAD_BYTES = 1 << 21
 _ENDIAN_IF_MISSING = None if HAS_STRUCT else NATIVE_ENDIAN  # zarr 3.1.6 takes the machine's
 
 
-class _State(NamedTuple):
-    """What a codec knows besides its `endian`."""
-
-    # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
-    # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
-    declared_endian: Endian | None = None
-    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
-    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
-    is_fixed_size: bool = True
-
-
 class BytesCodec(zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
@@ -101,17 +87,17 @@ class BytesCodec(zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    _state: _State
+    # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
+    # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
+    _declared_endian: Endian | None
+    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
+    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+    is_fixed_size = True
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
         super().__init__(endian=declared)
-        object.__setattr__(self, "_state", _State(declared))  # zarr's dataclass is frozen
-
-    @property
-    def is_fixed_size(self) -> bool:  # type: ignore[override] # zarr's is an attribute
-        """Whether zarr's sharding may decode dense shards without calling the codec."""
-        return self._state.is_fixed_size
+        vars(self)["_declared_endian"] = declared  # zarr's dataclass is frozen
 
     @classmethod
     def from_dict(cls, data: "Mapping[str, JSON]") -> Self:
@@ -121,18 +107,17 @@ class BytesCodec(zarr.codecs.BytesCodec):
                 f"not the metadata of a bytes codec: got {data!r}, expected "
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
-        configuration = parse_configuration(data.get("configuration", {}), known=("endian",))
+        configuration = parse_configuration(data.get("configuration", {}), keys=("endian",))
         if HAS_STRUCT or data.get("configuration"):
             return cls(**configuration)
-        codec = cls()
-        object.__setattr__(codec, "_state", _State())
+        codec = cls()  # zarr 3.1.6 takes a missing endian to be that of the machine
+        vars(codec)["_declared_endian"] = None
         return codec
 
     def to_dict(self) -> "dict[str, JSON]":
         """Return the codec's entry of `codecs` in Zarr v3 metadata."""
-        declared = self._state.declared_endian
-        if self.endian is None and declared and not HAS_STRUCT:
-            return {"name": "bytes", "configuration": {"endian": declared}}
+        if self.endian is None and self._declared_endian and not HAS_STRUCT:
+            return {"name": "bytes", "configuration": {"endian": self._declared_endian}}
         return super().to_dict()
 
     def evolve_from_array_spec(self, array_spec: "ArraySpec") -> Self:
@@ -146,31 +131,15 @@ class BytesCodec(zarr.codecs.BytesCodec):
             return self  # zarr's own error names the codec that variable-length strings need
         check_storable(dtype)
         warn_of_other_pipeline("used")
-        endian: enum.Enum | str | None = self.endian
-        declared = self._state.declared_endian
-        if not has_byte_order(dtype):
-            endian = None
-            if dtype.kind == "b":
-                declared = None  # never written for bools: other libraries would swap them
-        elif endian is None:
-            if dtype.names is None:
-                raise missing_endian(dtype)
-            if HAS_STRUCT:
-                warnings.warn(
-                    "Missing 'endian' for structured dtype with multi-byte fields. "
-                    f"Assuming little-endian for {dtype}; add endian to the metadata.",
-                    UserWarning,
-                    stacklevel=2,
-                )
-            endian = declared = "little"
-        is_fixed_size = not (
-            has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
-        )
-        state = _State(declared, is_fixed_size)
-        if (endian, state) == (self.endian, self._state):
-            return self
-        evolved = type(self)(endian=endian)  # as `self` may be the codec of other arrays
-        object.__setattr__(evolved, "_state", state)
+        # Always a new codec, as `self` may be the codec of other arrays.
+        if has_byte_order(dtype):
+            evolved = type(self)(endian=self.endian or _assumed_endian(dtype))
+        else:
+            evolved = type(self)(endian=None)
+            if dtype.kind != "b":  # never written for bools: other libraries would swap them
+                vars(evolved)["_declared_endian"] = self._declared_endian
+        if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
+            vars(evolved)["is_fixed_size"] = False
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
@@ -184,16 +153,21 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     def _encode_sync(self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec") -> "Buffer | None":
         array = as_numpy(chunk_array.as_ndarray_like())
-        dtype, stored = self._dtypes(chunk_spec)
-        if array.dtype != dtype:
-            array = _as_elements_of(dtype, array)
-            stored = self._stored_dtype(array.dtype)
+        dtype = chunk_spec.dtype.to_native_dtype()
+        # Data types other than the declared one are accepted if they are swapped alike: filters
+        # return them (`bitround` floats as integers), and zarr's own codec stores them.
+        if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
+            raise TypeError(
+                f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
+                "either byte order; convert the array with astype"
+            )
         # The shapes may differ: some numcodecs filters flatten arrays in C order, or reshape them.
         if array.size != math.prod(chunk_spec.shape):
             raise ValueError(
                 f"array does not fit the chunk: got shape {array.shape}, expected "
                 f"{chunk_spec.shape}"
             )
+        stored = self._stored_dtype(array.dtype)
         on_device = not isinstance(array, np.ndarray)
         raw: Any
         if on_device:
@@ -231,7 +205,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return dtype, self._stored_dtype(dtype)
 
     def _stored_dtype(self, dtype: AnyDType) -> AnyDType:
-        return stored_dtype(dtype, self._state.declared_endian or _ENDIAN_IF_MISSING)
+        return stored_dtype(dtype, self._declared_endian or _ENDIAN_IF_MISSING)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, zarr.codecs.BytesCodec):
@@ -249,29 +223,24 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return f"{type(self).__name__}(endian={endian!r})"
 
 
-def _as_elements_of(dtype: AnyDType, array: Array | GPUArray) -> Array | GPUArray:
-    """Return the array if it can be stored as elements of `dtype`, else raise TypeError."""
-    if (array.dtype.kind, dtype.kind) == ("i", "f") and array.itemsize == dtype.itemsize:
-        # numcodecs' BitRound returns floats viewed as integers of the same byte order.
-        as_float = dtype.newbyteorder(array.dtype.byteorder)
-        if isinstance(array.base, np.ndarray) and array.base.dtype == as_float:
-            return array.view(as_float)
-    # Data types other than the declared one are accepted if they are swapped alike: filters return
-    # them, and zarr's own codec stores them (`astype` to float32 followed by `delta` of int32).
-    if not has_same_elements(array.dtype, dtype) and not are_swapped_alike(array.dtype, dtype):
-        raise TypeError(
-            f"array does not fit the chunk: got data type {array.dtype}, expected {dtype} in "
-            "either byte order; convert the array with astype"
+def _assumed_endian(dtype: AnyDType) -> Endian:
+    """Return the `endian` of structures stored without one, warning as zarr does; else raise."""
+    if dtype.names is None:
+        raise missing_endian(dtype)
+    if HAS_STRUCT:
+        warnings.warn(
+            "Missing 'endian' for structured dtype with multi-byte fields. "
+            f"Assuming little-endian for {dtype}; add endian to the metadata.",
+            UserWarning,
+            stacklevel=3,
         )
-    return array
+    return "little"
 
 
 def _check_zarr() -> None:
     """Raise AttributeError if zarr's codec lacks what `BytesCodec` overrides."""
-    overridden = ("evolve_from_array_spec", "_decode_sync", "_encode_sync")
-    missing = [name for name in overridden if not hasattr(zarr.codecs.BytesCodec, name)]
-    if missing or not zarr.codecs.BytesCodec.is_fixed_size:
-        raise AttributeError(f"zarr.codecs.BytesCodec lacks {missing or 'is_fixed_size'}")
+    for name in ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size"):
+        getattr(zarr.codecs.BytesCodec, name)
 
 
 def _use_by_default() -> None:

@@ -303,7 +303,7 @@ class TestBadInput:
     def test_out_of_another_size_is_left_alone(self, num_bytes, make_out):
         out = make_out()
         for codec in (Bytes("big", dtype="f8"), Bytes(sys.byteorder)):
-            with pytest.raises(ValueError, match=f"got {num_bytes} bytes, expected 16"):
+            with pytest.raises(ValueError, match=f"out holds {num_bytes} bytes, expected 16"):
                 codec.decode(bytes(num_bytes), out=out)
         assert bytes(out) == bytes(make_out())
 

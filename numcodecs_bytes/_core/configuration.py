@@ -32,15 +32,15 @@ def parse_endian(endian: object) -> Endian | None:
     )
 
 
-def parse_configuration(configuration: object, known: tuple[str, ...]) -> JSONObject:
+def parse_configuration(configuration: object, keys: tuple[str, ...]) -> JSONObject:
     """Return the configuration as a dict, with `endian` set to None if it is missing."""
     if not isinstance(configuration, Mapping):
         raise TypeError(f"the configuration must be a JSON object, got {configuration!r}")
-    unknown = sorted(map(repr, set(configuration) - set(known)))
+    unknown = sorted(map(repr, set(configuration) - set(keys)))
     if unknown:
         raise ValueError(
             f"the bytes codec has no configuration key {', '.join(unknown)}; "
-            f"expected only {', '.join(map(repr, known))}"
+            f"expected only {', '.join(map(repr, keys))}"
         )
     return {"endian": None, **configuration}
 
@@ -79,9 +79,8 @@ def dtype_from_name(name: str) -> AnyDType | None:
     https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html.
     """
     if re.fullmatch("r[0-9]+", name):
-        num_bytes, rest = divmod(int(name[1:12]), 8)
-        # NumPy's elements are smaller than 2 GiB.
-        if rest or not num_bytes or len(name) > 11 or num_bytes >= 2**31:
+        num_bytes, rest = divmod(int(name[1:]), 8)
+        if rest or not 0 < num_bytes < 2**31:  # NumPy's elements are smaller than 2 GiB
             raise ValueError(
                 f"raw data types have a multiple of 8 bits, at least 8, got {name[:20]!r}; "
                 "expected 'r8', 'r16', 'r24', ..., below 2**34 bits"

@@ -24,18 +24,17 @@ def decode_on_device(raw: GPUArray, stored: AnyDType, dtype: AnyDType) -> GPUArr
     """Return the elements that stored bytes on a GPU hold, flat, on the same device."""
     if dtype.kind == "b":
         return raw != 0
-    return _swap_on_device(raw, stored, dtype).view(dtype)
+    return _swap_on_device(raw, dtype, stored).view(dtype)
 
 
-def _swap_on_device(raw: GPUArray, source: AnyDType, out: AnyDType) -> GPUArray:
-    # CuPy has no dtypes of non-native byte order, so the bytes of each element are reversed.
-    for dtype in (source, out):
-        if dtype.kind not in "iufc" or name_of_ml_dtype(dtype):
-            raise TypeError(
-                f"expected a numeric data type of CuPy for an array on a GPU, got {dtype}; "
-                "use the CPU"
-            )
-    if source == out:
+def _swap_on_device(raw: GPUArray, dtype: AnyDType, stored: AnyDType) -> GPUArray:
+    """Return the bytes of elements of `dtype` as those of `stored`, or the other way round."""
+    if dtype.kind not in "iufc" or name_of_ml_dtype(dtype):
+        raise TypeError(
+            f"expected a numeric data type of CuPy for an array on a GPU, got {dtype}; use the CPU"
+        )
+    if dtype == stored:
         return raw
-    size = source.itemsize // 2 if source.kind == "c" else source.itemsize
+    # CuPy has no dtypes of non-native byte order, so the bytes of each element are reversed.
+    size = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     return raw.reshape(-1, size)[:, ::-1].copy().reshape(-1)

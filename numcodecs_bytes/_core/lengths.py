@@ -22,10 +22,10 @@ def check_length(
 def parse_size(size: object) -> int | None:
     """Return a number of bytes, perhaps written as in Dask ("1 MiB"); None if it is invalid."""
     pattern = r"\s*(\d*\.?\d+(?:e\+?\d+)?)\s*(?:([kmgtp])(i?))?b?\s*"
-    found = re.fullmatch(pattern, str(size), re.IGNORECASE)
-    if found is None or isinstance(size, bool):
+    match = re.fullmatch(pattern, str(size), re.IGNORECASE)
+    if match is None or isinstance(size, bool):
         return None
-    number, prefix, is_binary = found.groups()
+    number, prefix, is_binary = match.groups()
     power = " kmgtp".index((prefix or " ").lower())
     num_bytes = float(number) * (1024 if is_binary else 1000) ** power
     return int(num_bytes) if num_bytes < math.inf else None

@@ -220,7 +220,7 @@ def _read_shard(
     raw = files.new_memory(shard.index_bytes)
     files.read_exactly(file.descriptor, shard.index_start(file.num_bytes), raw)
     index = shard.decode_index(np.asarray(raw))
-    present, missing, num_alone = shard_plan.locate(index, file.num_bytes)
+    present, missing, num_by_zarr = shard_plan.locate(index, file.num_bytes)
     out, place_of = view_of(out, chunk.place)
     with out.lock:
         out.check()
@@ -236,7 +236,7 @@ def _read_shard(
         fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
         num_requests += fetched.num_requests
         num_read += fetched.num_bytes
-    return Fetched(num_requests, num_read, num_alone)
+    return Fetched(num_requests, num_read, num_by_zarr)
 
 
 def _prefetch(descriptor: int, inner_chunks: list[PlacedPlan]) -> None:

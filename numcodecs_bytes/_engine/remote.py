@@ -381,9 +381,9 @@ class _Reader:
 
     async def _read(self, planned: ObjectRead) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
-        target, num_alone = planned.target, None
+        target, num_by_zarr = planned.target, None
         if planned.shard_plan is not None:
-            placed, num_alone = await self._locate_in_shard(planned, planned.shard_plan)
+            placed, num_by_zarr = await self._locate_in_shard(planned, planned.shard_plan)
         else:
             starts = [_remote_of(chunk).start for chunk in planned.chunks]
             places = [chunk.place for chunk in planned.chunks]
@@ -400,7 +400,7 @@ class _Reader:
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, planned.layout, array, place)
-        fetched = Fetched(target.num_requests, target.num_bytes, num_alone)
+        fetched = Fetched(target.num_requests, target.num_bytes, num_by_zarr)
         for chunk in planned.chunks:
             chunk.note_present(fetched)
             fetched = Fetched()  # the others are read with the first
@@ -422,7 +422,7 @@ class _Reader:
             inner = place_within(chunk.place, place)
             self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
-        return placed, located.num_bytes_alone
+        return placed, located.num_bytes_by_zarr
 
 
 def _remote_of(chunk: ChunkRead) -> Remote:

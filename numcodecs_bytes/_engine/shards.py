@@ -28,7 +28,7 @@ class InnerChunks(NamedTuple):
 
     present: list[PlacedPlan]
     missing: list[Place]  # of what is selected of them, in the selection
-    num_bytes_alone: int  # how many bytes zarr alone reads of the shard
+    num_bytes_by_zarr: int  # how many bytes zarr alone reads of the shard
 
 
 class ShardPlan(NamedTuple):
@@ -69,20 +69,20 @@ class ShardPlan(NamedTuple):
             raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
         begins = starts[present].astype(np.int64)
-        num_alone = 0
+        num_by_zarr = 0
         if _trace.active:
-            num_alone = self.shard.index_bytes + len(set(begins.tolist())) * length
+            num_by_zarr = self.shard.index_bytes + len(set(begins.tolist())) * length
         if self.offsets is None:
             places = self.places
             placed = [
                 PlacedPlan(self.plans[k], start, places[k])
                 for k, start in zip(present.tolist(), begins.tolist(), strict=True)
             ]
-            return InnerChunks(placed, [places[k] for k in missing], num_alone)
+            return InnerChunks(placed, [places[k] for k in missing], num_by_zarr)
         points = Axis(begins + self.offsets[present], 1, 0)
         runs = plan_axes((points,), self.shard.item_size, self.gap)
         placed = [PlacedPlan(runs, 0, (present,))] if len(present) else []
-        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_alone)
+        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_by_zarr)
 
 
 class ShardLayout:
