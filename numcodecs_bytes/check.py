@@ -79,22 +79,18 @@ def check(
     ArrayReport
         The report on each array, as soon as it has been checked.
     """
-    if isinstance(store, str | Path):
-        location = open_store(store, storage_options=storage_options, version=version)
-        with contextlib.closing(location) as opened:
-            yield from check(opened, limits, bar)
-        return
-    if storage_options or version:
-        raise ValueError("storage_options and version are for paths and URLs, not for open stores")
-    for path, document in find_arrays(store):
-        report = ArrayReport(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zarr's warnings are in the report, or irrelevant
-            try:
-                _check_array(StorePath(store, path), document, report, limits or Limits(), bar)
-            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
-                report.add_problem(f"it can't be checked: {describe_error(error)}")
-        yield report
+    opened = open_store(store, storage_options=storage_options, version=version)
+    with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
+        for path, document in find_arrays(opened):
+            report = ArrayReport(path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # zarr's warnings are in the report, or irrelevant
+                try:
+                    store_path = StorePath(opened, path)
+                    _check_array(store_path, document, report, limits or Limits(), bar)
+                except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+                    report.add_problem(f"it can't be checked: {describe_error(error)}")
+            yield report
 
 
 def _check_array(

@@ -12,7 +12,6 @@ hierarchies that can be migrated only in part.
 import json
 import operator
 import warnings
-import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,7 +118,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
-    opened = _open(store, storage_options, read_only=dry_run)
+    opened = open_store(store, read_only=False, storage_options=storage_options)
     plan = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [_as_planned(report) for report in plan.reports]
@@ -157,24 +156,6 @@ def _write(store: Store, changes: _Changed, bar: ProgressBar | None) -> None:
             raise OSError(
                 f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
-
-
-def _open(
-    store: Store | str | Path, storage_options: JSONObject | None, *, read_only: bool
-) -> Store:
-    """Return a store, opened if need be; raise ValueError for a zip archive."""
-    if isinstance(store, str | Path):
-        is_url = "://" in str(store)
-        is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
-    elif storage_options:
-        raise ValueError("storage_options are for URLs, not for open stores")
-    else:
-        is_zip = isinstance(store, zarr.storage.ZipStore)
-    if is_zip:  # an interruption would leave it without its list of contents
-        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
-    if isinstance(store, str | Path):
-        return open_store(store, read_only=read_only, storage_options=storage_options)
-    return store
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
