@@ -20,6 +20,7 @@ import numpy as np
 import zarr
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
@@ -53,6 +54,11 @@ def describe_error(error: Exception) -> str:
     """Return the class of an error, and the first line of its message."""
     text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
+
+
+def explain_error(error: Exception) -> str:
+    """Return the message of a ValueError, which says everything, and describe other errors."""
+    return str(error) if isinstance(error, ValueError) else describe_error(error)
 
 
 def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iterator[T]:
@@ -170,56 +176,39 @@ def grid_of(array: AnyArray) -> list[int]:
     return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
-def first_chunk(array: AnyArray) -> tuple[slice, ...] | None:
-    """Return the region of the first chunk that exists, or None."""
-    for index, _, size in stored_chunks(array, Listing()):
-        if not isinstance(size, IsADirectoryError):
-            return tuple(
-                slice(i * n, (i + 1) * n) for i, n in zip(index, array.chunks, strict=True)
-            )
-    return None
-
-
 def stored_chunks(
     array: AnyArray, listing: Listing
 ) -> Iterator[tuple[Index, str, int | Exception]]:
     """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
-    grid = grid_of(array)
-    indices = _listed(array, grid, listing)
-    if not listing.is_listed:
-        listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
-        numbers = range(min(math.prod(grid), MAX_UNLISTED))
-        indices = (tuple(map(int, np.unravel_index(i, grid))) for i in numbers)
+    indices = _indices(array, grid_of(array), listing)
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(_sizes_of(array.store, keys))
+        sizes = sync(concurrent_map([(array.store, key) for key in keys], _size_of))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is not None:
                 yield index, key, size
 
 
-def _listed(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
-    """Return the indices of the chunks that the store lists, and fill the listing."""
+def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
+    """Yield the indices of the chunks that the store lists; if it can't list, those of the grid."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
-    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
-        return iter(())
-    prefix = f"{array.path}/".lstrip("/")
-    keys = _keys_below(array.store, prefix, listing)
-    first = next(keys, "")  # if the store lists anything, then at least the metadata
-    listing.is_listed = bool(first) and first.startswith(prefix)
-
-    def index_of(key: str) -> Index | None:
-        name = key.removeprefix(prefix)
-        index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
-        is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
-        if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
-            return index  # also for a folder
-        if name and not name.endswith("/") and not _METADATA.fullmatch(name):
-            listing.others.append(name)
-        return None
-
-    indices = map(index_of, itertools.chain([first], keys))
-    return (index for index in indices if index is not None)
+    if array.store.supports_listing and getattr(encoding, "name", "v2") in ("default", "v2"):
+        prefix = f"{array.path}/".lstrip("/")
+        for key in _keys_below(array.store, prefix, listing):
+            if not key.startswith(prefix):
+                break
+            listing.is_listed = True
+            name = key.removeprefix(prefix)
+            index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
+            is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
+            if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
+                yield index  # also for a folder
+            elif name and not name.endswith("/") and not _METADATA.fullmatch(name):
+                listing.others.append(name)
+    if not listing.is_listed:  # else it lists at least the metadata
+        listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
+        for number in range(min(math.prod(grid), MAX_UNLISTED)):
+            yield tuple(map(int, np.unravel_index(number, grid)))
 
 
 def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
@@ -241,10 +230,6 @@ def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
 
 async def _next(keys: AsyncIterator[str]) -> str | None:
     return await anext(keys, None)
-
-
-async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
-    return await asyncio.gather(*(_size_of(store, key) for key in keys))
 
 
 def _size_of_file(file: File) -> int | Exception | None:

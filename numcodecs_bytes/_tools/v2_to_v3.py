@@ -28,7 +28,7 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import array_of, describe_error, first_chunk
+from numcodecs_bytes._tools.hierarchy import Listing, array_of, explain_error, stored_chunks
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -183,16 +183,15 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    region = first_chunk(arrays[0])
-    if region is None:
+    stored = stored_chunks(arrays[0], Listing())
+    indices = (index for index, _, size in stored if not isinstance(size, IsADirectoryError))
+    if (index := next(indices, None)) is None:
         return
-    index = tuple(axis.start // n for axis, n in zip(region, arrays[0].chunks, strict=True))
     name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
     try:
-        values, migrated = (np.asarray(array[region]) for array in arrays)
+        values, migrated = (np.asarray(array.blocks[index]) for array in arrays)
     except Exception as error:
-        why = str(error) if isinstance(error, ValueError) else describe_error(error)
-        raise ValueError(f"{name} can't be read: {why}") from error
+        raise ValueError(f"{name} can't be read: {explain_error(error)}") from error
     if not _are_same(values, migrated):
         raise ValueError(f"{name} would read different values as Zarr v3")
 
