@@ -14,7 +14,13 @@ from typing import NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, count
+from numcodecs_bytes._tools.check_report import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    count,
+    describe_error,
+)
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -45,8 +51,6 @@ def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | 
 
 def _describe(error: Exception) -> str:
     """Return the text of an error, with its class unless that adds nothing."""
-    from numcodecs_bytes._tools.hierarchy import describe_error
-
     is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
     is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
     return str(error) if is_ours and str(error) else describe_error(error)

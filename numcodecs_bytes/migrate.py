@@ -25,8 +25,8 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.check_report import ProgressBar, printable
-from numcodecs_bytes._tools.hierarchy import document_at, explain_error, join, names_in, walk
+from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
@@ -119,18 +119,23 @@ def migrate(  # noqa: PLR0913 # the options of the command
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
-    nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about data types without a specification
-        if undo:
-            reports, changes = _plan_undo(nodes, bar)
-        else:
-            migration = _Migration(opened, nodes, _parse_exclude(exclude, nodes), overwrite)
-            reports, changes = migration.plan(bar)
+    reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [_as_planned(report) for report in reports]
     _write(opened, changes, bar)
     return reports
+
+
+def _plan(
+    store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
+) -> tuple[list[NodeReport], _Changes]:
+    """Return the outcome for each node, and the documents to write or remove, in order."""
+    nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
+    excluded = _parse_exclude(exclude, nodes)
+    with warnings.catch_warnings(action="ignore"):  # about data types without a specification
+        if undo:
+            return _plan_undo(nodes, bar)
+        return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _as_planned(report: NodeReport) -> NodeReport:
@@ -179,23 +184,19 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-
-    def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
-        every = {name: document_at(store, join(path, name)) for name in names}
-        errors = [found for found in every.values() if isinstance(found, Exception)]
-        if not path and len(errors) == len(names):
+    for path, to_visit in walk(store):
+        every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
+        errors = [document for document in every.values() if isinstance(document, Exception)]
+        if not path and len(errors) == len(every):
             raise errors[0]  # the store can't be read at all
-        documents = {name: found for name, found in every.items() if found is not None}
-        nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
-        if _kind(documents) == "array":
-            return nodes, []
-        listed = names_in(store, path)
-        if ".zgroup" in documents and ".zgroup" not in listed:
-            raise ValueError("the store does not list its contents, so nodes might be missed")
-        return nodes, [name for name in listed if name not in names]
-
-    return walk(store, look)
+        documents = {name: document for name, document in every.items() if document is not None}
+        if "zarr.json" in documents or _has_v2(documents):
+            yield path, documents
+        if _kind(documents) == "group":
+            names = names_in(store, path)
+            if ".zgroup" in documents and ".zgroup" not in names:
+                raise ValueError("the store does not list its contents, so nodes might be missed")
+            to_visit += [name for name in names if name not in METADATA_NAMES]
 
 
 def _kind(documents: _Documents) -> str:

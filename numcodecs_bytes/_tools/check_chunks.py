@@ -15,13 +15,18 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, count
+from numcodecs_bytes._tools.check_report import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    count,
+    describe_error,
+)
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,
     Listing,
     array_of,
-    describe_error,
     grid_of,
     stored_chunks,
 )

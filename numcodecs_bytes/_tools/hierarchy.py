@@ -11,10 +11,10 @@ import re
 import reprlib
 import stat
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import zarr
@@ -30,13 +30,13 @@ from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import find_source
 
-T = TypeVar("T")
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
 Document = JSONObject | Exception
 
 # How many chunks of an array are requested from a store that can't list them.
 MAX_UNLISTED = 100_000
+METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
 
@@ -50,19 +50,8 @@ class Listing:
     errors: list[OSError] = field(default_factory=list)  # of folders that can't be listed
 
 
-def describe_error(error: Exception) -> str:
-    """Return the class of an error, and the first line of its message."""
-    text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
-    return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
-
-
-def explain_error(error: Exception) -> str:
-    """Return the message of a ValueError, which says everything, and describe other errors."""
-    return str(error) if isinstance(error, ValueError) else describe_error(error)
-
-
-def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iterator[T]:
-    """Yield what `look` finds in each folder, parents first; it also returns the names to visit."""
+def walk(store: Store) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each folder, parents first, and a list for the names to visit in it."""
     sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do this for each request
     paths, seen = [""], set[Path]()
     while paths:
@@ -72,41 +61,40 @@ def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iter
             if folder in seen:
                 continue
             seen.add(folder)
-        found, names = look(path)
-        yield from found
-        paths += [join(path, name) for name in reversed(names)]
+        to_visit: list[str] = []
+        yield path, to_visit
+        paths += [join(path, name) for name in reversed(to_visit)]
 
 
 def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
     """Yield the path and metadata document of each array; an error if a document can't be read."""
-
-    def look(path: str) -> tuple[list[tuple[str, Document]], list[str]]:
+    for path, to_visit in walk(store):
         document = document_at(store, join(path, "zarr.json"))
         node_type = document.get("node_type") if isinstance(document, dict) else None
         if document is None:
             document = document_at(store, join(path, ".zarray"))
             node_type = "array" if isinstance(document, dict) else None
         if document is not None and node_type == "array":
-            return [(path, document)], []
+            yield path, document
+            continue
         try:
             names = names_in(store, path)
         except Exception as error:
             if not path:
                 raise
-            return [(path, error)], []
+            yield path, error
+            continue
         if len(names) == 1 and path.split("/")[-8:] == names * 8:
-            why = (
-                "the store lists a folder as part of itself: download the zip file, or upgrade zarr"
-            )
-            return [(path, ValueError(why))], []
-        if document is not None and node_type != "group":
+            why = "the store lists a folder as part of itself"
+            yield path, ValueError(f"{why}: download the zip file, or upgrade zarr")
+        elif document is not None and node_type != "group":
+            yield path, document
             # It may be an array: do not search its chunks for arrays.
-            names = [name for name in names if name != "c" and not name[0].isdigit()]
-            return [(path, document)], names
-        found = [] if names else list(_consolidated(store, path, document))
-        return found, [name for name in names if not _METADATA.fullmatch(name)]
-
-    return walk(store, look)
+            to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
+        elif names:
+            to_visit += [name for name in names if not _METADATA.fullmatch(name)]
+        else:
+            yield from _consolidated(store, path, document)
 
 
 def _consolidated(

@@ -14,9 +14,9 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.stores import read_like
+from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
-_ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references.
 _KERCHUNK = (
@@ -70,7 +70,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if not is_url and not path.exists():
         raise FileNotFoundError("there is no such file or folder")
     folder, _, name = location.rpartition("/")
-    if name in _ZARR_METADATA and (is_url or path.is_file()):
+    if name in METADATA_NAMES and (is_url or path.is_file()):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
@@ -166,7 +166,7 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     with source as file, contextlib.suppress(ValueError):
         document = json.load(file)
     if isinstance(document, dict) and (
-        "refs" in document or any(name.endswith(_ZARR_METADATA) for name in document)
+        "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
     ):
         return document
     raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')

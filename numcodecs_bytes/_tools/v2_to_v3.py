@@ -6,6 +6,7 @@ filters of bytes such as `shuffle`, and variable-length text and bytes.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import zarr
@@ -14,7 +15,6 @@ from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.abc.numcodec import Numcodec
 from zarr.core.metadata.v2 import ArrayV2Metadata
-from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.registry import get_codec_class
 from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
@@ -28,7 +28,8 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import Listing, array_of, explain_error, stored_chunks
+from numcodecs_bytes._tools.check_report import explain_error
+from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -45,7 +46,8 @@ def v3_document(old: JSONObject) -> JSONObject:
     metadata = ArrayV2Metadata.from_dict(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
-    before, after = ([_v3_codec(codec, dtype) for codec in part] for part in (filters, of_bytes))
+    before = [_v3_codec(codec, dtype) for codec in filters]
+    after = [_v3_codec(codec, dtype) for codec in of_bytes]
     if metadata.order == "F":
         order = list(reversed(range(len(metadata.shape))))
         before.insert(0, {"name": "transpose", "configuration": {"order": order}})
@@ -209,9 +211,9 @@ def disagreements(old: JSONObject, new: JSONObject) -> Iterator[str]:
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
-    array = _array(document)
+    array: Any = _array(document)
     described = []
-    for codec in ArrayV3Metadata.from_dict(document).codecs:
+    for codec in array.metadata.codecs:
         codec_document: JSONObject = codec.to_dict()
         settings = codec_document.get("configuration", {})
         if isinstance(codec, BytesBytesCodec):
