@@ -35,8 +35,8 @@ def _report(_options: argparse.Namespace) -> _Answer:
     """
     from numcodecs_bytes._tools.installation import lines_of, report
 
-    found = report()
-    return 0 if found["is_in_use"] else 1, found, "\n".join(lines_of(found))
+    document = report()
+    return 0 if document["is_in_use"] else 1, document, "\n".join(lines_of(document))
 
 
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
@@ -97,10 +97,10 @@ def _check(options: argparse.Namespace) -> _Answer:
         "problem": sum(report.num_problems for report in reports),
     }
     status = 2 if unreadable else int(has_empty or numbers["problem"] > 0)
-    found = {f"num_{what}s": number for what, number in numbers.items()}
-    text = ", ".join(count(number, what) for what, number in numbers.items())
-    text = text if reports or not unreadable else ""
-    return status, {**found, "arrays": shown, "unreadable": unreadable}, text
+    document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
+    document |= {"arrays": shown, "unreadable": unreadable}
+    counts = ", ".join(count(number, what) for what, number in numbers.items())
+    return status, document, counts if reports or not unreadable else ""
 
 
 def _why_no_array(location: str) -> str:
@@ -138,10 +138,10 @@ def _migrate(options: argparse.Namespace) -> _Answer:
     wrong = "kept" if options.undo else "refused"
     statuses = [node.status for node in nodes]
     num_wrong, num_excluded = statuses.count(wrong), statuses.count("excluded")
-    found = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
+    document = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
     if not nodes:
         text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
-        return 1, found, text
+        return 1, document, text
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     excluded = f", {num_excluded} excluded" if num_excluded else ""
     lines = [*map(str, nodes), f"{counted}, {num_wrong} {wrong}{excluded}"]
@@ -151,7 +151,7 @@ def _migrate(options: argparse.Namespace) -> _Answer:
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
-    return 1 if num_wrong else 0, found, "\n".join(lines)
+    return 1 if num_wrong else 0, document, "\n".join(lines)
 
 
 def _number(text: str) -> int:
@@ -164,8 +164,8 @@ def _number(text: str) -> int:
 def _json_object(text: str) -> JSONObject:
     """Return a JSON object."""
     with contextlib.suppress(ValueError):
-        if isinstance(found := json.loads(text), dict):
-            return found
+        if isinstance(document := json.loads(text), dict):
+            return document
     raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
 
 
@@ -251,8 +251,9 @@ def main(arguments: list[str] | None = None) -> int:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)
             return 2
-        status, found, text = options.run(options)
-        text = json.dumps(found, indent=2) if options.json else text
+        status, document, text = options.run(options)
+        if options.json:
+            text = json.dumps(document, indent=2)
         if text:
             _say(text, status)
     except KeyboardInterrupt:

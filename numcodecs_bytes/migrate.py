@@ -284,31 +284,31 @@ class _Migration:
 
     def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
         """Plan to migrate a node, and report the outcome."""
-        path, found = report.path, documents.get("zarr.json")
+        path, existing = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded"
             how_to_open = (
                 "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own "
                 "path, or the group above it with zarr_format=2"
             )
-            report.reasons = [how_to_open if found is None else "its zarr.json stays as it is"]
+            report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
         try:
             document = self._document(path, documents, report.notes)
         except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
             report.status, report.reasons, report.notes = "refused", [explain_error(error)], []
             return
-        if found is None or _differing(found, document):
+        if existing is None or _differing(existing, document):
             documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
             report.status = "migrated"
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
-        document, found = _convert(documents, notes), documents.get("zarr.json")
-        if found is None or _differing(_without_consolidated(found), document):
+        document, existing = _convert(documents, notes), documents.get("zarr.json")
+        if existing is None or _differing(_without_consolidated(existing), document):
             if ".zarray" in documents:
                 compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
-            if found is not None:
+            if existing is not None:
                 self._refuse_to_replace(path, documents, document)
             refused = [report.path for report in self.reports if report.status == "refused"]
             if hidden := _below(path, refused):
@@ -324,22 +324,22 @@ class _Migration:
                     "with zarr 3.2 or newer, and read it with that"
                 )
         # zarr before 3.1.4 writes null where there is none.
-        if ".zmetadata" in documents or (found or {}).get("consolidated_metadata") is not None:
+        if ".zmetadata" in documents or (existing or {}).get("consolidated_metadata") is not None:
             return _consolidated(path, document, self.nodes)
         return document
 
     def _refuse_to_replace(self, path: str, documents: _Documents, document: JSONObject) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
-        found = _without_consolidated(documents["zarr.json"])
+        existing = _without_consolidated(documents["zarr.json"])
         members = ("node_type", "chunk_key_encoding", "dimension_names")
-        more = [m for m in members if found.get(m) not in (None, document.get(m))]
-        shape, old_shape = found.get("shape") or [], document.get("shape", [])
+        more = [m for m in members if existing.get(m) not in (None, document.get(m))]
+        shape, old_shape = existing.get("shape") or [], document.get("shape", [])
         if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
             more.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
         texts_in_v2 = set(map(_text, attributes))
-        items = (found.get("attributes") or {}).items()
+        items = (existing.get("attributes") or {}).items()
         more += [f"attribute {item[0]}" for item in items if _text(item) not in texts_in_v2]
         without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
         more += [f"node {node}" for node in _below(path, without_v2)]
@@ -350,7 +350,7 @@ class _Migration:
             )
         if not self.overwrite:
             raise ValueError(
-                f"zarr.json differs from what migrate writes in {_differing(found, document)}; "
+                f"zarr.json differs from what migrate writes in {_differing(existing, document)}; "
                 "--overwrite replaces it"
             )
 
@@ -383,10 +383,10 @@ def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _differing(found: JSONObject, document: JSONObject) -> str:
+def _differing(existing: JSONObject, document: JSONObject) -> str:
     """Return the names of the members in which two documents differ."""
-    names = {**found, **document}
-    return ", ".join(n for n in names if _text(found.get(n)) != _text(document.get(n)))
+    names = {**existing, **document}
+    return ", ".join(n for n in names if _text(existing.get(n)) != _text(document.get(n)))
 
 
 def _without_consolidated(document: JSONObject) -> JSONObject:
@@ -397,11 +397,11 @@ def _consolidated(path: str, document: JSONObject, nodes: dict[str, _Documents])
     """Return a group's document with the documents of all nodes below it consolidated in it."""
     store = zarr.storage.MemoryStore()
     for other in _below(path, nodes):
-        found = nodes[other].get("zarr.json")
-        if isinstance(found, Exception):
-            raise found
-        if found is not None:
-            _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), found)
+        other_document = nodes[other].get("zarr.json")
+        if isinstance(other_document, Exception):
+            raise other_document
+        if other_document is not None:
+            _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), other_document)
     _put(store, "zarr.json", document)
     zarr.consolidate_metadata(store, zarr_format=3)
     consolidated: Any = document_at(store, "zarr.json")

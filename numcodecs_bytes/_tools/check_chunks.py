@@ -124,8 +124,8 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
 def _problem_in(array: AnyArray, index: Index) -> str:
     """Decode a chunk and return its problem, or ""."""
     try:
-        parts = (np.asarray(array[region]) for region in _parts_of(array, index))
-        num_invalid = sum(map(_count_invalid, parts))
+        regions = _regions_of(array, index)
+        num_invalid = sum(_count_invalid(np.asarray(array[region])) for region in regions)
     except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
         return f"can't be read: {describe_error(error)}"
     if not num_invalid:
@@ -137,7 +137,7 @@ def _problem_in(array: AnyArray, index: Index) -> str:
     )
 
 
-def _parts_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
+def _regions_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
     """Yield the regions of a chunk to decode at a time: in a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
