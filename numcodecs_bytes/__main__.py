@@ -259,9 +259,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except PermissionError as error:  # from a package that reads its configuration when imported
-        print(f"can't start: {error}", file=sys.stderr)
-        return 2
     return int(status)
 
 

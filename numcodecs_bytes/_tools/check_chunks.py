@@ -62,7 +62,7 @@ def check_chunks(
         if problem:
             report.add_problem(f"chunk {key} {problem}")
     advance(num_in_all - report.num_chunks)
-    _report_listing(listing, num_in_all, report, is_cut=report.num_chunks == limits.max_chunks)
+    _report_listing(listing, num_in_all, report, limits)
     return first
 
 
@@ -159,14 +159,12 @@ def _count_invalid(elements: Array) -> int:
     return int(np.count_nonzero(elements.view("u1") > 1)) if elements.dtype.kind == "b" else 0
 
 
-def _report_listing(
-    listing: Listing, num_in_all: int, report: ArrayReport, *, is_cut: bool
-) -> None:
+def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
     """Report folders that can't be listed, how many chunks there are, and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
     num_chunks, others = report.num_chunks, listing.others
-    if is_cut:
+    if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
     if num_in_all > MAX_UNLISTED and not listing.is_listed:
@@ -178,8 +176,7 @@ def _report_listing(
             f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
         )
     if others:
-        names = ", ".join([*others[:3], *["..."][: len(others) - 3]])
-        report.notes.append(
-            f"zarr does not read {count(len(others), 'file')}, because no chunk has such a name: "
-            f"{names}"
-        )
+        files, names = count(len(others), "file"), ", ".join(others[:3])
+        more = ", ..." if len(others) > 3 else ""
+        note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
+        report.notes.append(note)

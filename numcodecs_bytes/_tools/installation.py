@@ -26,11 +26,11 @@ def report() -> JSONObject:
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
-    is_wanted, why_no_writes = values.pop(in_place)
-    if is_wanted == "require" and why_no_parts:
+    mode, why_no_writes = values.pop(in_place)
+    if mode == "require" and why_no_parts:
         why_no_writes = f"{in_place} is 'require', but {why_no_parts}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or (why_no_parts if is_wanted else f"{in_place} is not True")
+    why_no_writes = why_no_writes or (why_no_parts if mode else f"{in_place} is not True")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, in_place),
