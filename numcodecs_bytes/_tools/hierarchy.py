@@ -183,8 +183,8 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
     if array.store.supports_listing and getattr(encoding, "name", "v2") in ("default", "v2"):
         prefix = f"{array.path}/".lstrip("/")
         for key in _keys_below(array.store, prefix, listing):
-            if not key.startswith(prefix):
-                break
+            if not key.startswith(prefix):  # the store does not list what it was asked for
+                continue
             listing.is_listed = True
             name = key.removeprefix(prefix)
             index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
@@ -193,7 +193,7 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
                 yield index  # also for a folder
             elif name and not name.endswith("/") and not _METADATA.fullmatch(name):
                 listing.others.append(name)
-    if not listing.is_listed:  # else it lists at least the metadata
+    if not listing.is_listed:  # or else it would have listed at least the metadata
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         for number in range(min(math.prod(grid), MAX_UNLISTED)):
             yield tuple(map(int, np.unravel_index(number, grid)))
