@@ -29,9 +29,9 @@ _Answer = tuple[int, JSONObject, str]
 
 
 def _report(_options: argparse.Namespace) -> _Answer:
-    """Say which parts of this package are on in this environment.
+    """Say which parts of this package are on in this environment, which are off and why.
 
-    And which are off and why, and which file or variable sets that.
+    If a file, a variable or a call sets that, it is named.
     """
     from numcodecs_bytes._tools.installation import lines_of, report
 
