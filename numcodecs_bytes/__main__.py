@@ -10,43 +10,36 @@ import importlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
-
-if TYPE_CHECKING:
-    from numcodecs_bytes._tools.check_report import ProgressBar
+from numcodecs_bytes._tools.check_report import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    count,
+    describe_error,
+)
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
-_EXIT_STATUS = (
-    "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
-    "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
-)
-
-_CHECK = (
-    "Report for each array in a Zarr hierarchy whether parts of its chunks can be read, and its "
-    "problems: metadata, chunks that have the wrong length or can't be read, invalid bools. Files "
-    "that are not chunks are noted. Nothing is written."
-)
-_MIGRATE = (
-    "Write zarr.json next to the metadata of every Zarr v2 array and group, without touching a "
-    "chunk. Nodes that can't be migrated are listed and left unchanged, and so are the groups "
-    "above them, unless you exclude those nodes."
-)
+# What a command returns: the exit status, and the report as a JSON object and as text.
+_Answer = tuple[int, JSONObject, str]
 
 
-def _report(options: argparse.Namespace) -> tuple[int, str]:
-    """Return the exit status, and what is in use."""
+def _report(_options: argparse.Namespace) -> _Answer:
+    """Say which parts of this package are on in this environment, which are off and why.
+
+    If a file, a variable or a call sets that, it is named.
+    """
     from numcodecs_bytes._tools.installation import lines_of, report
 
-    found = report()
-    text = json.dumps(found, indent=2) if options.json else "\n".join(lines_of(found))
-    return 0 if found["is_in_use"] else 1, text
+    document = report()
+    return 0 if document["is_in_use"] else 1, document, "\n".join(lines_of(document))
 
 
-def _progress_bar(unit: str) -> "contextlib.AbstractContextManager[ProgressBar | None]":
+def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
         from tqdm import tqdm  # type: ignore[import-untyped] # optional
@@ -58,56 +51,56 @@ def _progress_bar(unit: str) -> "contextlib.AbstractContextManager[ProgressBar |
 
 def _describe(error: Exception) -> str:
     """Return the text of an error, with its class unless that adds nothing."""
-    from numcodecs_bytes._tools.hierarchy import describe_error
-
     is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
     is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
     return str(error) if is_ours and str(error) else describe_error(error)
 
 
-def _check(options: argparse.Namespace) -> tuple[int, str]:
-    """Print a report for each array in some stores; return the exit status, and a summary."""
-    from numcodecs_bytes._tools.check_report import Limits, count
+def _check(options: argparse.Namespace) -> _Answer:
+    """Report for each array in a Zarr hierarchy whether it can be read in part, and its problems.
+
+    These are wrong metadata, chunks that have the wrong length or can't be read, and invalid bools.
+    Files that are not chunks are noted. Nothing is written.
+    """
     from numcodecs_bytes.check import check
 
-    given = {name: getattr(options, name) for name in ("max_chunks", "max_chunk_bytes")}
-    limits = Limits(**{name: number for name, number in given.items() if number})
-    names = ("branch", "tag", "snapshot")
-    chosen = {name: getattr(options, name) for name in names if getattr(options, name)}
-    opening = {"storage_options": options.storage_options, "version": chosen}
-    arrays: list[JSONObject] = []  # the reports that are shown
+    kinds = ("branch", "tag", "snapshot")
+    version = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
+    opening = {"storage_options": options.storage_options, "version": version}
+    limits = Limits(options.max_chunks, options.max_chunk_bytes)
+    reports: list[ArrayReport] = []
+    shown: list[JSONObject] = []
     unreadable: list[dict[str, str]] = []
-    num_arrays = num_chunks = num_problems = 0
-    has_none = False
+    has_empty = False  # whether a store has no array
     for location in options.stores:
-        num_before = num_arrays
+        num_before = len(reports)
         try:
             with _progress_bar(" chunks") as bar:
-                for found in check(location, limits, bar, **opening):
-                    num_arrays += 1
-                    num_chunks += found.num_chunks
-                    num_problems += found.num_problems
-                    if options.only_problems and not found.num_problems:
+                for report in check(location, limits, bar, **opening):
+                    reports.append(report)
+                    if options.only_problems and not report.num_problems:
                         continue
-                    arrays.append({"store": location} | dataclasses.asdict(found))
+                    shown.append({"store": location} | dataclasses.asdict(report))
                     if not options.json:
                         with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                            _say(found.format(location if len(options.stores) > 1 else ""))
+                            _say(report.format(location if len(options.stores) > 1 else ""))
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
             unreadable.append({"store": location, "error": _describe(error)})
             print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
             continue
-        if num_arrays == num_before:
-            has_none = True
+        if len(reports) == num_before:
+            has_empty = True
             print(_why_no_array(location), file=sys.stderr)
-    status = 2 if unreadable else int(has_none or num_problems > 0)
-    if options.json:
-        counts = {"num_problems": num_problems, "num_arrays": num_arrays, "num_chunks": num_chunks}
-        return status, json.dumps(counts | {"arrays": arrays, "unreadable": unreadable}, indent=2)
-    if unreadable and not num_arrays:
-        return status, ""
-    counted = (num_arrays, "array"), (num_chunks, "chunk"), (num_problems, "problem")
-    return status, ", ".join(count(*each) for each in counted)
+    numbers = {
+        "array": len(reports),
+        "chunk": sum(report.num_chunks for report in reports),
+        "problem": sum(report.num_problems for report in reports),
+    }
+    status = 2 if unreadable else int(has_empty or numbers["problem"] > 0)
+    document: JSONObject = {f"num_{what}s": number for what, number in numbers.items()}
+    document |= {"arrays": shown, "unreadable": unreadable}
+    counts = ", ".join(count(number, what) for what, number in numbers.items())
+    return status, document, counts if reports or not unreadable else ""
 
 
 def _why_no_array(location: str) -> str:
@@ -125,8 +118,12 @@ def _why_no_array(location: str) -> str:
     )
 
 
-def _migrate(options: argparse.Namespace) -> tuple[int, str]:
-    """Migrate a hierarchy; return the exit status, and the report."""
+def _migrate(options: argparse.Namespace) -> _Answer:
+    """Write zarr.json next to the metadata of every Zarr v2 array and group.
+
+    No chunk is touched. Nodes that can't be migrated are listed and left unchanged, and so are the
+    groups above them, unless you exclude those nodes.
+    """
     from numcodecs_bytes.migrate import migrate
 
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
@@ -137,16 +134,14 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         why = _describe(error)
         print(f"can't migrate {options.store}: {why}", file=sys.stderr)
-        return 2, json.dumps({"error": why}, indent=2) if options.json else ""
+        return 2, {"error": why}, ""
     wrong = "kept" if options.undo else "refused"
-    statuses = [found.status for found in nodes]
+    statuses = [node.status for node in nodes]
     num_wrong, num_excluded = statuses.count(wrong), statuses.count("excluded")
-    status = 1 if num_wrong or not nodes else 0
-    if options.json:
-        found_nodes = [dataclasses.asdict(found) for found in nodes]
-        return status, json.dumps({f"num_{wrong}": num_wrong, "nodes": found_nodes}, indent=2)
+    document = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
     if not nodes:
-        return status, f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
+        return 1, document, text
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
     excluded = f", {num_excluded} excluded" if num_excluded else ""
     lines = [*map(str, nodes), f"{counted}, {num_wrong} {wrong}{excluded}"]
@@ -156,7 +151,7 @@ def _migrate(options: argparse.Namespace) -> tuple[int, str]:
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
             'zarr remove-metadata v2 STORE (pip install "zarr[cli]")'
         )
-    return status, "\n".join(lines)
+    return 1 if num_wrong else 0, document, "\n".join(lines)
 
 
 def _number(text: str) -> int:
@@ -169,35 +164,35 @@ def _number(text: str) -> int:
 def _json_object(text: str) -> JSONObject:
     """Return a JSON object."""
     with contextlib.suppress(ValueError):
-        if isinstance(found := json.loads(text), dict):
-            return found
+        if isinstance(document := json.loads(text), dict):
+            return document
     raise argparse.ArgumentTypeError(f"expected a JSON object, got {text}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = (
-        "Say which parts of this package are on in this environment, which are off and why, and "
-        "which file or variable sets that."
+    """Return the parser of the command line; the docstrings of the commands are their help."""
+    epilog = (
+        "Exit status: 0 if there are no problems; 1 if there are any, or nothing is found; 2 if a "
+        "store can't be read or written, or an argument is wrong; 130 after Ctrl-C."
     )
-    parser = argparse.ArgumentParser(prog="numcodecs-bytes", description=about, epilog=_EXIT_STATUS)
     as_json = "print the report as JSON"
+    parser = argparse.ArgumentParser(
+        prog="numcodecs-bytes", description=_report.__doc__, epilog=epilog
+    )
     parser.add_argument("--json", action="store_true", help=as_json)
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(run=_report)
     commands = parser.add_subparsers(title="commands", metavar="command")
-    summary = "find problems in the arrays of stores"
-    check = commands.add_parser("check", help=summary, description=_CHECK, epilog=_EXIT_STATUS)
-    summary = "add Zarr v3 metadata to a Zarr v2 hierarchy"
-    migrate = commands.add_parser(
-        "migrate", help=summary, description=_MIGRATE, epilog=_EXIT_STATUS
-    )
-    for command, run in ((check, _check), (migrate, _migrate)):
+    for name, run, add_options, summary in (
+        ("check", _check, _add_check_options, "find problems in the arrays of stores"),
+        ("migrate", _migrate, _add_migrate_options, "add Zarr v3 metadata to a Zarr v2 hierarchy"),
+    ):
+        command = commands.add_parser(name, help=summary, description=run.__doc__, epilog=epilog)
         command.set_defaults(run=run)
+        add_options(command)
         text = "fsspec's settings for a URL or references, such as '{\"anon\": true}'"
         command.add_argument("--storage-options", metavar="JSON", type=_json_object, help=text)
         command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=as_json)
-    _add_check_options(check)
-    _add_migrate_options(migrate)
     return parser
 
 
@@ -211,8 +206,9 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
     check.add_argument("--only-problems", action="store_true", help=text)
     text = "check at most N chunks of each array"
     check.add_argument("--max-chunks", metavar="N", type=_number, help=text)
-    text = "do not decode chunks that take more than N bytes in memory (default: 100000000)"
-    check.add_argument("--max-chunk-bytes", metavar="N", type=_number, help=text)
+    default = Limits.max_chunk_bytes
+    text = f"do not decode chunks that take more than N bytes in memory (default: {default})"
+    check.add_argument("--max-chunk-bytes", metavar="N", type=_number, default=default, help=text)
     versions = check.add_mutually_exclusive_group()
     of = "of an Icechunk repository"
     versions.add_argument("--branch", metavar="NAME", help=f"branch {of} (default: main)")
@@ -255,15 +251,14 @@ def main(arguments: list[str] | None = None) -> int:
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)
             return 2
-        status, text = options.run(options)
+        status, document, text = options.run(options)
+        if options.json:
+            text = json.dumps(document, indent=2)
         if text:
             _say(text, status)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
-    except PermissionError as error:  # from a package that reads its configuration when imported
-        print(f"can't start: {error}", file=sys.stderr)
-        return 2
     return int(status)
 
 

@@ -25,8 +25,6 @@ Lengths = int | tuple[int, ...]
 class Stored(NamedTuple):
     """How an array is stored, as far as Dask's chunks depend on it."""
 
-    shape: tuple[int, ...]
-    item_size: int
     unit: tuple[Lengths, ...]  # shape of the least that can be read: one element, or a stored chunk
     # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
     levels: tuple[tuple[int, ...], ...]
@@ -77,7 +75,7 @@ def dask_chunks(
     if num_bytes is None or num_bytes < 1:
         raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
     if isinstance(source, zarr.Array):
-        return plan_chunks(_stored(source), num_bytes, {})
+        return _plan_chunks(source, num_bytes, {})
     if isinstance(source, zarr.Group):
         return _chunks_of_group(source, num_bytes)
     raise TypeError(
@@ -91,10 +89,9 @@ def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_
     # It imports `numcodecs_bytes.zarr`, and so zarr.
     from numcodecs_bytes._tools.partial_reads import read_in_part
 
-    shape, item_size = array.shape, array.dtype.itemsize
     axes = tuple(range(array.ndim))
     try:
-        unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
+        unit, levels = array.chunks, [*([array.shards] if array.shards else []), array.shape]
         with contextlib.suppress(LeftToZarr):
             axes = read_in_part(array).axis_order
             unit, levels = (1,) * array.ndim, [array.chunks, *levels]
@@ -102,26 +99,27 @@ def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_
         unit, levels = array.read_chunk_sizes, []
     if has_variable_length(array.dtype):
         levels = []
-    return Stored(shape, item_size, unit, tuple(levels), tuple(axes)[::-1])
+    return Stored(unit, tuple(levels), tuple(axes)[::-1])
 
 
-def plan_chunks(stored: Stored, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
+def _plan_chunks(array: "AnyArray", size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
     """Return the lengths of Dask's chunks along each axis, which for some axes are given.
 
     The chunks grow from a unit along one axis after another, level by level, up to the size. So
     they are complete along the axes before the one that grew last, and one unit along those after.
     """
+    stored, shape = _stored(array), array.shape
     lengths = dict(enumerate(stored.unit)) | given
     for level, axis in itertools.product(stored.levels, stored.axes):
         if axis in given:
             continue
-        longest = list(map(_longest, lengths.values(), stored.shape))
-        end = _longest(level[axis], stored.shape[axis])
+        longest = list(map(_longest, lengths.values(), shape))
+        end = _longest(level[axis], shape[axis])
         num = math.ceil(end / longest[axis])
-        num_that_fit = max(size // max(math.prod(longest) * stored.item_size, 1), 1)
+        num_that_fit = max(size // max(math.prod(longest) * array.dtype.itemsize, 1), 1)
         if num > num_that_fit:
             num_parts = math.ceil(num / num_that_fit)
-            lengths[axis] = _split(num, num_parts, longest[axis], stored.shape[axis])
+            lengths[axis] = _split(num, num_parts, longest[axis], shape[axis])
             break
         lengths[axis] = end
     return tuple(lengths.values())
@@ -149,19 +147,18 @@ def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
 
 def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
     """Return chunks for each dimension."""
-    arrays = [(name, array, _dimensions(array)) for name, array in group.arrays()]
-    arrays = [(name, array, dimensions) for name, array, dimensions in arrays if dimensions]
+    arrays = [(name, array) for name, array in group.arrays() if _dimensions(array)]
     if not arrays:
         raise ValueError(
             f"the group {group.name!r} has no arrays with named dimensions, which xarray needs: "
             "pass a group that has some, or an array"
         )
     chunks: dict[str, Lengths] = {}
-    for name, array, dimensions in sorted(arrays, key=lambda item: (-item[1].nbytes, item[0])):
+    for name, array in sorted(arrays, key=lambda item: (-item[1].nbytes, item[0])):
+        dimensions = _dimensions(array)
         if dimensions != [name]:  # else xarray loads it into memory, as an index
             given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
-            lengths = plan_chunks(_stored(array), size, given)
-            chunks |= dict(zip(dimensions, lengths, strict=True))
+            chunks |= dict(zip(dimensions, _plan_chunks(array, size, given), strict=True))
     return chunks
 
 

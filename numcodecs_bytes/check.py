@@ -31,15 +31,8 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar
-from numcodecs_bytes._tools.hierarchy import (
-    Document,
-    array_of,
-    describe_error,
-    document_at,
-    find_arrays,
-    join,
-)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
+from numcodecs_bytes._tools.hierarchy import Document, array_of, document_at, find_arrays, join
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.partial_reads import ask_for_a_range, read_in_part
@@ -79,22 +72,17 @@ def check(
     ArrayReport
         The report on each array, as soon as it has been checked.
     """
-    if isinstance(store, str | Path):
-        location = open_store(store, storage_options=storage_options, version=version)
-        with contextlib.closing(location) as opened:
-            yield from check(opened, limits, bar)
-        return
-    if storage_options or version:
-        raise ValueError("storage_options and version are for paths and URLs, not for open stores")
-    for path, document in find_arrays(store):
-        report = ArrayReport(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zarr's warnings are in the report, or irrelevant
-            try:
-                _check_array(StorePath(store, path), document, report, limits or Limits(), bar)
-            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
-                report.add_problem(f"it can't be checked: {describe_error(error)}")
-        yield report
+    opened = open_store(store, storage_options=storage_options, version=version)
+    with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
+        for path, document in find_arrays(opened):
+            report = ArrayReport(path)
+            with warnings.catch_warnings(action="ignore"):  # they are in the report, or irrelevant
+                try:
+                    store_path = StorePath(opened, path)
+                    _check_array(store_path, document, report, limits or Limits(), bar)
+                except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+                    report.add_problem(f"it can't be checked: {describe_error(error)}")
+            yield report
 
 
 def _check_array(
@@ -154,11 +142,10 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     if old is None:
         return
     _v2_document(store_path, ".zattrs", report)
+    unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
     try:
-        ArrayV2Metadata.from_dict(old)
-    except (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError) as error:
-        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
-        return
+        with contextlib.suppress(*unknown_codec):  # then they can't be compared
+            ArrayV2Metadata.from_dict(old)
     except Exception as error:  # noqa: BLE001 # every error is reported to the user
         report.add_problem(f".zarray can't be opened: {describe_error(error)}")
         return

@@ -12,7 +12,6 @@ hierarchies that can be migrated only in part.
 import json
 import operator
 import warnings
-import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +25,8 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._tools.check_report import ProgressBar, printable
-from numcodecs_bytes._tools.hierarchy import describe_error, document_at, join, names_in, walk
+from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
-_Changed = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
+_Changes = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
 
 
 @dataclass
@@ -119,26 +118,24 @@ def migrate(  # noqa: PLR0913 # the options of the command
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
-    opened = _open(store, storage_options, read_only=dry_run)
-    plan = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
+    opened = open_store(store, read_only=False, storage_options=storage_options)
+    reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
-        return [_as_planned(report) for report in plan.reports]
-    _write(opened, plan.changes, bar)
-    return plan.reports
+        return [_as_planned(report) for report in reports]
+    _write(opened, changes, bar)
+    return reports
 
 
 def _plan(
     store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
-) -> "_Changes":
-    """Return what is to be changed, and the outcome for each node."""
+) -> tuple[list[NodeReport], _Changes]:
+    """Return the outcome for each node, and the documents to write or remove, in order."""
     nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
-    plan = _Changes(store, nodes, _parse_exclude(exclude, nodes), overwrite=overwrite, undo=undo)
-    in_order = nodes.items() if undo else reversed(nodes.items())
-    for path, documents in _counted(in_order, bar, "comparing", len(nodes)):
-        plan.add(path, documents)
-    if undo:
-        plan.finish_undo()
-    return plan
+    excluded = _parse_exclude(exclude, nodes)
+    with warnings.catch_warnings(action="ignore"):  # about data types without a specification
+        if undo:
+            return _plan_undo(nodes, bar)
+        return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _as_planned(report: NodeReport) -> NodeReport:
@@ -147,7 +144,7 @@ def _as_planned(report: NodeReport) -> NodeReport:
     return replace(report, status=f"to be {report.status}") if is_change else report
 
 
-def _write(store: Store, changes: _Changed, bar: ProgressBar | None) -> None:
+def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
         try:
             _put(store, key, document)
@@ -157,24 +154,6 @@ def _write(store: Store, changes: _Changed, bar: ProgressBar | None) -> None:
             raise OSError(
                 f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
-
-
-def _open(
-    store: Store | str | Path, storage_options: JSONObject | None, *, read_only: bool
-) -> Store:
-    """Return a store, opened if need be; raise ValueError for a zip archive."""
-    if isinstance(store, str | Path):
-        is_url = "://" in str(store)
-        is_zip = str(store).endswith(".zip") if is_url else zipfile.is_zipfile(store)
-    elif storage_options:
-        raise ValueError("storage_options are for URLs, not for open stores")
-    else:
-        is_zip = isinstance(store, zarr.storage.ZipStore)
-    if is_zip:  # an interruption would leave it without its list of contents
-        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
-    if isinstance(store, str | Path):
-        return open_store(store, read_only=read_only, storage_options=storage_options)
-    return store
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
@@ -205,23 +184,19 @@ def _counted(
 
 def _find_nodes(store: Store) -> Iterator[tuple[str, _Documents]]:
     """Yield the path and metadata documents of each node, parents before their children."""
-    names = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-
-    def look(path: str) -> tuple[list[tuple[str, _Documents]], list[str]]:
-        every = {name: document_at(store, join(path, name)) for name in names}
-        errors = [found for found in every.values() if isinstance(found, Exception)]
-        if not path and len(errors) == len(names):
+    for path, to_visit in walk(store):
+        every = {name: document_at(store, join(path, name)) for name in METADATA_NAMES}
+        errors = [document for document in every.values() if isinstance(document, Exception)]
+        if not path and len(errors) == len(every):
             raise errors[0]  # the store can't be read at all
-        documents = {name: found for name, found in every.items() if found is not None}
-        nodes = [(path, documents)] if documents.keys() & set(names[:3]) else []
-        if _kind(documents) == "array":
-            return nodes, []
-        listed = names_in(store, path)
-        if ".zgroup" in documents and ".zgroup" not in listed:
-            raise ValueError("the store does not list its contents, so nodes might be missed")
-        return nodes, [name for name in listed if name not in names]
-
-    return walk(store, look)
+        documents = {name: document for name, document in every.items() if document is not None}
+        if "zarr.json" in documents or _has_v2(documents):
+            yield path, documents
+        if _kind(documents) == "group":
+            names = names_in(store, path)
+            if ".zgroup" in documents and ".zgroup" not in names:
+                raise ValueError("the store does not list its contents, so nodes might be missed")
+            to_visit += [name for name in names if name not in METADATA_NAMES]
 
 
 def _kind(documents: _Documents) -> str:
@@ -249,92 +224,94 @@ def _below(path: str, paths: Iterable[str]) -> list[str]:
     return [other for other in paths if other != path and other.startswith(prefix)]
 
 
-class _Changes:
-    """The outcome for each node, and the changes to documents, in order."""
+def _plan_undo(
+    nodes: dict[str, _Documents], bar: ProgressBar | None
+) -> tuple[list[NodeReport], _Changes]:
+    """Return the outcome for each node, and the documents to remove, those of groups first.
 
-    def __init__(
-        self,
-        store: Store,
-        nodes: dict[str, _Documents],
-        excluded: set[str],
-        *,
-        overwrite: bool,
-        undo: bool,
-    ) -> None:
-        self.store, self.excluded, self.overwrite, self.is_undo = store, excluded, overwrite, undo
-        self.reports: list[NodeReport] = []
-        self.changes: _Changed = {}
-        self.failed: list[str] = []  # the nodes that are refused or kept
-        self.old = [path for path, documents in nodes.items() if _has_v2(documents)]
-        # Zarr v3 documents, as they will be in the end.
-        self.new = {p: found["zarr.json"] for p, found in nodes.items() if "zarr.json" in found}
+    All nodes of a Zarr v3 group are kept if one of them is.
+    """
+    new = {path: documents for path, documents in nodes.items() if "zarr.json" in documents}
+    items = _counted(new.items(), bar, "comparing", len(new))
+    reasons = {path: _why_kept(documents) for path, documents in items}
+    tops = {path: [top for top in (path, *_above(path)) if top in new][-1] for path in new}
+    kept = {tops[path]: path or "/" for path in reversed(new) if reasons[path]}
+    reports: list[NodeReport] = []
+    changes: _Changes = {}
+    for path, documents in nodes.items():
+        report = NodeReport(path, _kind(documents), "Zarr v2 already")
+        reports.append(report)
+        if path in new and tops[path] in kept:
+            other = f"the same Zarr v3 group has {kept[tops[path]]}, which is kept"
+            report.status, report.reasons = "kept", [reasons[path] or other]
+        elif path in new:
+            report.status, changes[join(path, "zarr.json")] = "undone", None
+    return reports, changes
 
-    def add(self, path: str, documents: _Documents) -> None:
-        """Plan the changes to a node, and report them, or why they can't be made."""
-        report = NodeReport(path, _kind(documents), "")
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about data types without a specification
-                (self._undo if self.is_undo else self._migrate)(report, documents)
-        except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
-            report.status = "kept" if self.is_undo else "refused"
-            why = str(error) if isinstance(error, ValueError) else describe_error(error)
-            report.reasons, report.notes = [why], []
-            self.failed.append(path)
-        if report.status:
-            self.reports.append(report)
 
-    def _migrate(self, report: NodeReport, documents: _Documents) -> None:
-        """Plan to migrate a node, after all nodes below it."""
-        path, found = report.path, documents.get("zarr.json")
+def _why_kept(documents: _Documents) -> str:
+    """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
+    if not _has_v2(documents):
+        return "it has no Zarr v2 metadata"
+    try:
+        document = _convert(documents, [])
+    except Exception as error:  # noqa: BLE001 # metadata raise anything
+        return explain_error(error)
+    differing = _differing(_without_consolidated(documents["zarr.json"]), document)
+    return differing and f"zarr.json differs from what migrate writes in {differing}"
+
+
+@dataclass
+class _Migration:
+    """The outcome for each node, and the documents to write, in order."""
+
+    store: Store
+    nodes: dict[str, _Documents]  # with the Zarr v3 documents that are planned
+    excluded: set[str]
+    overwrite: bool
+    reports: list[NodeReport] = field(default_factory=list)
+    changes: _Changes = field(default_factory=dict)
+
+    def plan(self, bar: ProgressBar | None) -> tuple[list[NodeReport], _Changes]:
+        """Plan to migrate all nodes that have Zarr v2 metadata, each after all nodes below it."""
+        items = reversed(self.nodes.items())
+        for path, documents in _counted(items, bar, "comparing", len(self.nodes)):
+            if _has_v2(documents):
+                report = NodeReport(path, _kind(documents), "Zarr v3 already")
+                self.reports.append(report)
+                self._plan_node(report, documents)
+        return self.reports, self.changes
+
+    def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
+        """Plan to migrate a node, and report the outcome."""
+        path, existing = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
-            report.status = "excluded" if _has_v2(documents) else ""
+            report.status = "excluded"
             how_to_open = (
                 "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own "
                 "path, or the group above it with zarr_format=2"
             )
-            report.reasons = [how_to_open if found is None else "its zarr.json stays as it is"]
-        elif _has_v2(documents):
+            report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
+            return
+        try:
             document = self._document(path, documents, report.notes)
-            report.status = "Zarr v3 already"
-            if found is None or _differing(found, document):
-                self.new[path] = self.changes[join(path, "zarr.json")] = document
-                report.status = "migrated"
-
-    def _undo(self, report: NodeReport, documents: _Documents) -> None:
-        """Plan to remove the Zarr v3 metadata of a node, before that of all nodes below it."""
-        report.status = "Zarr v2 already"
-        if report.path in self.new:
-            document = _convert(documents, [])
-            if not _has_v2(documents):
-                raise ValueError("it has no Zarr v2 metadata")
-            if differing := _differing(_without_consolidated(documents["zarr.json"]), document):
-                raise ValueError(f"zarr.json differs from what migrate writes in {differing}")
-            report.status = "undone"
-
-    def finish_undo(self) -> None:
-        """Keep all nodes of a Zarr v3 group if one of them is kept, and remove the others."""
-        tops = {
-            path: [top for top in (path, *_above(path)) if top in self.new][-1] for path in self.new
-        }
-        kept = {tops[path]: path or "/" for path in reversed(self.failed)}
-        undone = [report for report in self.reports if report.status == "undone"]
-        for report in undone:
-            if other := kept.get(tops[report.path]):
-                report.status = "kept"
-                report.reasons = [f"the same Zarr v3 group has {other}, which is kept"]
-            else:
-                self.changes[join(report.path, "zarr.json")] = None
+        except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
+            report.status, report.reasons, report.notes = "refused", [explain_error(error)], []
+            return
+        if existing is None or _differing(existing, document):
+            documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
+            report.status = "migrated"
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
-        document, found = _convert(documents, notes), documents.get("zarr.json")
-        if found is None or _differing(_without_consolidated(found), document):
+        document, existing = _convert(documents, notes), documents.get("zarr.json")
+        if existing is None or _differing(_without_consolidated(existing), document):
             if ".zarray" in documents:
                 compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
-            if found is not None:
+            if existing is not None:
                 self._refuse_to_replace(path, documents, document)
-            if hidden := _below(path, self.failed):
+            refused = [report.path for report in self.reports if report.status == "refused"]
+            if hidden := _below(path, refused):
                 raise ValueError(
                     "its Zarr v3 metadata would hide nodes below it that could not be migrated: "
                     f"{', '.join(sorted(hidden))}; to migrate it without them, exclude those that "
@@ -347,24 +324,25 @@ class _Changes:
                     "with zarr 3.2 or newer, and read it with that"
                 )
         # zarr before 3.1.4 writes null where there is none.
-        if ".zmetadata" in documents or (found or {}).get("consolidated_metadata") is not None:
-            return _consolidated(path, document, self.new)
+        if ".zmetadata" in documents or (existing or {}).get("consolidated_metadata") is not None:
+            return _consolidated(path, document, self.nodes)
         return document
 
     def _refuse_to_replace(self, path: str, documents: _Documents, document: JSONObject) -> None:
         """Raise ValueError unless a different `zarr.json` may be replaced by a document."""
-        found = _without_consolidated(documents["zarr.json"])
+        existing = _without_consolidated(documents["zarr.json"])
         members = ("node_type", "chunk_key_encoding", "dimension_names")
-        more = [m for m in members if found.get(m) not in (None, document.get(m))]
-        shape, old_shape = found.get("shape") or [], document.get("shape", [])
+        more = [m for m in members if existing.get(m) not in (None, document.get(m))]
+        shape, old_shape = existing.get("shape") or [], document.get("shape", [])
         if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
             more.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
         texts_in_v2 = set(map(_text, attributes))
-        items = (found.get("attributes") or {}).items()
+        items = (existing.get("attributes") or {}).items()
         more += [f"attribute {item[0]}" for item in items if _text(item) not in texts_in_v2]
-        more += [f"node {node}" for node in _below(path, self.new.keys() - set(self.old))]
+        without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
+        more += [f"node {node}" for node in _below(path, without_v2)]
         if more:
             raise ValueError(
                 f"zarr.json has what Zarr v2 lacks, so it is kept: {', '.join(more)}; if Zarr v2 "
@@ -372,7 +350,7 @@ class _Changes:
             )
         if not self.overwrite:
             raise ValueError(
-                f"zarr.json differs from what migrate writes in {_differing(found, document)}; "
+                f"zarr.json differs from what migrate writes in {_differing(existing, document)}; "
                 "--overwrite replaces it"
             )
 
@@ -382,8 +360,6 @@ def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
     for document in documents.values():
         if isinstance(document, Exception):
             raise document
-    if not _has_v2(documents):
-        return _without_consolidated(documents["zarr.json"])
     attributes, old = documents.get(".zattrs", {}), documents.get(".zarray")
     if old is None:
         return {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
@@ -407,23 +383,25 @@ def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _differing(found: JSONObject, document: JSONObject) -> str:
+def _differing(existing: JSONObject, document: JSONObject) -> str:
     """Return the names of the members in which two documents differ."""
-    names = {**found, **document}
-    return ", ".join(n for n in names if _text(found.get(n)) != _text(document.get(n)))
+    names = {**existing, **document}
+    return ", ".join(n for n in names if _text(existing.get(n)) != _text(document.get(n)))
 
 
 def _without_consolidated(document: JSONObject) -> JSONObject:
     return {name: value for name, value in document.items() if name != "consolidated_metadata"}
 
 
-def _consolidated(path: str, document: JSONObject, others: _Documents) -> JSONObject:
+def _consolidated(path: str, document: JSONObject, nodes: dict[str, _Documents]) -> JSONObject:
     """Return a group's document with the documents of all nodes below it consolidated in it."""
     store = zarr.storage.MemoryStore()
-    for other in _below(path, others):
-        if isinstance(others[other], Exception):
-            raise others[other]
-        _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), others[other])
+    for other in _below(path, nodes):
+        other_document = nodes[other].get("zarr.json")
+        if isinstance(other_document, Exception):
+            raise other_document
+        if other_document is not None:
+            _put(store, join(other.removeprefix(path).lstrip("/"), "zarr.json"), other_document)
     _put(store, "zarr.json", document)
     zarr.consolidate_metadata(store, zarr_format=3)
     consolidated: Any = document_at(store, "zarr.json")

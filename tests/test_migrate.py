@@ -478,7 +478,7 @@ class TestWrongArguments:
             ({"undo": True, "overwrite": True}, ValueError, "undo can't be combined with"),
             ({"undo": True, "exclude": ["x"]}, ValueError, "undo can't be combined with"),
             ({"exclude": "x"}, TypeError, "exclude must be a collection of paths, got 'x'"),
-            ({"storage_options": {"a": 1}}, ValueError, "are for URLs, not for open stores"),
+            ({"storage_options": {"a": 1}}, ValueError, "for paths and URLs, not for open stores"),
             ({}, OSError, r"zarr.json can't be written: .* read-only mode"),
         ],
         ids=str,

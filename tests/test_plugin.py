@@ -37,7 +37,6 @@ CHOICES = [[ZARRS, pipeline] for pipeline in (*PIPELINES, *ZARRS_RS)]
 CHOICES += [[OURS, pipeline] for pipeline in OUR_PIPELINES]
 BY_CHOICE = pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: chosen[1])
 
-OLD_NAME = "numcodecs_bytes.zarr_pipeline.BytesPipeline"
 
 # What every program below begins with. `show` prints the classes that the keys of zarr's config
 # chose; CHOICE and SECTIONS are what to give to it.
@@ -243,7 +242,6 @@ class TestReport:
             ),
             # zarr opens no array then, whichever codec it would use.
             (KEYS[1], "numcodecs_bytes.No", 1, r"partial reads: off: BadConfigError.*\]\."),
-            (KEYS[1], OLD_NAME, 1, rf"BadConfigError.*{OLD_NAME}.* \(now {OUR_PIPELINES[0]}\)"),
             (KEYS[0], "no.Such", 1, r'codec "bytes" of Zarr v3: off: .*no\.Such.*'),
             (KEYS[0], ZARRS, 1, f'codec "bytes" of Zarr v3: off: zarr uses {ZARRS}'),
             ("numcodecs_bytes.max_gap_bytes", "wide", 1, "such as '64 KiB', got 'wide'"),

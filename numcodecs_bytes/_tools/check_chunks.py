@@ -15,13 +15,18 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, count
+from numcodecs_bytes._tools.check_report import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    count,
+    describe_error,
+)
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,
     Listing,
     array_of,
-    describe_error,
     grid_of,
     stored_chunks,
 )
@@ -57,7 +62,7 @@ def check_chunks(
         if problem:
             report.add_problem(f"chunk {key} {problem}")
     advance(num_in_all - report.num_chunks)
-    _report_listing(listing, num_in_all, report, is_cut=report.num_chunks == limits.max_chunks)
+    _report_listing(listing, num_in_all, report, limits)
     return first
 
 
@@ -119,8 +124,8 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
 def _problem_in(array: AnyArray, index: Index) -> str:
     """Decode a chunk and return its problem, or ""."""
     try:
-        parts = (np.asarray(array[region]) for region in _parts_of(array, index))
-        num_invalid = sum(map(_count_invalid, parts))
+        regions = _regions_of(array, index)
+        num_invalid = sum(_count_invalid(np.asarray(array[region])) for region in regions)
     except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
         return f"can't be read: {describe_error(error)}"
     if not num_invalid:
@@ -132,7 +137,7 @@ def _problem_in(array: AnyArray, index: Index) -> str:
     )
 
 
-def _parts_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
+def _regions_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
     """Yield the regions of a chunk to decode at a time: in a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
     grid = zip(index, shape, array.shape, strict=True)
@@ -154,14 +159,12 @@ def _count_invalid(elements: Array) -> int:
     return int(np.count_nonzero(elements.view("u1") > 1)) if elements.dtype.kind == "b" else 0
 
 
-def _report_listing(
-    listing: Listing, num_in_all: int, report: ArrayReport, *, is_cut: bool
-) -> None:
+def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
     """Report folders that can't be listed, how many chunks there are, and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
     num_chunks, others = report.num_chunks, listing.others
-    if is_cut:
+    if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
     if num_in_all > MAX_UNLISTED and not listing.is_listed:
@@ -173,8 +176,7 @@ def _report_listing(
             f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
         )
     if others:
-        names = ", ".join([*others[:3], *["..."][: len(others) - 3]])
-        report.notes.append(
-            f"zarr does not read {count(len(others), 'file')}, because no chunk has such a name: "
-            f"{names}"
-        )
+        files, names = count(len(others), "file"), ", ".join(others[:3])
+        more = ", ..." if len(others) > 3 else ""
+        note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
+        report.notes.append(note)

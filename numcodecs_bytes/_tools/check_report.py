@@ -15,6 +15,17 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def describe_error(error: Exception) -> str:
+    """Return the class of an error, and the first line of its message."""
+    text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
+    return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
+
+
+def explain_error(error: Exception) -> str:
+    """Return the message of a ValueError, which says everything, and describe other errors."""
+    return str(error) if isinstance(error, ValueError) else describe_error(error)
+
+
 @dataclass
 class ArrayReport:
     """The findings for an array.

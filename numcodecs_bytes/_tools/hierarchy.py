@@ -11,15 +11,16 @@ import re
 import reprlib
 import stat
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import zarr
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
@@ -29,13 +30,13 @@ from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import find_source
 
-T = TypeVar("T")
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
 Document = JSONObject | Exception
 
 # How many chunks of an array are requested from a store that can't list them.
 MAX_UNLISTED = 100_000
+METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
 
@@ -49,14 +50,8 @@ class Listing:
     errors: list[OSError] = field(default_factory=list)  # of folders that can't be listed
 
 
-def describe_error(error: Exception) -> str:
-    """Return the class of an error, and the first line of its message."""
-    text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
-    return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
-
-
-def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iterator[T]:
-    """Yield what `look` finds in each folder, parents first; it also returns the names to visit."""
+def walk(store: Store) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each folder, parents first, and a list for the names to visit in it."""
     sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do this for each request
     paths, seen = [""], set[Path]()
     while paths:
@@ -66,41 +61,40 @@ def walk(store: Store, look: Callable[[str], tuple[list[T], list[str]]]) -> Iter
             if folder in seen:
                 continue
             seen.add(folder)
-        found, names = look(path)
-        yield from found
-        paths += [join(path, name) for name in reversed(names)]
+        to_visit: list[str] = []
+        yield path, to_visit
+        paths += [join(path, name) for name in reversed(to_visit)]
 
 
 def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
     """Yield the path and metadata document of each array; an error if a document can't be read."""
-
-    def look(path: str) -> tuple[list[tuple[str, Document]], list[str]]:
+    for path, to_visit in walk(store):
         document = document_at(store, join(path, "zarr.json"))
         node_type = document.get("node_type") if isinstance(document, dict) else None
         if document is None:
             document = document_at(store, join(path, ".zarray"))
             node_type = "array" if isinstance(document, dict) else None
         if document is not None and node_type == "array":
-            return [(path, document)], []
+            yield path, document
+            continue
         try:
             names = names_in(store, path)
         except Exception as error:
             if not path:
                 raise
-            return [(path, error)], []
+            yield path, error
+            continue
         if len(names) == 1 and path.split("/")[-8:] == names * 8:
-            why = (
-                "the store lists a folder as part of itself: download the zip file, or upgrade zarr"
-            )
-            return [(path, ValueError(why))], []
-        if document is not None and node_type != "group":
+            why = "the store lists a folder as part of itself"
+            yield path, ValueError(f"{why}: download the zip file, or upgrade zarr")
+        elif document is not None and node_type != "group":
+            yield path, document
             # It may be an array: do not search its chunks for arrays.
-            names = [name for name in names if name != "c" and not name[0].isdigit()]
-            return [(path, document)], names
-        found = [] if names else list(_consolidated(store, path, document))
-        return found, [name for name in names if not _METADATA.fullmatch(name)]
-
-    return walk(store, look)
+            to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
+        elif names:
+            to_visit += [name for name in names if not _METADATA.fullmatch(name)]
+        else:
+            yield from _consolidated(store, path, document)
 
 
 def _consolidated(
@@ -170,56 +164,39 @@ def grid_of(array: AnyArray) -> list[int]:
     return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
-def first_chunk(array: AnyArray) -> tuple[slice, ...] | None:
-    """Return the region of the first chunk that exists, or None."""
-    for index, _, size in stored_chunks(array, Listing()):
-        if not isinstance(size, IsADirectoryError):
-            return tuple(
-                slice(i * n, (i + 1) * n) for i, n in zip(index, array.chunks, strict=True)
-            )
-    return None
-
-
 def stored_chunks(
     array: AnyArray, listing: Listing
 ) -> Iterator[tuple[Index, str, int | Exception]]:
     """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
-    grid = grid_of(array)
-    indices = _listed(array, grid, listing)
-    if not listing.is_listed:
-        listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
-        numbers = range(min(math.prod(grid), MAX_UNLISTED))
-        indices = (tuple(map(int, np.unravel_index(i, grid))) for i in numbers)
+    indices = _indices(array, grid_of(array), listing)
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(_sizes_of(array.store, keys))
+        sizes = sync(concurrent_map([(array.store, key) for key in keys], _size_of))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is not None:
                 yield index, key, size
 
 
-def _listed(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
-    """Return the indices of the chunks that the store lists, and fill the listing."""
+def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
+    """Yield the indices of the chunks that the store lists; if it can't list, those of the grid."""
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
-    if not array.store.supports_listing or getattr(encoding, "name", "v2") not in ("default", "v2"):
-        return iter(())
-    prefix = f"{array.path}/".lstrip("/")
-    keys = _keys_below(array.store, prefix, listing)
-    first = next(keys, "")  # if the store lists anything, then at least the metadata
-    listing.is_listed = bool(first) and first.startswith(prefix)
-
-    def index_of(key: str) -> Index | None:
-        name = key.removeprefix(prefix)
-        index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
-        is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
-        if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
-            return index  # also for a folder
-        if name and not name.endswith("/") and not _METADATA.fullmatch(name):
-            listing.others.append(name)
-        return None
-
-    indices = map(index_of, itertools.chain([first], keys))
-    return (index for index in indices if index is not None)
+    if array.store.supports_listing and getattr(encoding, "name", "v2") in ("default", "v2"):
+        prefix = f"{array.path}/".lstrip("/")
+        for key in _keys_below(array.store, prefix, listing):
+            if not key.startswith(prefix):  # the store does not list what it was asked for
+                continue
+            listing.is_listed = True
+            name = key.removeprefix(prefix)
+            index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
+            is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
+            if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
+                yield index  # also for a folder
+            elif name and not name.endswith("/") and not _METADATA.fullmatch(name):
+                listing.others.append(name)
+    if not listing.is_listed:  # or else it would have listed at least the metadata
+        listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
+        for number in range(min(math.prod(grid), MAX_UNLISTED)):
+            yield tuple(map(int, np.unravel_index(number, grid)))
 
 
 def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
@@ -241,10 +218,6 @@ def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
 
 async def _next(keys: AsyncIterator[str]) -> str | None:
     return await anext(keys, None)
-
-
-async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
-    return await asyncio.gather(*(_size_of(store, key) for key in keys))
 
 
 def _size_of_file(file: File) -> int | Exception | None:

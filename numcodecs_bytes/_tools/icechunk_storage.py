@@ -43,15 +43,15 @@ def open_repository(location: str, options: JSONObject, version: dict[str, str])
     options = {names.get(name, name): value for name, value in options.items()}
     if endpoint := options.get("endpoint_url"):  # often a server without buckets in host names
         options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
-    storage_kind, place = "local_filesystem_storage", {"path": rest}
+    storage_kind, address = "local_filesystem_storage", {"path": rest}
     if protocol.startswith(("s3", "g")):
         storage_kind = "s3_storage" if protocol.startswith("s3") else "gcs_storage"
-        place = {"bucket": bucket, "prefix": prefix}
+        address = {"bucket": bucket, "prefix": prefix}
     elif protocol.startswith("a"):
-        storage_kind, place = "azure_storage", {"container": bucket, "prefix": prefix}
+        storage_kind, address = "azure_storage", {"container": bucket, "prefix": prefix}
     elif protocol.startswith("http"):
-        storage_kind, place = "http_storage", {"base_url": location}  # since Icechunk 2
-    storage = getattr(icechunk, storage_kind)(**place, **options)
+        storage_kind, address = "http_storage", {"base_url": location}  # since Icechunk 2
+    storage = getattr(icechunk, storage_kind)(**address, **options)
     arguments = {"snapshot": "snapshot_id"}
     chosen: JSONObject = {arguments.get(kind, kind): name for kind, name in version.items()}
     session = icechunk.Repository.open(storage).readonly_session(**chosen)

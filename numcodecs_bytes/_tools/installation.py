@@ -26,12 +26,12 @@ def report() -> JSONObject:
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
-    is_wanted, why_no_writes = values.pop(in_place)
-    if is_wanted == "require" and why_no_parts:
+    mode, why_no_writes = values.pop(in_place)
+    if mode == "require" and why_no_parts:
         why_no_writes = f"{in_place} is 'require', but {why_no_parts}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or (why_no_parts if is_wanted else f"{in_place} is not True")
-    parts = [
+    why_no_writes = why_no_writes or (why_no_parts if mode else f"{in_place} is not True")
+    rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, in_place),
         ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
@@ -44,7 +44,7 @@ def report() -> JSONObject:
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "parts": [
             {"name": name, "class": kind, "why_not": why_not, "set_by": origin_of(key)}
-            for name, kind, why_not, key in parts
+            for name, kind, why_not, key in rows
         ],
         "options": [
             {"key": key, "value": str(value), "error": error, "set_by": origin_of(key)}
@@ -55,29 +55,29 @@ def report() -> JSONObject:
     }
 
 
-def lines_of(found: JSONObject) -> Iterator[str]:
+def lines_of(document: JSONObject) -> Iterator[str]:
     """Yield the lines of a report."""
-    package, *others = (" ".join(each) for each in found["versions"].items())
+    package, *others = (" ".join(each) for each in document["versions"].items())
     yield f"{package} with {', '.join(others)}"
-    for part in found["parts"]:
-        set_by = f", set by {part['set_by']}" if part["set_by"] else ""
-        yield f"{part['name']}: {'off: ' + part['why_not'] if part['why_not'] else 'on'}{set_by}"
-    for option in found["options"]:
+    for row in document["parts"]:
+        set_by = f", set by {row['set_by']}" if row["set_by"] else ""
+        yield f"{row['name']}: {'off: ' + row['why_not'] if row['why_not'] else 'on'}{set_by}"
+    for option in document["options"]:
         text = option["error"] or f"{option['key']} is {option['value']}"
         yield f"{text}, set by {option['set_by']}"
-    yield from (f"{key} has no effect: it is not an option" for key in found["unknown_options"])
+    yield from (f"{key} has no effect: it is not an option" for key in document["unknown_options"])
 
 
 def explain_other_codec() -> str:
     """Return which other class numcodecs uses and how to fix that, or ""."""
     try:
-        found = _numcodecs_class()
+        kind = _numcodecs_class()
     except Exception:  # noqa: BLE001 # an entry point can raise anything
         return ""
-    if issubclass(found, Bytes):
+    if issubclass(kind, Bytes):
         return ""
     return (
-        f'numcodecs uses {_name_of(found)} for "bytes", because a program or a package registered '
+        f'numcodecs uses {_name_of(kind)} for "bytes", because a program or a package registered '
         f"it in place of {_name_of(Bytes)}; to use ours, call "
         "numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
     )
@@ -98,9 +98,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     try:
         name = _name_of(find_class())
     except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        is_old = "numcodecs_bytes.zarr_pipeline.BytesPipeline" in str(error)
-        hint = " (now numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline)" if is_old else ""
-        return None, f"{type(error).__name__}: {error}{hint}"
+        return None, f"{type(error).__name__}: {error}"
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
@@ -128,9 +126,8 @@ def _why_no_data_types() -> str:
 def origin_of(key: str) -> str:
     """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
     config = zarr.config
-    sources: list[tuple[str, Mapping[str, Any]]] = [
-        ("", config.defaults[0])
-    ]  # the last that has it wins
+    # The last that has it wins.
+    sources: list[tuple[str, Mapping[str, Any]]] = [("", config.defaults[0])]
     for path in map(Path, config.paths):
         if os.access(path, os.R_OK):  # zarr ignores the others
             files = sorted(path.iterdir()) if path.is_dir() else [path]

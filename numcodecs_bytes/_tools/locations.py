@@ -14,10 +14,9 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.stores import read_like
+from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
-_ZARR_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
-_REFERENCES = (".json", ".parq", ".parquet")
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references.
 _KERCHUNK = (
@@ -39,42 +38,60 @@ _REFERABLE = (
 
 
 def open_store(
-    location: str | Path,
+    location: Store | str | Path,
     *,
     read_only: bool = True,
     storage_options: JSONObject | None = None,
     version: dict[str, str] | None = None,
 ) -> Store:
-    """Open the store at a path or URL, of any kind; the arguments are those of `check`."""
-    location, path = str(location), Path(location)
-    options = dict(storage_options or {})
-    is_url = "://" in location
-    if not is_url and not path.exists():
-        raise FileNotFoundError("there is no such file or folder")
-    folder, _, name = location.rpartition("/")
-    if name in _ZARR_METADATA and (is_url or path.is_file()):
-        raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
-    store: Store
-    if location.endswith(_REFERENCES):
-        if not read_only:
-            raise ValueError("kerchunk references are read-only")
-        store = _open_references(location, options)
-    elif is_url:
-        store = _open_url(location, options, read_only=read_only)
-    elif options:
-        raise ValueError(
-            "storage options are for URLs and kerchunk references, not for local files"
-        )
-    elif path.is_file():
-        store = _open_zip(location)
-    else:
-        store = zarr.storage.LocalStore(path, read_only=read_only)
+    """Open the store at a path or URL, of any kind; return a store as it is.
+
+    The arguments are those of `check`. Raises ValueError if the store is to be changed, but can't.
+    """
+    if not read_only and _is_zip(location):  # an interruption would leave it without its contents
+        raise ValueError("a zip archive can't be changed: unpack it, migrate, and pack it again")
+    if isinstance(location, Store):
+        if storage_options or version:
+            what = "storage_options and version"
+            raise ValueError(f"{what} are for paths and URLs, not for open stores")
+        return location
+    location, options = str(location), dict(storage_options or {})
+    store = _open_location(location, options, read_only=read_only)
     if read_only and sync(is_repository(store)):
         _need("icechunk", "icechunk")
         return open_repository(location, options, version or {"branch": "main"})
     if version:
         raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
     return store
+
+
+def _open_location(location: str, options: JSONObject, *, read_only: bool) -> Store:
+    path, is_url = Path(location), "://" in location
+    if not is_url and not path.exists():
+        raise FileNotFoundError("there is no such file or folder")
+    folder, _, name = location.rpartition("/")
+    if name in METADATA_NAMES and (is_url or path.is_file()):
+        raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
+    if location.endswith((".json", ".parq", ".parquet")):
+        if not read_only:
+            raise ValueError("kerchunk references are read-only")
+        return _open_references(location, options)
+    if is_url:
+        return _open_url(location, options, read_only=read_only)
+    if options:
+        raise ValueError(
+            "storage options are for URLs and kerchunk references, not for local files"
+        )
+    if path.is_file():
+        return _open_zip(location)
+    return zarr.storage.LocalStore(path, read_only=read_only)
+
+
+def _is_zip(location: Store | str | Path) -> bool:
+    if isinstance(location, Store):
+        return isinstance(location, zarr.storage.ZipStore)
+    is_url = "://" in str(location)
+    return str(location).endswith(".zip") if is_url else zipfile.is_zipfile(location)
 
 
 def _open_zip(location: str) -> Store:
@@ -106,8 +123,6 @@ def advise_references(location: str, start: bytes = b"") -> str:
 def _open_url(url: str, options: JSONObject, *, read_only: bool) -> zarr.storage.FsspecStore:
     _need("fsspec", "stores")
     if url.endswith(".zip") and not url.startswith("zip:"):
-        if not read_only:
-            raise ValueError("a zip file at a URL can't be changed: download it, give its path")
         options = {url.partition("://")[0]: options}
         url = f"zip://::{url}"
     return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
@@ -138,13 +153,8 @@ def _open_references(location: str, options: JSONObject) -> Store:
         kind = ParquetReferences
         if importlib.util.find_spec("pyarrow") is None:
             _need("fastparquet", "kerchunk")
-    import fsspec
-
-    remote = {"asynchronous": True, **options.pop("remote_options", {})}
-    file_system = fsspec.filesystem(
-        "reference", fo=source, remote_options=remote, asynchronous=True, **options
-    )
-    return kind(file_system, read_only=True)
+    options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
+    return kind.from_url("reference://", {"fo": source, **options}, read_only=True)
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
@@ -156,7 +166,7 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
     with source as file, contextlib.suppress(ValueError):
         document = json.load(file)
     if isinstance(document, dict) and (
-        "refs" in document or any(name.endswith(_ZARR_METADATA) for name in document)
+        "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)
     ):
         return document
     raise ValueError('this is not a kerchunk reference file, which is a JSON object with "refs"')

@@ -6,6 +6,7 @@ filters of bytes such as `shuffle`, and variable-length text and bytes.
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import zarr
@@ -14,7 +15,6 @@ from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.abc.numcodec import Numcodec
 from zarr.core.metadata.v2 import ArrayV2Metadata
-from zarr.core.metadata.v3 import ArrayV3Metadata
 from zarr.registry import get_codec_class
 from zarr.storage import MemoryStore, StorePath
 from zarr.types import AnyArray
@@ -28,7 +28,8 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.hierarchy import array_of, describe_error, first_chunk
+from numcodecs_bytes._tools.check_report import explain_error
+from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -45,7 +46,8 @@ def v3_document(old: JSONObject) -> JSONObject:
     metadata = ArrayV2Metadata.from_dict(old)
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
-    before, after = ([_v3_codec(codec, dtype) for codec in part] for part in (filters, of_bytes))
+    before = [_v3_codec(codec, dtype) for codec in filters]
+    after = [_v3_codec(codec, dtype) for codec in of_bytes]
     if metadata.order == "F":
         order = list(reversed(range(len(metadata.shape))))
         before.insert(0, {"name": "transpose", "configuration": {"order": order}})
@@ -183,16 +185,15 @@ def _sample(dtype: AnyDType, shape: tuple[int, ...]) -> Array:
 def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     """Raise ValueError unless an array's first chunk reads the same with either metadata."""
     arrays = [array_of(document, store_path) for document in (old, new)]
-    region = first_chunk(arrays[0])
-    if region is None:
+    stored = stored_chunks(arrays[0], Listing())
+    indices = (index for index, _, size in stored if not isinstance(size, IsADirectoryError))
+    if (index := next(indices, None)) is None:
         return
-    index = tuple(axis.start // n for axis, n in zip(region, arrays[0].chunks, strict=True))
     name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
     try:
-        values, migrated = (np.asarray(array[region]) for array in arrays)
+        values, migrated = (np.asarray(array.blocks[index]) for array in arrays)
     except Exception as error:
-        why = str(error) if isinstance(error, ValueError) else describe_error(error)
-        raise ValueError(f"{name} can't be read: {why}") from error
+        raise ValueError(f"{name} can't be read: {explain_error(error)}") from error
     if not _are_same(values, migrated):
         raise ValueError(f"{name} would read different values as Zarr v3")
 
@@ -210,9 +211,9 @@ def disagreements(old: JSONObject, new: JSONObject) -> Iterator[str]:
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
     """Return the properties that must be equal in two Zarr v3 documents, by name."""
-    array = _array(document)
+    array: Any = _array(document)
     described = []
-    for codec in ArrayV3Metadata.from_dict(document).codecs:
+    for codec in array.metadata.codecs:
         codec_document: JSONObject = codec.to_dict()
         settings = codec_document.get("configuration", {})
         if isinstance(codec, BytesBytesCodec):

@@ -103,7 +103,7 @@ def _encode(value: Any, dtype: AnyDType) -> Any:
         return base64.standard_b64encode(struct.pack("<d", float(value))).decode()
     if dtype.kind == "c":
         number = complex(value)
-        return [_encode(part, np.dtype("f8")) for part in (number.real, number.imag)]
+        return [_encode(real, np.dtype("f8")) for real in (number.real, number.imag)]
     as_stored = bool(value) if dtype.kind == "b" else int(value)
     if as_stored != value:
         raise ValueError(f"no {dtype} equals {value!r}")
@@ -116,8 +116,8 @@ def is_decodable(value: Any, dtype: AnyDType) -> bool:
         if dtype.kind == "f":
             struct.unpack("<d", base64.standard_b64decode(value))
         elif dtype.kind == "c":
-            parts = value if isinstance(value, list) else []
-            return len(parts) == 2 and all(is_decodable(part, np.dtype("f8")) for part in parts)
+            is_pair = isinstance(value, list) and len(value) == 2
+            return is_pair and all(is_decodable(real, np.dtype("f8")) for real in value)
         elif dtype.kind in "iu":
             return isinstance(value, int | float) and math.isfinite(value)
     except (TypeError, ValueError, struct.error):

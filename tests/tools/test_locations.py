@@ -102,6 +102,13 @@ class TestStorageOptions:
         with pytest.raises(ValueError, match="not for open stores"):
             list(check(zarr.storage.MemoryStore(), version={"tag": "a"}))
 
+    def test_a_dry_run_refuses_the_references_that_migrate_refuses(self, tmp_path, capsys):
+        """It reported them as to be migrated."""
+        (tmp_path / "a.json").write_text('{"refs": {".zgroup": "{\\"zarr_format\\": 2}"}}')
+        for options in ([], ["--dry-run"]):
+            assert main(["migrate", str(tmp_path / "a.json"), *options]) == 2
+            assert "kerchunk references are read-only" in capsys.readouterr().err
+
     @pytest.mark.parametrize("text", ["{", "[1]", "anon"])
     def test_anything_but_a_json_object_is_a_wrong_argument(self, text, capsys):
         for command in ("check", "migrate"):
