@@ -48,7 +48,9 @@ class ArrayLayouts:
         prototype = chunk_spec.prototype  # others may do more than hold bytes
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             raise LeftToZarr("chunks on a GPU, or in memory of another kind")
-        return kept.find_or_make((self, chunk_spec.shape), lambda: self._layout_of(chunk_spec))
+        key = self, chunk_spec.shape
+        layout: AnyLayout | None = kept.find(key)
+        return layout or kept.add(key, self._layout_of(chunk_spec))
 
 
 def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:

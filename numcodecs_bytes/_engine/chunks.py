@@ -135,26 +135,10 @@ class ChunkWrite:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
 
-def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: object) -> None:
-    """Leave chunks to zarr."""
+def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
+    """Leave chunks to zarr: the reason, a `LeftToZarr`, becomes their outcome, only here."""
     for chunk in chunks:
         chunk.outcome = Outcome("left to zarr", str(why))
-
-
-class leaving_to_zarr:  # noqa: N801 # used like a function
-    """A context in which `LeftToZarr` becomes the outcome of chunks."""
-
-    def __init__(self, *chunks: ChunkRead | ChunkWrite) -> None:
-        self._chunks = chunks
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: object, _traceback: object) -> bool:
-        if not isinstance(error, LeftToZarr):
-            return False
-        leave(self._chunks, error)
-        return True
 
 
 class Batch(NamedTuple):
@@ -182,9 +166,10 @@ def chunk_reads(
         getter, spec, selection, place, *_ = item
         place = place if isinstance(place, tuple) else (place,)
         chunk = ChunkRead(item, getter, spec, selection, place, layout_of(spec))
-        if source_of is not None:
-            with leaving_to_zarr(chunk):
-                chunk.source = source_of(getter.path)
+        try:
+            chunk.source = source_of(getter.path) if source_of else None
+        except LeftToZarr as why:
+            leave([chunk], why)
         chunks.append(chunk)
     return chunks
 
@@ -195,9 +180,12 @@ def chunk_writes(
     """Return what is written, given what zarr passes; `path_of` returns the path of a file."""
     chunks = [ChunkWrite(item, *item[:5]) for item in items]
     for chunk in chunks:
-        with leaving_to_zarr(chunk):
-            if chunk.is_complete:
-                raise LeftToZarr("the whole chunk is written")
+        if chunk.is_complete:
+            leave([chunk], LeftToZarr("the whole chunk is written"))
+            continue
+        try:
             chunk.layout = layout_of(chunk.spec)
             chunk.path = path_of(chunk)
+        except LeftToZarr as why:
+            leave([chunk], why)
     return chunks

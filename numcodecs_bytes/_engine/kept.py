@@ -7,7 +7,6 @@ and the rest is soon made again.
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from numcodecs_bytes._engine import constants
@@ -30,22 +29,25 @@ _num_bytes = 0
 _lock = threading.Lock()
 
 
-def find_or_make(key: Any, make: Callable[[], T]) -> T:
-    """Return the value that is kept under a key; or make it, and keep it if the key has a hash."""
+def find(key: Any) -> Any:
+    """Return the value that is kept under a key, or None; without a lock, as a dict needs none."""
     try:
-        value: T | None = _values.get(key)  # without a lock: a dict is consistent by itself
-    except TypeError:  # a selection with arrays
-        return make()
-    return _add(key, make()) if value is None else value
+        return _values.get(key)
+    except TypeError:  # a selection with arrays has no hash
+        return None
 
 
-def _add(key: Any, value: T) -> T:
+def add(key: Any, value: T) -> T:
     """Keep a value; return it, or the one that another thread has kept under the same key.
 
-    It is not kept if it is too large, or if another thread adds one at this moment.
+    It is not kept if it is too large, if the key has no hash, or if another thread adds one now.
     """
     global _num_bytes  # noqa: PLW0603
     num_bytes = value.most_memory
+    try:
+        hash(key)
+    except TypeError:
+        return value
     if num_bytes > constants.KEPT_BYTES or not _lock.acquire(blocking=False):
         return value
     try:

@@ -47,5 +47,6 @@ def layout_of(
     axis_order: tuple[int, ...] | None = None,
 ) -> Layout:
     """Return how chunks are stored; it is kept, so arrays of equal chunks share their plans."""
-    arguments = shape, dtype, stored_dtype, axis_order
-    return kept.find_or_make((Layout, *arguments), lambda: Layout(*arguments))
+    key = Layout, shape, dtype, stored_dtype, axis_order
+    layout: Layout | None = kept.find(key)
+    return layout or kept.add(key, Layout(shape, dtype, stored_dtype, axis_order))

@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 
 from numcodecs_bytes._engine import constants, files
-from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leaving_to_zarr
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave
 from numcodecs_bytes._engine.files import File, OpenFile
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -150,16 +150,15 @@ class _Workers:
 
     def _read(self, chunk: ChunkRead, out: Output) -> None:
         """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
-        with leaving_to_zarr(chunk):
-            try:
-                _read_chunk(chunk, self._files, out, self._batch.gap)
-            except LeftToZarr:
-                raise
-            except OSError as error:
-                raise LeftToZarr(str(error) or type(error).__name__) from error
-            except Exception as error:
-                add_name(error, chunk.getter)
-                raise
+        try:
+            _read_chunk(chunk, self._files, out, self._batch.gap)
+        except LeftToZarr as why:
+            leave([chunk], why)
+        except OSError as error:
+            leave([chunk], LeftToZarr(str(error) or type(error).__name__))
+        except Exception as error:
+            add_name(error, chunk.getter)
+            raise
 
 
 class _SharedFiles:
@@ -279,36 +278,43 @@ def _try_straight(file: OpenFile, layout: Layout, plan: Plan, out: Output, place
     region = memory_of(out.array, place, plan, layout)
     if region is None:
         return False
-    length, starts = plan.length, _prefetched_starts(file, plan)
-    num_at_once = max(constants.BLOCK_BYTES // length, 1)
+    starts = _prefetched_starts(file, plan)
+    read = _copy_short_runs if plan.length < constants.DIRECT_BYTES else _try_long_runs
+    return read(file.descriptor, starts, plan.length, region.data, out)
+
+
+def _copy_short_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs, end to end, to their memory in the output."""
+    num_at_once = constants.BLOCK_BYTES // length
     for first in range(0, len(starts), num_at_once):
         some = starts[first : first + num_at_once]
-        view = region.data[first * length : (first + len(some)) * length]
-        if length < constants.DIRECT_BYTES:
-            raw = files.read_runs(file.descriptor, some, length, _block)
-            with out.lock:
-                out.check()
-                view[:] = raw
-        elif not _try_long_runs(file.descriptor, some, view, out):
-            return False
+        raw = files.read_runs(descriptor, some, length, _block)
+        with out.lock:
+            out.check()
+            memory[first * length : (first + len(some)) * length] = raw
     return True
 
 
-def _try_long_runs(descriptor: int, starts: Sequence[int], view: memoryview, out: Output) -> bool:
-    """Read runs straight into the output; return False if the system has no reads without waits."""
-    length = len(view) // len(starts)
-    cold: list[tuple[int, memoryview]] = []
-    with out.lock:
-        out.check()
-        for start, first in zip(starts, range(0, len(view), length), strict=True):
-            run = view[first : first + length]
-            num_bytes = files.read_from_memory(descriptor, start, run)
-            if num_bytes is None:  # which the first run shows
-                return False
-            if num_bytes < length:
-                cold.append((start + num_bytes, run[num_bytes:]))
-    for start, rest in cold:
-        _read_run(descriptor, start, rest, out)
+def _try_long_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs straight into the output; return False if the system can't read without waiting."""
+    num_at_once = max(constants.BLOCK_BYTES // length, 1)
+    for first in range(0, len(starts), num_at_once):
+        cold: list[tuple[int, memoryview]] = []
+        with out.lock:
+            out.check()
+            for number, start in enumerate(starts[first : first + num_at_once], first):
+                run = memory[number * length : (number + 1) * length]
+                num_bytes = files.read_from_memory(descriptor, start, run)
+                if num_bytes is None:  # which the first run shows
+                    return False
+                if num_bytes < length:
+                    cold.append((start + num_bytes, run[num_bytes:]))
+        for start, rest in cold:
+            _read_run(descriptor, start, rest, out)
     return True
 
 

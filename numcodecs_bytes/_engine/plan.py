@@ -97,12 +97,13 @@ def plan_of(
     It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
     selected, and repeated indices repeat runs.
     """
-
-    def make() -> Plan:
-        return plan_axes(axes_of(selection, layout, drop_axes), layout.item_size, gap)
-
     gap = constants.GAP_BYTES if gap is None else gap
-    return kept.find_or_make((layout, key_of(selection), drop_axes, gap), make)
+    key = layout, key_of(selection), drop_axes, gap
+    plan: Plan | None = kept.find(key)
+    if plan is None:
+        axes = axes_of(selection, layout, drop_axes)
+        plan = kept.add(key, plan_axes(axes, layout.item_size, gap))
+    return plan
 
 
 def plan_axes(

@@ -23,7 +23,7 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave, leaving_to_zarr
+from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
@@ -242,20 +242,25 @@ class _Reader:
         by_object = collections.defaultdict[Any, list[ChunkRead]](list)
         for chunk in chunks:
             remote, layout = _remote_of(chunk), chunk.layout
-            with leaving_to_zarr(chunk):
+            try:
                 if isinstance(layout, ShardLayout):
                     reads.append(self._plan_shard(chunk, layout))
                 elif remote.num_bytes is not None:
-                    if not 0 < remote.num_bytes == layout.num_bytes:
-                        raise LeftToZarr("its reference has another length than its chunk")
-                    by_object[remote.key or id(chunk), layout].append(chunk)
+                    if 0 < remote.num_bytes == layout.num_bytes:
+                        by_object[remote.key or id(chunk), layout].append(chunk)
+                    else:
+                        leave([chunk], LeftToZarr("its reference has another length than a chunk"))
                 elif layout.num_bytes > self._least_saving():
                     reads.append(self._plan_chunks([chunk], layout))
+            except LeftToZarr as why:
+                leave([chunk], why)
         total = sum([len(group) * layout.num_bytes for (_, layout), group in by_object.items()])
         for (_, layout), in_object in by_object.items():
             for group in self._groups(in_object, layout.num_bytes, total):
-                with leaving_to_zarr(*group):
+                try:
                     reads.append(self._plan_chunks(group, layout))
+                except LeftToZarr as why:
+                    leave(group, why)
         return reads
 
     def _least_saving(self) -> int:

@@ -127,7 +127,8 @@ class ShardLayout:
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         key = self, key_of(selection), drop_axes, gap
-        return kept.find_or_make(key, lambda: self._plan(selection, drop_axes, gap))
+        plan: ShardPlan | None = kept.find(key)
+        return plan or kept.add(key, self._plan(selection, drop_axes, gap))
 
     def _plan(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> ShardPlan:
         inner = self.inner

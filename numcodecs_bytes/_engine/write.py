@@ -19,7 +19,7 @@ import numpy as np
 from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._engine import constants, locks
-from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leaving_to_zarr
+from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError
@@ -94,18 +94,17 @@ class _Write:
 
     def try_once(self, is_wanted: IsWanted) -> None:
         """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
-        with leaving_to_zarr(self.chunk):
-            try:
-                self._file = self._file or self._plan()
-                self._file.write(is_wanted)
-            except LockedError:
-                return
-            except LeftToZarr:
-                raise
-            except Exception as error:
-                add_name(error, self.chunk.setter, "writing")
-                raise
+        try:
+            self._file = self._file or self._plan()
+            self._file.write(is_wanted)
             self.chunk.outcome = Outcome("written in place")
+        except LockedError:
+            return
+        except LeftToZarr as why:
+            leave([self.chunk], why)
+        except Exception as error:
+            add_name(error, self.chunk.setter, "writing")
+            raise
         self.is_done = True
 
     def _plan(self) -> ChunkFile:
