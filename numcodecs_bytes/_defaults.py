@@ -1,10 +1,64 @@
-"""Make classes of this package zarr's defaults, in place of zarr's own."""
+"""Make classes of this package zarr's defaults, in place of zarr's own, or step aside.
 
+Works with any version of zarr.
+"""
+
+import contextlib
 import gc
+import re
+import warnings
 import weakref
 from typing import Any
 
 import zarr
+
+from numcodecs_bytes._options import untested_zarr
+
+OLDEST, NEWEST_MINOR = (3, 1, 6), (3, 4)  # the versions of zarr that the tests run with
+why_aside = ""  # why arrays are left to zarr, once that is so
+
+
+class UntestedZarrError(Exception):
+    """The version of zarr is none of those that this package was tested with."""
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of zarr is a release of a minor version that the tests run with."""
+    match = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)(\.post\d+)?(\+[a-z0-9.]+)?", version)
+    if match is None:  # a development version, a pre-release, or of an unknown form
+        return False
+    release = tuple(map(int, match.groups()[:3]))
+    return release >= OLDEST and release[:2] <= NEWEST_MINOR
+
+
+def check_version() -> None:
+    """Raise UntestedZarrError if arrays are to be left to an untested version of zarr."""
+    if not is_tested(zarr.__version__) and not untested_zarr():
+        raise UntestedZarrError(f"{zarr.__version__} was not tested")
+
+
+def step_aside(error: Exception) -> None:
+    """Warn once that this package leaves arrays to zarr; never raise."""
+    global why_aside  # noqa: PLW0603
+    has_warned, is_silent = bool(why_aside), False
+    if isinstance(error, UntestedZarrError):
+        newest = ".".join(map(str, NEWEST_MINOR))
+        why_aside = (
+            f"it was tested with zarr up to {newest}, and this is {zarr.__version__}; upgrade "
+            "numcodecs_bytes, or set numcodecs_bytes.untested_zarr in zarr's config to True "
+            "(ZARR_NUMCODECS_BYTES__UNTESTED_ZARR=true) to use it all the same, or to False to "
+            "silence this warning"
+        )
+        is_silent = untested_zarr() is False
+    else:
+        why_aside = (
+            f"it does not support this version of zarr ({zarr.__version__}) or its config "
+            f"({type(error).__name__}: {error}); upgrade numcodecs_bytes, or fix the config"
+        )
+    if not (has_warned or is_silent):
+        with contextlib.suppress(Warning):
+            text = f"numcodecs_bytes leaves arrays to zarr alone: {why_aside}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def make_default(section: str, name: str, ours: str) -> None:

@@ -16,7 +16,7 @@ import zarr
 
 from numcodecs_bytes._core.lengths import parse_size
 
-NAMES = ("max_gap_bytes", "stores_with_ranges", "write_in_place")
+NAMES = ("max_gap_bytes", "stores_with_ranges", "untested_zarr", "write_in_place")
 
 
 def max_gap_bytes() -> int | None:
@@ -46,17 +46,34 @@ def stores_with_ranges() -> list[type]:
     return classes
 
 
+def untested_zarr() -> bool | None:
+    """Return whether to read and write with a version of zarr that was not tested; None if unset.
+
+    It is looked up once, when the pipelines are loaded.
+    """
+    value = _value_of("untested_zarr")
+    chosen = _parse_bool(value)
+    if chosen is None and value is not None:
+        raise _error("untested_zarr", "True or False", value)
+    return chosen
+
+
 def write_in_place() -> bool | str:
     """Return whether parts of chunks are written in place: True, False or "require"."""
     value = _value_of("write_in_place")
-    word = value.strip().lower() if isinstance(value, str) else value
-    if word == "require":
+    if isinstance(value, str) and value.strip().lower() == "require":
         return "require"
-    if isinstance(word, int | str) and word in (0, 1, "true", "false"):
-        return word in (1, "true")
-    if value is not None:
+    chosen = _parse_bool(value)
+    if chosen is None and value is not None:
         raise _error("write_in_place", "True, False or 'require'", value)
-    return False
+    return bool(chosen)
+
+
+def _parse_bool(value: object) -> bool | None:
+    """Return a bool, which variables write as a number or a word; None for anything else."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    is_bool = isinstance(word, int | str) and word in (0, 1, "true", "false")
+    return word in (1, "true") if is_bool else None
 
 
 def _value_of(name: str) -> Any:

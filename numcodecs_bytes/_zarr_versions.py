@@ -3,6 +3,8 @@
 User-visible differences are in ``docs/limits.md``.
 """
 
+import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,12 @@ UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 # filters change that, and writes the metadata of the evolved codecs.
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")
 
-# Before 3.3, MemoryStore keeps the buffer that it is given without copying it. If encoding did not
-# copy either, that buffer is the caller's array (zarr-python#4156).
-STORES_KEEP_BUFFERS = tuple(map(int, zarr.__version__.split(".")[:2])) < (3, 3)
-
 # New in 3.3.
 FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline", None)
+
+# Before 3.3, MemoryStore keeps the buffer that it is given without copying it. If encoding did not
+# copy either, that buffer is the caller's array (zarr-python#4156).
+STORES_KEEP_BUFFERS = FusedCodecPipeline is None
 
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
@@ -40,6 +42,35 @@ fill_value_or_default = _pipelines.fill_value_or_default
 # 3.1.6 has this in `zarr.dtype`.
 _errors: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.dtype
 DataTypeValidationError: type[ValueError] = _errors.DataTypeValidationError
+
+
+def check_overrides(ours: type, needed: Iterable[str] = ()) -> None:
+    """Raise TypeError unless what a class of ours overrides or needs of zarr is as we know it.
+
+    They must have the same positional parameters as ours, and be asynchronous if ours are. The
+    class must inherit attributes of the names in `needed`.
+    """
+    own = [kind for kind in ours.__mro__ if kind.__module__.startswith("numcodecs_bytes.")]
+    theirs = [kind for kind in ours.__mro__ if kind not in own]
+    inherited: dict[str, Any] = {}
+    for kind in reversed(theirs):
+        inherited |= vars(kind).get("__dataclass_fields__", {}) | vars(kind)
+    if missing := [name for name in needed if name not in inherited]:
+        raise TypeError(f"{ours.__name__} expects zarr's class to have {', '.join(missing)}")
+    for name in {name for kind in own for name in vars(kind) if not name.startswith("__")}:
+        expected, form = _form_of(getattr(ours, name)), _form_of(inherited.get(name))
+        if form not in ("", expected):
+            raise TypeError(f"zarr's {name} is {form}, but {ours.__name__} expects {expected}")
+
+
+def _form_of(method: Any) -> str:
+    """Return the positional parameters of a method, and whether it is asynchronous; "" if none."""
+    function = getattr(method, "__func__", method)  # of a classmethod
+    if not inspect.isfunction(function):
+        return ""
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return f"{'async ' * inspect.iscoroutinefunction(function)}({', '.join(names)})"
 
 
 def has_sync_index(codec: Any) -> bool:

@@ -49,7 +49,7 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._options import warn_of_other_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
-from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS
+from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_overrides
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
@@ -237,12 +237,6 @@ def _assumed_endian(dtype: AnyDType) -> Endian:
     return "little"
 
 
-def _check_zarr() -> None:
-    """Raise AttributeError if zarr's codec lacks what `BytesCodec` overrides."""
-    for name in ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size"):
-        getattr(zarr.codecs.BytesCodec, name)
-
-
 def _use_by_default() -> None:
     """Make zarr use `BytesCodec` for "bytes", and for "endian" unless "bytes" is set otherwise."""
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
@@ -253,5 +247,7 @@ def _use_by_default() -> None:
         make_default("codecs", name, ours)
 
 
-_check_zarr()
+check_overrides(
+    BytesCodec, ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")
+)
 _use_by_default()

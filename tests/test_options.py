@@ -127,7 +127,10 @@ class TestUnknownKeys:
         (said,) = [line for line in done.stderr.splitlines() if "has no effect" in line]
         for name in ("_write_in_place", ".gap", ".write_inplace"):
             assert f"numcodecs_bytes{name}" in said.partition("has no effect")[0]
-        known = [f"numcodecs_bytes.{name}" for name in ("max_gap_bytes", "stores_with_ranges")]
+        known = [
+            f"numcodecs_bytes.{name}"
+            for name in ("max_gap_bytes", "stores_with_ranges", "untested_zarr")
+        ]
         assert f"{', '.join(known)}, {KEY}" in said
         assert "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE, with two underscores" in said
 

@@ -27,6 +27,7 @@ from helpers import (
 
 import numcodecs_bytes
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._defaults import NEWEST_MINOR, is_tested
 
 OURS, ZARRS = "numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"
 KEYS = ["codecs.bytes", "codec_pipeline.path"]
@@ -188,6 +189,102 @@ zarr.config.refresh()
         change = self.NEW_DEFAULT.replace("NewPipeline", "FusedCodecPipeline").partition("\nzarr.c")
         out, err = run(f"{SETUP}zarr.c{change[2]}show()")
         assert (out, err) == ([OURS, OUR_PIPELINES[-1]], "")
+
+
+class TestUntestedZarr:
+    """A zarr that is newer than those that were tested reads and writes by its own pipelines."""
+
+    VERSION = "zarr.__version__ = '3.99.1'\n"
+    OPTION = "ZARR_NUMCODECS_BYTES__UNTESTED_ZARR"
+    REQUIRE = "zarr.config.set({'numcodecs_bytes.write_in_place': 'require'})\n"
+    WRITE = """
+array = zarr.open_array(PATH)
+for value in (zarr.open_array(PATH), pickle.loads(pickle.dumps(array))):
+    try:
+        value[1:] = 9
+    except RuntimeError as error:
+        print(str(error).partition(",")[0].replace(" ", "_"))
+print(*array[:])
+"""
+
+    def test_one_warning_that_names_the_option(self, run):
+        program = f"{SETUP}{self.VERSION}show()\nshow()"
+        out, err = run(program)
+        assert out == [OURS, PIPELINES[0]] * 2
+        assert err.count("numcodecs_bytes leaves arrays to zarr alone") == 1
+        assert "numcodecs_bytes.untested_zarr" in err
+        assert self.OPTION in err
+        assert run(program, "-W", "error") == (out, "")
+
+    def test_the_report_says_why(self, run):
+        """Also where a class of our name is used."""
+        program = f"import sys, zarr\n{self.VERSION}sys.argv[1:] = []\n"
+        program += "from numcodecs_bytes.__main__ import main\nmain()"
+        out, _ = run(program, ZARR_CODEC_PIPELINE__PATH=OUR_PIPELINES[0])
+        lines = " ".join(out)
+        assert "partial reads: off: numcodecs_bytes leaves arrays to zarr alone" in lines
+        assert "writes in place: off" in lines
+
+    @pytest.mark.parametrize(("value", "used"), [("true", OUR_PIPELINES[0]), ("0", PIPELINES[0])])
+    def test_the_option(self, run, value, used):
+        """To try it all the same, or to silence the warning."""
+        out, err = run(f"{SETUP}{self.VERSION}show()", **{self.OPTION: value})
+        assert (out, err) == ([OURS, used], "")
+
+    @pytest.mark.parametrize("path", ["BatchedBytesPipeline", "FusedBytesPipeline"])
+    def test_our_pipelines_by_name(self, run, path):
+        """Programs that followed the documentation set them: BadConfigError."""
+        name = f"numcodecs_bytes.zarr_pipeline.{path}"
+        variables = {"ZARR_CODEC_PIPELINE__PATH": name}
+        program = f"{SETUP}{self.VERSION}import pickle\nshow(){self.WRITE}"
+        out, _ = run(program, **variables)
+        assert out == [OURS, name, "1", "9", "9", "9"]
+
+    @pytest.mark.parametrize("path", ["", "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline"])
+    def test_nothing_is_written_if_it_must_be_in_place(self, run, path):
+        """Upgrading zarr would have turned that off silently."""
+        variables = {"ZARR_CODEC_PIPELINE__PATH": path} if path else {}
+        program = f"{SETUP}{self.VERSION}import pickle\n{self.REQUIRE}{self.WRITE}"
+        out, _ = run(program, **variables)
+        assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
+
+    CHANGES = (
+        "pipeline.write = lambda self, batch, value: None",
+        "pipeline.read = lambda self, batch_info, out, drop_axes=(): None",
+        "del pipeline.__dataclass_fields__['array_bytes_codec']",
+    )
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_methods_that_changed_in_a_tested_version(self, run, change):
+        """The pipelines step aside, which is seen when they are loaded."""
+        program = f"{SETUP}from zarr.core.codec_pipeline import BatchedCodecPipeline as pipeline\n"
+        program += f"before = pipeline.read\n{change}\nimport numcodecs_bytes.zarr_pipeline as ours"
+        program += "\nprint(hasattr(ours.BatchedBytesPipeline, '_read_parts'))"
+        out, err = run(program)
+        assert (out, err.count(TestUnknownZarr.SAID)) == (["False"], 1)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "codec._decode_sync = lambda self, chunk, spec: None",
+            "del codec._encode_sync",
+            "async def evolve(self, array_spec): pass\ncodec.evolve_from_array_spec = evolve",
+        ],
+    )
+    def test_methods_of_the_codec_that_changed(self, run, change):
+        program = f"{SETUP}from zarr.codecs.bytes import BytesCodec as codec\n{change}\n"
+        program += "print(zarr.registry.get_codec_class('bytes').__module__)"
+        out, err = run(program)
+        assert (out, err.count(TestUnknownZarr.SAID)) == ([ZARRS.rpartition(".")[0]], 1)
+
+    def test_which_versions_were_tested(self):
+        newest = ".".join(map(str, NEWEST_MINOR))
+        tested = ["3.1.6", "3.1.7", "3.2.0", f"{newest}.0", f"{newest}.99", f"{newest}.2.post1"]
+        tested += [zarr.__version__, f"{newest}.2+local.1"]
+        untested = ["3.4.3.dev12+g123", "3.5.0rc1", "3.5.0", "4.0.0", "3.1.5", "0.0.0", "2.18.3"]
+        untested += ["3.4.3a1", "unknown", "", "0+unknown", "3.4.2.dev0", "3"]
+        assert [v for v in tested if not is_tested(v)] == []
+        assert [v for v in untested if is_tested(v)] == []
 
 
 class TestReport:

@@ -6,7 +6,7 @@ config which class to use.
 
 import zarr.codecs
 
-from numcodecs_bytes._entry_points import step_aside
+from numcodecs_bytes._defaults import step_aside
 
 __all__ = ["BytesCodec"]
 

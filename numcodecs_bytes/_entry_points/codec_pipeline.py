@@ -4,7 +4,7 @@ zarr loads all pipelines when it opens its first array, before it looks up in it
 to use.
 """
 
-from numcodecs_bytes._entry_points import step_aside
+from numcodecs_bytes._defaults import step_aside
 
 __all__ = ["BatchedBytesPipeline"]
 

@@ -2,7 +2,7 @@
 
 import zarr.dtype
 
-from numcodecs_bytes._entry_points import step_aside
+from numcodecs_bytes._defaults import step_aside
 
 __all__ = ["RawBits"]
 

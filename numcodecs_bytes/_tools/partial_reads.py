@@ -10,7 +10,7 @@ from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import find_source, name_of_class
-from numcodecs_bytes.zarr_pipeline import ReadsParts
+from numcodecs_bytes._pipelines import ReadsParts
 
 
 def read_in_part(array: AnyArray) -> Layout:

@@ -1,0 +1,336 @@
+"""The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+import zarr
+import zarr.registry
+from zarr.codecs._v2 import V2Codec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.storage import StorePath
+
+from numcodecs_bytes import _trace
+from numcodecs_bytes._array_layouts import ArrayLayouts
+from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._engine import local
+from numcodecs_bytes._engine.chunks import (
+    Batch,
+    ChunkRead,
+    ChunkWrite,
+    LayoutOf,
+    ZarrItem,
+    chunk_reads,
+    chunk_writes,
+    first_of,
+)
+from numcodecs_bytes._engine.files import File
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.output import Output, check_output
+from numcodecs_bytes._engine.stores import Remote, is_in_shard, name_of_class, sources_of
+from numcodecs_bytes._names import add_name, name_of_chunk
+from numcodecs_bytes._options import (
+    max_gap_bytes,
+    warn_of_other_pipeline,
+    warn_of_unknown_keys,
+    write_in_place,
+)
+from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
+_MODULE = "numcodecs_bytes.zarr_pipeline"
+
+
+def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
+    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
+    for chunk in chunks:
+        if not chunk.is_complete:
+            raise RuntimeError(
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
+                "`numcodecs-bytes` to see what sets that option"
+            )
+
+
+async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf) -> None:
+    """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
+    first, _ = first_of(items)
+    if is_in_shard(first):  # the shard will be named
+        return
+    if isinstance(error, ValueError) and type(first) is StorePath:
+        with contextlib.suppress(LeftToZarr):
+            for chunk in chunk_reads(items, layout_of):
+                num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
+                if num_bytes is not None:
+                    chunk.check_length(num_bytes)
+    add_name(error, first, "reading", len(items))
+
+
+async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
+    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
+    with contextlib.suppress(Exception):  # stores raise anything
+        num_bytes: int = await byte_getter.store.getsize(byte_getter.path)
+        # Some file systems give 0 as the length of files that are not empty.
+        return num_bytes or len(await byte_getter.get(prototype))
+    return None
+
+
+class _Call:
+    """A call that is made when this is unpickled, and whose result takes its place."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self._reduced = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+class _Once:
+    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return vars(instance).setdefault(self._name, self._make(instance))
+
+
+class ReadsParts:
+    """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
+
+    _threads_setting: str  # zarr's setting for the number of threads
+    _evolved_for: ArraySpec | None = None  # so that unpickling can do it again
+
+    @classmethod
+    def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
+        """Return a pipeline of the codecs, like zarr's."""
+        warn_of_unknown_keys()
+        warn_of_other_pipeline("used")
+        pipeline: Any = super()
+        return pipeline.from_codecs(codecs, **settings)
+
+    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
+        """Return the pipeline for chunks of an array, like zarr's."""
+        pipeline: Any = super()
+        evolved = pipeline.evolve_from_array_spec(array_spec)
+        object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
+        return evolved
+
+    @_Once
+    def _layouts(self) -> ArrayLayouts:
+        return ArrayLayouts(self)
+
+    def __reduce__(self) -> Any:
+        """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
+
+        All that is called there is zarr's and Python's: this package need not be installed, unless
+        a codec or the data type is ours.
+        """
+        configured = _Call(zarr.registry.get_pipeline_class)
+        from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
+        if self._evolved_for is None:
+            return from_codecs, (configured,)
+        evolve = methodcaller("evolve_from_array_spec", self._evolved_for)
+        return evolve, (_Call(from_codecs, configured),)
+
+    def __copy__(self) -> Any:
+        """Return the pipeline itself, which never changes; `copy` would not make these calls."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    async def read(
+        self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read the selections of chunks into `out`, like zarr's pipeline."""
+        items = list(batch_info)
+        if not items:
+            return await self._read_by_zarr(items, out, drop_axes)
+        try:
+            batch = self._batch(items, out, drop_axes)
+        except LeftToZarr as why:
+            first, _ = first_of(items)
+            if _trace.active and not is_in_shard(first):  # else the shard is noted
+                _trace.note_not_seen(str(why), len(items))
+            return await self._read_by_zarr(items, out, drop_axes)
+        read_by_zarr = partial(self._read_left, batch, out)
+        try:
+            await self._read_parts(batch, read_by_zarr)
+            left = [chunk for chunk in batch.chunks if chunk.outcome.is_left]
+            if left:
+                await read_by_zarr(left)
+        finally:
+            if _trace.active:
+                for chunk in batch.chunks:
+                    chunk.trace(batch)
+        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
+        return results if HAS_RESULTS else None
+
+    def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
+        """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        getter, spec = first_of(items)  # all are of one array: at most their shapes differ
+        layout = self._layouts.of(spec)
+        if type(getter) is not StorePath:
+            raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        if type(out) is not cpu.NDBuffer:
+            raise LeftToZarr(f"the output is a {name_of_class(out)}")
+        array: Any = out.as_ndarray_like()
+        check_output(array, layout.dtype)
+        num = zarr.config.get(self._threads_setting, None)
+        num_workers = max(num, 1) if isinstance(num, int) else None
+        chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
+        output = Output(array, drop_axes, lambda: True, threading.Lock())
+        return Batch(chunks, output, self._is_v2(), num_workers, max_gap_bytes())
+
+    async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
+        """Read what can be read in part, and note what became of each chunk."""
+        if files := [c for c in batch.chunks if isinstance(c.source, File)]:
+            await local.read(batch, files)
+        requested = [c for c in batch.chunks if isinstance(c.source, Remote)]
+        if not requested:
+            return
+        from numcodecs_bytes._engine import remote  # only if it is needed
+
+        await remote.read(batch, requested, read_by_zarr)
+
+    async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
+        """Let zarr read chunks; an error names the chunk."""
+        pipeline: Any = super()
+        return await pipeline.read(items, out, drop_axes)
+
+    async def _read_left(self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]") -> None:
+        """Let zarr read chunks that were left to it, and note what became of each."""
+        items = [chunk.item for chunk in chunks]
+        results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+        # zarr 3.1.6 returns nothing.
+        exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
+        for chunk, exists in zip(chunks, exist, strict=True):
+            chunk.note_read_by_zarr(exists=exists)
+
+    async def write(
+        self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
+    ) -> None:
+        """Write to the selections of chunks from `value`, like zarr's pipeline.
+
+        Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
+        can't be written in place. Other chunks may have been written by then.
+        """
+        items = list(batch_info)
+        try:
+            await self._write(items, value, drop_axes)
+        except Exception as error:
+            if items:
+                add_name(error, first_of(items)[0], "writing", len(items))
+            raise
+
+    async def _write(
+        self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
+    ) -> None:
+        """Write in place what can be, if that is asked for, and let zarr write the rest."""
+        pipeline: Any = super()
+        mode = write_in_place()
+        if not mode or not items or is_in_shard(first_of(items)[0]):
+            await pipeline.write(items, value, drop_axes)
+            return
+        # Imported here, because most programs only read.
+        from numcodecs_bytes._engine.write import find_path, with_own_memory, write
+
+        chunks = chunk_writes(items, self._layouts.of, find_path)
+        in_place = [chunk for chunk in chunks if chunk.path]
+        others = [chunk for chunk in chunks if not chunk.path]
+        try:
+            if mode == "require":
+                _check_required(others)
+            if in_place:
+                own = await with_own_memory(value.as_ndarray_like())
+                value = type(value).from_ndarray_like(own)
+            # Whole chunks first: the values may be mapped from a file that writes in place change.
+            if others:
+                await pipeline.write([chunk.item for chunk in others], value, drop_axes)
+            if in_place:
+                await write(in_place, value.as_ndarray_like(), drop_axes)
+            left = [chunk for chunk in in_place if chunk.outcome.is_left]
+            if mode == "require":
+                _check_required(left)
+            if left:
+                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+        finally:
+            if _trace.active:
+                for chunk in chunks:
+                    chunk.trace(is_v2=self._is_v2())
+
+    def _is_v2(self) -> bool:
+        return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]
+
+
+# AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
+class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
+    """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
+
+    __module__ = _MODULE
+    _threads_setting = "threading.max_workers"
+
+    async def read_batch(
+        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
+        items = list(batch_info)
+        try:
+            return await super().read_batch(items, out, drop_axes)
+        except Exception as error:
+            await _explain(error, items, self._layouts.of)
+            raise
+
+
+_NEEDED = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
+check_overrides(BatchedBytesPipeline, (*_NEEDED, "read_batch"))
+zarr.registry.register_pipeline(BatchedBytesPipeline)
+# Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
+_REPLACES = {
+    f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{_MODULE}.BatchedBytesPipeline"
+}
+
+if FusedCodecPipeline is not None:
+
+    class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
+        """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
+
+        __module__ = _MODULE
+        _threads_setting = "codec_pipeline.max_workers"
+
+        async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+            try:
+                return await super()._read_by_zarr(items, out, drop_axes)
+            except Exception as error:
+                await _explain(error, items, self._layouts.of)
+                raise
+
+    check_overrides(FusedBytesPipeline, _NEEDED)
+    zarr.registry.register_pipeline(FusedBytesPipeline)
+    fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
+    _REPLACES[fused] = f"{_MODULE}.FusedBytesPipeline"
+
+
+def _use_by_default() -> None:
+    """Make the pipeline that extends zarr's default pipeline the default."""
+    default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
+    if default not in (*_REPLACES, *_REPLACES.values()):
+        raise AttributeError(f"zarr's default pipeline is {default}")
+    make_default("codec_pipeline", "path", _REPLACES.get(default, default))
+
+
+_use_by_default()
