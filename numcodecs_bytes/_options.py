@@ -19,6 +19,10 @@ from numcodecs_bytes._core.lengths import parse_size
 NAMES = ("max_gap_bytes", "stores_with_ranges", "untested_zarr", "write_in_place")
 
 
+class OptionError(ValueError):
+    """An option has a wrong value."""
+
+
 def max_gap_bytes() -> int | None:
     """Return the largest gap that is fetched with the runs around it; None if not set."""
     value = _value_of("max_gap_bytes")
@@ -83,8 +87,8 @@ def _value_of(name: str) -> Any:
     return None if isinstance(value, str) and not value.strip() else value
 
 
-def _error(name: str, expected: str, value: object) -> ValueError:
-    return ValueError(
+def _error(name: str, expected: str, value: object) -> OptionError:
+    return OptionError(
         f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}; "
         "run `numcodecs-bytes` to see what sets it"
     )

@@ -18,7 +18,7 @@ from zarr.storage import StorePath
 from numcodecs_bytes import _trace
 from numcodecs_bytes._array_layouts import ArrayLayouts
 from numcodecs_bytes._defaults import make_default
-from numcodecs_bytes._engine import local
+from numcodecs_bytes._engine import local, unexpected
 from numcodecs_bytes._engine.chunks import (
     Batch,
     ChunkRead,
@@ -157,21 +157,33 @@ class ReadsParts:
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items = list(batch_info)
-        if not items:
-            return await self._read_by_zarr(items, out, drop_axes)
+        items, note = list(batch_info), ""
         try:
-            batch = self._batch(items, out, drop_axes)
+            if items:
+                return await self._read(items, out, drop_axes)
         except LeftToZarr as why:
             first, _ = first_of(items)
             if _trace.active and not is_in_shard(first):  # else the shard is noted
                 _trace.note_not_seen(str(why), len(items))
+        except Exception as error:
+            if not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            note = f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
+        try:
             return await self._read_by_zarr(items, out, drop_axes)
+        except Exception as error:
+            if note:
+                error.add_note(note)
+            raise
+
+    async def _read(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Any:
+        """Read in part what can be, and let zarr read the rest; or raise `LeftToZarr`."""
+        batch = self._batch(items, out, drop_axes)
         read_by_zarr = partial(self._read_left, batch, out)
         try:
             await self._read_parts(batch, read_by_zarr)
-            left = [chunk for chunk in batch.chunks if chunk.outcome.is_left]
-            if left:
+            if left := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
                 await read_by_zarr(left)
         finally:
             if _trace.active:
@@ -215,7 +227,11 @@ class ReadsParts:
     async def _read_left(self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]") -> None:
         """Let zarr read chunks that were left to it, and note what became of each."""
         items = [chunk.item for chunk in chunks]
-        results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+        try:
+            results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+        except Exception as error:
+            unexpected.pass_on(error)
+            raise
         # zarr 3.1.6 returns nothing.
         exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
         for chunk, exists in zip(chunks, exist, strict=True):
@@ -242,36 +258,59 @@ class ReadsParts:
     ) -> None:
         """Write in place what can be, if that is asked for, and let zarr write the rest."""
         pipeline: Any = super()
-        mode = write_in_place()
-        if not mode or not items or is_in_shard(first_of(items)[0]):
+        mode, chunks = write_in_place(), list["ChunkWrite"]()
+        if mode and items and not is_in_shard(first_of(items)[0]):
+            chunks = self._chunk_writes(items, is_required=mode == "require")
+        if not chunks:
             await pipeline.write(items, value, drop_axes)
             return
         # Imported here, because most programs only read.
-        from numcodecs_bytes._engine.write import find_path, with_own_memory, write
+        from numcodecs_bytes._engine.write import with_own_memory, write
 
-        chunks = chunk_writes(items, self._layouts.of, find_path)
         in_place = [chunk for chunk in chunks if chunk.path]
         others = [chunk for chunk in chunks if not chunk.path]
+        is_required = mode == "require"
         try:
-            if mode == "require":
+            if is_required:
                 _check_required(others)
             if in_place:
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
             # Whole chunks first: the values may be mapped from a file that writes in place change.
-            if others:
-                await pipeline.write([chunk.item for chunk in others], value, drop_axes)
+            await self._write_left(others, value, drop_axes)
             if in_place:
-                await write(in_place, value.as_ndarray_like(), drop_axes)
+                array = value.as_ndarray_like()
+                await write(in_place, array, drop_axes, is_required=is_required)
             left = [chunk for chunk in in_place if chunk.outcome.is_left]
-            if mode == "require":
+            if is_required:
                 _check_required(left)
-            if left:
-                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+            await self._write_left(left, value, drop_axes)
         finally:
             if _trace.active:
                 for chunk in chunks:
                     chunk.trace(is_v2=self._is_v2())
+
+    async def _write_left(
+        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
+    ) -> None:
+        """Let zarr write chunks that were left to it."""
+        if chunks:
+            pipeline: Any = super()
+            await pipeline.write([chunk.item for chunk in chunks], value, drop_axes)
+
+    def _chunk_writes(
+        self, items: "Sequence[ZarrItem]", *, is_required: bool
+    ) -> "list[ChunkWrite]":
+        """Return what is written; nothing, so that zarr writes all of it, if that itself fails."""
+        from numcodecs_bytes._engine.write import find_path
+
+        try:
+            return chunk_writes(items, self._layouts.of, find_path)
+        except Exception as error:
+            if is_required or not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            return []
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]

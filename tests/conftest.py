@@ -22,6 +22,10 @@ from helpers import (
     ranges_from,
 )
 
+from numcodecs_bytes._engine import unexpected
+
+unexpected.is_caught = False  # errors of ours are errors; but see engine/test_unexpected.py
+
 if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
     import numcodecs_bytes.zarr_data_types  # noqa: F401
 

@@ -241,9 +241,17 @@ def stored_dtype(dtype: AnyDType, endian: Endian | None) -> AnyDType:
     return packed
 
 
-def missing_endian(dtype: AnyDType) -> ValueError:
+class EndianError(ValueError):
+    """A multi-byte data type has no `endian`."""
+
+
+class DataTypeError(TypeError):
+    """Elements of a data type can't be stored."""
+
+
+def missing_endian(dtype: AnyDType) -> EndianError:
     """Return the error for a multi-byte data type without `endian`."""
-    return ValueError(
+    return EndianError(
         "The `endian` configuration needs to be specified for multi-byte data types: "
         f"got none for {dtype}; add 'little' or 'big' to the configuration of the bytes codec"
     )
@@ -261,7 +269,7 @@ def check_storable(dtype: AnyDType) -> None:
             or leaf.isbuiltin == 2
             or leaf.itemsize > {"f": 8, "c": 16}.get(leaf.kind, leaf.itemsize)
         ):
-            raise TypeError(
+            raise DataTypeError(
                 f"the bytes codec cannot store data type {dtype}: expected a fixed-size type of "
                 "NumPy (with floats of up to 64 bits), a structure of them, or a registered type "
                 "of ml_dtypes; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"

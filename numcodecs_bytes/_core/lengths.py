@@ -6,14 +6,18 @@ import re
 from numcodecs_bytes._core.dtypes import AnyDType
 
 
+class LengthError(ValueError):
+    """A chunk has the wrong length."""
+
+
 def check_length(
     num_bytes: int, shape: tuple[int, ...], dtype: AnyDType, stored: AnyDType, name: str
 ) -> None:
-    """Raise ValueError unless `num_bytes` is the length of a chunk of this shape and dtype."""
+    """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype."""
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
         why = "truncated" if num_bytes < expected else "compressed or have another shape"
-        raise ValueError(
+        raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
             f"it may be {why}"
         )

@@ -29,8 +29,8 @@ def _archive_of(store: ZipStore) -> Any:
 def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
-    Raises what zipfile raises for a damaged archive, and `LeftToZarr` if the member is compressed,
-    or the archive was truncated meanwhile.
+    Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
+    meanwhile.
     """
     with store._lock:  # noqa: SLF001
         archive = _archive_of(store)
@@ -41,7 +41,10 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
         is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
         if not is_stored or member.compress_size != member.file_size:
             raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
-        archive.open(member).close()  # raises if the header of the member is damaged
+        try:
+            archive.open(member).close()
+        except zipfile.BadZipFile as error:  # the header of the member is damaged
+            raise LeftToZarr(str(error)) from error
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = new_memory(30)
     read_exactly(descriptor, member.header_offset, header)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from zarr.storage import LocalStore, StorePath
 
-from numcodecs_bytes._engine import constants, locks
+from numcodecs_bytes._engine import constants, locks, unexpected
 from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -66,9 +66,11 @@ def _num_bytes(values: Any) -> int:
     return int(math.prod(values.shape) * values.dtype.itemsize)
 
 
-async def write(chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...]) -> None:
+async def write(
+    chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...], *, is_required: bool
+) -> None:
     """Write values to selections of chunks, or leave chunks to zarr; note what became of each."""
-    waiting = [_Write(chunk, values, drop_axes) for chunk in chunks]
+    waiting = [_Write(chunk, values, drop_axes, is_required=is_required) for chunk in chunks]
     begun, has_warned = time.monotonic(), False
     while waiting := await _try_all(waiting, values):
         seconds = time.monotonic() - begun
@@ -87,8 +89,10 @@ async def write(chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int,
 class _Write:
     """A write to part of a chunk, which may have to be tried several times."""
 
-    def __init__(self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...]) -> None:
-        self.chunk, self.is_done = chunk, False
+    def __init__(
+        self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...], *, is_required: bool
+    ) -> None:
+        self.chunk, self.is_done, self._is_required = chunk, False, is_required
         self._values, self._drop_axes = values, drop_axes
         self._file: ChunkFile | None = None  # kept, because it may be locked by another writer
 
@@ -103,8 +107,12 @@ class _Write:
         except LeftToZarr as why:
             leave([self.chunk], why)
         except Exception as error:
-            add_name(error, self.chunk.setter, "writing")
-            raise
+            has_begun = self._file is not None and self._file.has_begun
+            if has_begun or self._is_required or not unexpected.is_unexpected(error):
+                add_name(error, self.chunk.setter, "writing")
+                raise
+            unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
         self.is_done = True
 
     def _plan(self) -> ChunkFile:

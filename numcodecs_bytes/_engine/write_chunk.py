@@ -54,6 +54,7 @@ class ChunkFile:
         self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
         self._locked_since = 0.0
+        self.has_begun = False  # whether something may have been written
 
     def _plan(self, selection: Any) -> list[PlannedWrite]:
         """Return what is written to each of the chunks in the file."""
@@ -164,6 +165,7 @@ class ChunkFile:
         return not self.is_mapped and self._are_only_fill_values(space.missing)
 
     def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
+        self.has_begun = True
         for planned, start in placed:
             write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=self._in_hulls)
 

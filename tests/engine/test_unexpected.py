@@ -1,0 +1,147 @@
+"""If this package itself fails, zarr has the last word."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+import zarr
+from helpers import CountingStore, create, ranges_from
+
+from numcodecs_bytes._engine import unexpected
+
+pytestmark = pytest.mark.usefixtures("our_pipeline")
+DATA = np.arange(64.0).reshape(8, 8)
+IN_PLACE = "numcodecs_bytes.write_in_place"
+
+
+@pytest.fixture(autouse=True)
+def _caught(monkeypatch):
+    monkeypatch.setattr(unexpected, "is_caught", True)
+    monkeypatch.setattr(unexpected, "_logged", set())
+
+
+@pytest.fixture
+def array(tmp_path):
+    written = create(tmp_path / "array", DATA.shape, (4, 4))
+    written[...] = DATA
+    return written
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Return a function that has a function of the system raise if this package calls it."""
+
+    def fail(error, name="fstat"):
+        system = getattr(os, name)
+
+        def call(*args, **kwargs):
+            if sys._getframe(1).f_globals["__name__"].startswith("numcodecs_bytes."):
+                raise error
+            return system(*args, **kwargs)
+
+        monkeypatch.setattr(os, name, call)
+
+    return fail
+
+
+UNEXPECTED = [AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError]
+
+
+@pytest.mark.parametrize("error", UNEXPECTED)
+def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
+    """It is logged once, with the traceback."""
+    broken(error("a mistake of ours"))
+    for _ in range(2):
+        assert np.array_equal(array[1:6, 3], DATA[1:6, 3])
+    (record,) = caplog.records
+    assert "please report this" in record.message
+    assert record.exc_info[0] is error
+
+
+def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
+    """Ours is a note."""
+    broken(TypeError("a mistake of ours"))
+
+    (tmp_path / "array/c/0/0").write_bytes(b"short")
+    with pytest.raises(ValueError, match="holds 5 bytes") as raised:
+        array[1]
+    assert "numcodecs_bytes itself had failed: TypeError: a mistake of ours" in str(
+        raised.value.__notes__
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError, PermissionError])
+def test_what_is_expected_is_no_mistake(array, broken, caplog, error):
+    broken(error("of the system"))
+    if error is MemoryError:
+        with pytest.raises(MemoryError):
+            array[1]
+    else:
+        assert np.array_equal(array[1], DATA[1])
+    assert not caplog.records
+
+
+def test_our_own_errors_are_raised(tmp_path, array, caplog):
+    (tmp_path / "array/c/0/0").write_bytes(b"short")
+    with pytest.raises(ValueError, match="holds 5 bytes, expected 128"):
+        array[1]
+    wrong = {"numcodecs_bytes.max_gap_bytes": "far"}
+    with zarr.config.set(wrong), pytest.raises(ValueError, match="max_gap_bytes .* must be"):
+        array[5]
+    assert not caplog.records
+
+
+def test_zarr_is_not_asked_twice_for_what_it_could_not_read(tmp_path, caplog):
+    create(tmp_path, (4, 1 << 18), (4, 1 << 18))[...] = 1
+
+    class Store(CountingStore):
+        async def get(self, key, prototype=None, byte_range=None):
+            self.requests.append((key, byte_range, 0))
+            if key.startswith("c/"):
+                raise KeyError(key)
+            return await super().get(key, prototype, byte_range)
+
+    store = Store(tmp_path)
+    array = zarr.open_array(store)
+    store.requests.clear()
+    with ranges_from(Store), pytest.raises(KeyError):
+        array[0, :5]
+    assert len(store.requests) == 2  # a range, and then by zarr
+    assert not [r for r in caplog.records if "report this" in r.message]
+
+
+def test_a_mistake_after_all_has_been_received(tmp_path, monkeypatch, caplog):
+    """Of what is requested."""
+    create(tmp_path, (4, 1 << 18), (4, 1 << 18), endian=sys.byteorder)[...] = 1
+    array = zarr.open_array(CountingStore(tmp_path))
+
+    def fail(*_args):
+        raise IndexError("a mistake of ours")
+
+    monkeypatch.setattr(np, "may_share_memory", fail)
+    with ranges_from(CountingStore):
+        assert (array[0, :1000] == 1).all()
+    assert "please report this" in caplog.text
+
+
+class TestWrites:
+    @pytest.mark.parametrize("error", UNEXPECTED)
+    def test_zarr_writes_as_long_as_nothing_is_written(self, array, broken, caplog, error):
+        broken(error("a mistake of ours"), "lstat")
+        with zarr.config.set({IN_PLACE: True}):
+            array[1:6, 3] = -1
+        expected = DATA.copy()
+        expected[1:6, 3] = -1
+        assert np.array_equal(array[...], expected)
+        assert "please report this" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]
+    )
+    def test_the_error_is_raised(self, array, broken, name, mode):
+        """If a write must be in place, or has begun: then it is never repeated."""
+        broken(TypeError("a mistake of ours"), name)
+        with zarr.config.set({IN_PLACE: mode}), pytest.raises(TypeError, match="a mistake"):
+            array[1, 3] = -1
+        assert np.array_equal(array[...], DATA)
