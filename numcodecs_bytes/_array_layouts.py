@@ -69,7 +69,7 @@ def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf:
-    """Return what says how the chunks of a pipeline are stored."""
+    """Return a function from the specification of a chunk to its layout."""
     codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
     others = [c for c in transposes if type(c) is not TransposeCodec]
     others += pipeline.bytes_bytes_codecs
@@ -80,7 +80,7 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
             return partial(_layout_of_v2, only)
         others += [c for c in codecs if type(c) is not Bytes] or codecs  # several `Bytes`
     if others:
-        names = [getattr(c, "codec_id", None) or c.to_dict()["name"] for c in others]
+        names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
         raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")
     if type(codec) is zarr.codecs.ShardingCodec:
         # If a codec of the index needs an event loop, threads can't decode the index.
@@ -98,7 +98,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
     dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         raise LeftToZarr(f"elements of variable length ({dtype})")
-    stored = copied_as(dtype)  # native order, but NumPy copies some types only as integers
+    stored = copied_as(dtype)  # the array's own order, but NumPy copies some types only as integers
     if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
         # In a comparison, NumPy treats None as float64.
         is_of_array = codec.dtype is not None and codec.dtype == dtype

@@ -51,6 +51,24 @@ KINDS = {
 BY_KIND = pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
 
 
+class Nameless(zarr.codecs.ZstdCodec):
+    """A codec of another package, which is never written to metadata."""
+
+    def to_dict(self):
+        return {}
+
+
+def test_a_codec_without_a_name(tmp_path):
+    """Each read raised KeyError."""
+    zarr.create_array(tmp_path, shape=(8,), dtype="f8", compressors=zarr.codecs.ZstdCodec())[:] = 1
+    zarr.registry.register_codec("zstd", Nameless, qualname="Nameless")
+    with zarr.config.set({"codecs.zstd": "Nameless"}), numcodecs_bytes.trace() as traced:
+        array = opened(tmp_path)
+        assert type(array.metadata.codecs[-1]) is Nameless
+        assert (array[2:5] == 1).all()
+    assert "compressed or filtered by Nameless" in str(traced)
+
+
 @BY_KIND
 def test_only_what_is_selected_is_requested(tmp_path, counting, settings):
     """Of column-major chunks, a column is what a row is of others."""

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_left(self) -> bool:
-        """Whether zarr has still to read or write it, as long as nothing else has become of it."""
+        """Whether zarr still has to read or write it."""
         return self.status == "left to zarr"
 
 

@@ -1,4 +1,4 @@
-"""The numbers of the engine, each with its measurement.
+"""The numbers of the engine, most of them with a measurement.
 
 They are looked up when they are used, as ``constants.GAP_BYTES``, so that tests can change them.
 Plans are kept: call `kept.forget` after a change.

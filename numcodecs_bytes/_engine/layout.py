@@ -29,7 +29,7 @@ class Layout:
             stride *= shape[axis]
         self.strides = tuple(strides)  # the distance of elements along each axis, in bytes
         self.num_bytes = math.prod(shape) * self.item_size
-        # Whether NumPy's copy converts stored elements: it can swap them, and none can be invalid.
+        # Whether NumPy's copy converts stored elements: it can swap them, and no bits are invalid.
         self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_converted_by_copy and stored_dtype == dtype

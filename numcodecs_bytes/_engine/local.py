@@ -287,7 +287,7 @@ def _copy_short_runs(
     descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
 ) -> bool:
     """Read runs, end to end, to their memory in the output."""
-    num_at_once = constants.BLOCK_BYTES // length
+    num_at_once = max(constants.BLOCK_BYTES // length, 1)
     for first in range(0, len(starts), num_at_once):
         some = starts[first : first + num_at_once]
         raw = files.read_runs(descriptor, some, length, _block)

@@ -107,11 +107,12 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     """
     folder, name = os.path.split(path)
     is_temporary = False
-    for other in os.listdir(folder):  # noqa: PTH208
-        if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
-            Path(folder, other).unlink(missing_ok=True)
-            is_temporary = True
-        is_temporary |= other.startswith(".fuse_hidden")
+    with _explained("searched for other names"):
+        for other in os.listdir(folder):  # noqa: PTH208
+            if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
+                Path(folder, other).unlink(missing_ok=True)
+                is_temporary = True
+            is_temporary |= other.startswith(".fuse_hidden")
     status = os.fstat(descriptor)
     with contextlib.suppress(OSError):
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode))

@@ -57,7 +57,7 @@ class Plan:
     @property
     def stored_axes(self) -> tuple[int, ...]:
         """The axes of the selection in the order in which they are stored."""
-        return tuple([axis.output_axis for axis in self.axes if axis.output_axis is not None])
+        return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])
 
     @property
     def index(self) -> Place:
@@ -65,8 +65,8 @@ class Plan:
         if self._index is None:  # made here, because a plan that is split never needs it
             index: list[Any] = [slice(None)] * len(self.shape)
             for axis in self.axes[self.num_outer :]:
-                if axis.output_axis is not None and type(axis.indices) is not range:
-                    index[axis.output_axis] = axis.indices - axis.bounds[0]
+                if axis.selection_axis is not None and type(axis.indices) is not range:
+                    index[axis.selection_axis] = axis.indices - axis.bounds[0]
             self._index = tuple(index)
         return self._index
 
@@ -156,7 +156,7 @@ def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 def _of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
     """Return numbers, given for each axis in stored order, for the axes of the selection."""
-    by_axis = {axis.output_axis: number for axis, number in zip(axes, numbers, strict=True)}
+    by_axis = {axis.selection_axis: number for axis, number in zip(axes, numbers, strict=True)}
     by_axis.pop(None, None)  # dropped axes
     return tuple([by_axis[k] for k in range(len(by_axis))])
 
@@ -207,7 +207,7 @@ def _split(plan: Plan, item_size: int, most: int) -> Iterator[tuple[Place, Plan]
     pieces: Iterable[tuple[Any, Plan]] = _plan_pieces(plan, cut, item_size, most)
     if cut.position:  # they are used several times
         pieces = list(pieces)
-    cut_axis = plan.axes[cut.position].output_axis
+    cut_axis = plan.axes[cut.position].selection_axis
     for place, offset in _each_index(plan.axes[: cut.position], len(plan.shape)):
         for selector, piece in pieces:
             if cut_axis is not None:
@@ -225,17 +225,17 @@ class _Cut(NamedTuple):
 
 def _find_cut(plan: Plan, item_size: int, most: int) -> _Cut:
     """Return the innermost axis along which more than `most` bytes are read."""
-    axes, per_index, position, num_outer = plan.axes, item_size, 0, 0
+    axes, per_index, position = plan.axes, item_size, len(plan.axes)
     bounds = [axis.bounds for axis in axes]
-    for position in reversed(range(len(axes))):
+    while True:
+        position -= 1
         num_outer = _num_outer(axes[position:], bounds[position:], item_size, plan.gap)
         inner = position + num_outer
         _, num_bytes = _hull(axes[inner:], bounds[inner:], item_size)
         num_bytes *= math.prod([len(axis.indices) for axis in axes[position:inner]])
-        if num_bytes > most:
-            break
+        if num_bytes > most or not position:
+            return _Cut(position, num_outer, per_index)
         per_index = num_bytes
-    return _Cut(position, num_outer, per_index)
 
 
 def _plan_pieces(plan: Plan, cut: _Cut, item_size: int, most: int) -> Iterator[tuple[Any, Plan]]:
@@ -257,8 +257,8 @@ def _each_index(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[An
         offset = 0
         for axis, position in zip(axes, positions, strict=True):
             offset += int(axis.indices[position]) * axis.stride
-            if axis.output_axis is not None:
-                place[axis.output_axis] = slice(position, position + 1)
+            if axis.selection_axis is not None:
+                place[axis.selection_axis] = slice(position, position + 1)
         yield place, offset
 
 

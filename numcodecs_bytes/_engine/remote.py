@@ -92,13 +92,13 @@ class RemoteObject:
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < self._least:
             raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
-        is_first_or_same = self._seen in (None, (num_bytes, version))
+        has_changed = self._seen not in (None, (num_bytes, version))
         self._seen, self.length = (num_bytes, version), num_bytes
-        if is_first_or_same and (version is not None or not self._is_split):
-            return
-        if self._is_split:
+        if self._is_split and (has_changed or version is None):  # parts can't be compared
             self.state.tells_versions = False  # from now on, no range is split
-        raise Changed("chunks are overwritten all the time, or each answer has another version")
+            has_changed = True
+        if has_changed:
+            raise Changed("chunks are overwritten all the time, or each answer has another version")
 
     async def ask(self, start: int, end: int | None) -> UInt8Array:
         """Return a range; see `requests.Get`.
@@ -326,9 +326,10 @@ class _Reader:
     async def read(self, planned: ObjectRead) -> None:
         """Read an object, or let zarr read it; note the errors of either."""
         target, first = planned.target, planned.chunks[0]
-        if self.errors or target.state.why_struck:
+        if self.errors:
             return
         try:
+            target.state.check()
             if planned.is_whole:
                 await self.read_by_zarr(planned.chunks)
             else:

@@ -45,15 +45,17 @@ async def from_objects(
         response = await obstore.get_async(objects, path, options={"range": byte_range})
         check(response.meta["size"], strong(response.meta["e_tag"]))
         raw: Any = await response.bytes_async()
+        return np.frombuffer(raw, np.uint8)
     except NOT_FOUND:
         return None
     except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
         if end is not None:
             raise
+    try:
         num_bytes = (await obstore.head_async(objects, path))["size"]
-        start = max(num_bytes + start, 0)
-        return await from_objects(objects, path, start, num_bytes, check)
-    return np.frombuffer(raw, np.uint8)
+    except NOT_FOUND:
+        return None
+    return await from_objects(objects, path, max(num_bytes + start, 0), num_bytes, check)
 
 
 async def from_file_system(
@@ -101,6 +103,7 @@ async def from_http(
 def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
     """Raise `Unexpected` unless a response is the range that was asked for."""
     text = ", ".join(headers.getall("Content-Range", ()))
+    asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
     content = parse_content_range(text)
     num_bytes = content and content.num_bytes
     if end is None:  # a suffix
@@ -109,7 +112,7 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
     if not is_right or "Content-Encoding" in headers:
         raise Unexpected(
             f"it answers a range with status {status} and {text or 'no Content-Range'} instead of "
-            f"bytes {start, end}"
+            f"{asked}"
         )
     check(num_bytes, strong(headers.get("ETag")))
 

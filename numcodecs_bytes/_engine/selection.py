@@ -16,7 +16,7 @@ class Axis(NamedTuple):
 
     indices: range | Indices  # a range with a positive step, or a 1-D array in any order
     stride: int  # the distance from one index to the next, in bytes of the chunk
-    output_axis: int | None  # which axis of the selected elements it is; None if it is dropped
+    selection_axis: int | None  # which axis of the selected elements it is; None if it is dropped
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -65,6 +65,7 @@ class ShardPlan(NamedTuple):
         starts, lengths, length = entries[:, 0], entries[:, 1], self.shard.inner.num_bytes
         is_missing = (starts == MISSING) & (lengths == MISSING)
         is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+        is_wrong |= num_bytes < length
         if (is_wrong & ~is_missing).any():
             raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
@@ -149,7 +150,7 @@ class ShardLayout:
                 in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
                 made[key] = plan_axes(in_stored_order, inner.item_size, gap)
             plans.append(made[key])
-        is_selected = [axis.output_axis is not None for axis in axes]
+        is_selected = [axis.selection_axis is not None for axis in axes]
         places_along = [[piece.place for piece in pieces] for pieces in cut]
         return ShardPlan(
             shard=self,

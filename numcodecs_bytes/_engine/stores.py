@@ -1,7 +1,8 @@
 """Where the chunks of a store are, by a table of the classes of stores that are known.
 
 A store is known only if its class is exactly one in the table, or the user has named that class in
-the option ``stores_with_ranges``. The same holds for file systems of fsspec. What a subclass or a
+the option ``stores_with_ranges``. The same holds for file systems of fsspec,
+but for those of obstore, whose names differ. What a subclass or a
 wrapper does with a byte range can't be known, so all other stores are left to zarr.
 
 To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
@@ -63,8 +64,10 @@ def is_in_shard(byte_getter: object) -> bool:
 
 def sources_of(store: Any) -> SourceOf:
     """Return a function that says where the chunks of a store are."""
-    if why := state_of(store).why_struck:
-        return _leave_all(f"the store does not answer byte ranges as requested ({why})")
+    try:
+        state_of(store).check()
+    except LeftToZarr as why:
+        return _leave_all(str(why))
     if (of_store := _SOURCES.get(name_of_class(store))) is not None:
         return of_store(store)
     if _is_named(store):

@@ -42,13 +42,18 @@ class StoreState:
     _why = ""
 
     @property
-    def why_struck(self) -> str:
-        """Why zarr reads the store; "" if it does not."""
-        return self._why if time.monotonic() < self._until else ""
+    def is_struck(self) -> bool:
+        """Whether zarr reads the store."""
+        return time.monotonic() < self._until
+
+    def check(self) -> None:
+        """Raise LeftToZarr if zarr reads the store."""
+        if self.is_struck:
+            raise LeftToZarr(f"the store does not answer byte ranges as requested ({self._why})")
 
     def strike(self, store: object, why: Exception) -> None:
         """Let zarr read a store from now on, and log why, once."""
-        if self.why_struck:
+        if self.is_struck:
             return
         self._why, self._until = str(why), time.monotonic() + constants.STRUCK_SECONDS
         level = logging.INFO if isinstance(why, Missing) else logging.WARNING

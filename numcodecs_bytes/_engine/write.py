@@ -1,8 +1,9 @@
-"""Writes selections of uncompressed chunks in local files in place, and no other bytes.
+"""Writes selections of uncompressed chunks in local files in place: runs, or hulls around them.
 
-So writers of disjoint selections need not wait for each other, and lose nothing. `write_file` says
-how a chunk is written, `write_chunk` and `write_shard` what belongs where in a file, `locks` what
-writers wait for. Threads only try to get a lock; writes that got none wait on the event loop.
+So writers of disjoint selections lose nothing, and writers of runs need not wait for each other.
+`write_file` says how a chunk is written, `write_chunk` and `write_shard` what belongs where in a
+file, `locks` what writers wait for. Threads only try to get a lock; writes that got none wait on
+the event loop.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ async def with_own_memory(values: Any) -> Any:
     """Return values that no write to a file changes: copied if need be, unless too large."""
     if not may_be_mapped(values) or _num_bytes(values) > constants.MAPPED_COPY_BYTES:
         return values
-    return await run_in_thread(write_pool(), lambda: np.asarray(values).copy())
+    return await run_in_thread(write_pool(), lambda: np.array(values, subok=True))
 
 
 def _num_bytes(values: Any) -> int:
@@ -117,8 +118,7 @@ class _Write:
 
     def _plan(self) -> ChunkFile:
         chunk, values = self.chunk, self._values
-        is_single = chunk.selection == () or values.shape == ()
-        selected = values if is_single else values[chunk.place]
+        selected = values if values.shape == () else values[chunk.place]
         kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
         return kind(chunk, selected, self._drop_axes, may_be_mapped(values))
 

@@ -100,7 +100,7 @@ class ChunkFile:
             except ReplacedError:
                 continue
             except LockedError:
-                if not self._switches_to_runs():
+                if not self._tries_runs_instead():
                     raise
         raise LeftToZarr("it keeps being replaced")
 
@@ -111,7 +111,7 @@ class ChunkFile:
         except MissingFileError:
             return self._create(is_wanted)
 
-    def _switches_to_runs(self) -> bool:
+    def _tries_runs_instead(self) -> bool:
         """Write runs from now on if it can't get the exclusive lock; return whether it does.
 
         A writer of hulls waits for writers of runs no longer than it would take to write runs

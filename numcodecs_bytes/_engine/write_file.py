@@ -1,4 +1,4 @@
-"""Writes a selection of a chunk to an open file, and no other bytes.
+"""Writes a selection of a chunk to an open file.
 
 Runs are written one by one. If there are many close to each other, hulls are rewritten: read,
 changed in memory and written, which needs the exclusive lock. The plan of the hulls is that of the

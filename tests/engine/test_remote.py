@@ -312,6 +312,25 @@ def test_a_store_whose_first_chunk_is_missing(tmp_path, name, zarr_format):
     assert len(store.requests) == 2
 
 
+def test_a_missing_shard_where_suffixes_are_not_supported(tmp_path, monkeypatch):
+    """As on Azure: its length is asked for, and that it is missing was taken for a failure."""
+    obstore = pytest.importorskip("obstore")
+    create(tmp_path / "a", (4, MB), (1, MB // 4), dtype="u1", endian=None, shards=(1, MB))[0] = 7
+    get = obstore.get_async
+
+    async def refuse(objects, path, *, options=None):
+        if "suffix" in str(options):
+            raise obstore.exceptions.NotSupportedError("suffixes")
+        return await get(objects, path, options=options)
+
+    monkeypatch.setattr(obstore, "get_async", refuse)
+    store = zarr.storage.ObjectStore(obstore.store.LocalStore(tmp_path))
+    array = zarr.open_array(store, path="a", mode="r")
+    assert (array[1, :9] == 0).all()
+    assert (array[0, :9] == 7).all()
+    assert not is_struck(array, np.s_[0, :3])
+
+
 class TestFirstFailure:
     """Of a store that is read by other tasks at once, or fails twice."""
 

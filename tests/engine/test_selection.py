@@ -14,14 +14,14 @@ TRANSPOSED = Layout((6, 8), I4, I4, (1, 0))
 
 def test_basic_selections_are_ranges_and_integers_drop_their_axis():
     rows, column = axes_of((slice(1, 6, 2), 3), LAYOUT)
-    assert (rows.indices, rows.stride, rows.output_axis) == (range(1, 6, 2), 32, 0)
-    assert (column.indices, column.stride, column.output_axis) == (range(3, 4), 4, None)
+    assert (rows.indices, rows.stride, rows.selection_axis) == (range(1, 6, 2), 32, 0)
+    assert (column.indices, column.stride, column.selection_axis) == (range(3, 4), 4, None)
 
 
 def test_axes_come_in_stored_order():
     columns, rows = axes_of((slice(1, 3), slice(0, 8)), TRANSPOSED)
-    assert (columns.output_axis, columns.stride) == (1, 24)
-    assert (rows.output_axis, rows.stride) == (0, 4)
+    assert (columns.selection_axis, columns.stride) == (1, 24)
+    assert (rows.selection_axis, rows.stride) == (0, 4)
 
 
 def test_arrays_of_a_mesh_are_ranges_where_their_step_is_constant():
@@ -32,14 +32,14 @@ def test_arrays_of_a_mesh_are_ranges_where_their_step_is_constant():
 
 def test_axes_to_drop_have_no_place_in_the_selection():
     rows, columns = axes_of(np.ix_([4], [5, 2]), LAYOUT, (0,))
-    assert (rows.output_axis, columns.output_axis) == (None, 0)
+    assert (rows.selection_axis, columns.selection_axis) == (None, 0)
 
 
 @pytest.mark.parametrize(("layout", "flat"), [(LAYOUT, [13, 45]), (TRANSPOSED, [31, 35])])
 def test_points_are_one_axis_of_positions_as_they_are_stored(layout, flat):
     (points,) = axes_of((np.array([1, 5]), np.array([5, 5])), layout)
     assert np.asarray(points.indices).tolist() == flat
-    assert (points.stride, points.output_axis) == (4, 0)
+    assert (points.stride, points.selection_axis) == (4, 0)
 
 
 def test_bools_select_along_an_axis():

@@ -181,6 +181,14 @@ class TestDamage:
                     num_same += 1
         assert num_same > 20
 
+    def test_a_shard_that_is_shorter_than_its_inner_chunk(self, tmp_path):
+        """Its first bytes are lost: bytes of its index were taken for elements."""
+        create_shards(tmp_path, (40,), (40,), (20,), index_location="end")[:20] = 7
+        path = tmp_path / "c/0"
+        path.write_bytes(path.read_bytes()[40:])
+        with pytest.raises(ValueError, match="76 bytes, expected 80"):
+            opened(tmp_path)[:3]
+
     def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
         """All is of the first version; in the second one, inner chunks are elsewhere."""
         for name, first_row in (("a", 0), ("b", 8)):

@@ -25,6 +25,7 @@ from numcodecs_bytes.zarr import BytesCodec
 pytestmark = pytest.mark.usefixtures("_in_place")
 REQUIRE = {"numcodecs_bytes.write_in_place": "require"}
 IF_POSSIBLE = {"numcodecs_bytes.write_in_place": True}
+NOT_IN_PLACE = {"numcodecs_bytes.write_in_place": False}
 SHARDS = {"shards": (8, 8), "chunks": (4, 4)}
 
 
@@ -208,6 +209,18 @@ class TestValues:
                 outcomes.append(array[...])
         np.testing.assert_array_equal(*outcomes)
         assert is_error or np.isnan(outcomes[0][2, 3])
+
+    @pytest.mark.filterwarnings("ignore:Warning. converting a masked element")
+    def test_a_masked_element_that_is_mapped(self, tmp_path):
+        """The value under the mask was stored: copying it out of the file dropped the mask."""
+        mapped = np.memmap(tmp_path / "values", "f8", "w+", shape=(1,))
+        mapped[:] = 7
+        for name, config in (("ours", {}), ("zarrs", ZARR_ALONE | NOT_IN_PLACE)):
+            with zarr.config.set(config):
+                array = create(tmp_path / name)
+                array[...] = 1
+                array[2, 3] = np.ma.array(mapped.reshape(()), mask=True)
+                assert np.isnan(array[2, 3]), name
 
     @pytest.mark.parametrize("kind", ["memmap", "view", "lazy"])
     @pytest.mark.parametrize("shards", [None, (64, 512)], ids=["chunks", "shards"])
@@ -416,6 +429,22 @@ class TestNotInPlace:
             asyncio.run(array.codec_pipeline.write([item], values))
         assert np.frombuffer(setter.raw.to_bytes(), "<f8").sum() == 7
         assert "is not a StorePath" in str(traced)
+
+    def test_a_link_in_a_folder_that_can_t_be_listed(self, tmp_path, monkeypatch):
+        """zarr can write there: PermissionError."""
+        array = create(tmp_path / "a")
+        array[...] = self.DATA
+        make_hard_link(tmp_path / "a/c/0/0")
+
+        def refuse(_path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(os, "listdir", refuse)
+        with pytest.raises(RuntimeError, match="can't be searched for other names"):
+            array[2, 1:] = 1
+        with zarr.config.set(IF_POSSIBLE):
+            array[2, 1:] = 1
+        assert array[2, 1:].tolist() == [1] * 7
 
     def test_a_read_only_store(self, tmp_path):
         create(tmp_path)[...] = self.DATA
