@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave
@@ -37,7 +36,7 @@ from numcodecs_bytes._threads import (
     submit,
 )
 from numcodecs_bytes._trace import Fetched
-from numcodecs_bytes._zarr_versions import fill_value_or_default
+from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -145,7 +144,7 @@ class _Workers:
             num_read += 1
             if is_measured and files.has_waited(before, is_alone=not self._helpers):
                 may_start_helpers = False  # as many threads wait for files as zarr itself would use
-                num_workers = zarr.config.get("async.concurrency") or MAX_FILE_THREADS
+                num_workers = concurrency() or MAX_FILE_THREADS
                 self._start_helpers(out.is_wanted, num_workers)
 
     def _read(self, chunk: ChunkRead, out: Output) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import zarr
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes import _trace
@@ -34,7 +33,7 @@ from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._trace import Fetched
-from numcodecs_bytes._zarr_versions import fill_value_or_default
+from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
 
 # Lets zarr read chunks that were left to it, and notes what became of them.
 ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
@@ -55,7 +54,7 @@ class Budget(NamedTuple):
 
         `gap` is what the user has set.
         """
-        limit = zarr.config.get("async.concurrency") or constants.UNLIMITED
+        limit = concurrency() or constants.UNLIMITED
         num = max(1, limit // num_objects)
         return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
 
@@ -206,7 +205,7 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZa
     Raises whatever zarr raises if it can't read a chunk, and whatever the store raises if a
     connection is lost.
     """
-    limit = zarr.config.get("async.concurrency")
+    limit = concurrency()
     num = min(len(chunks), limit or constants.UNLIMITED)
     in_flight = vars(_in_flight)  # of this thread, even if another one closes this coroutine
     in_flight["num"] = in_flight.get("num", 0) + num
