@@ -40,7 +40,7 @@ from numcodecs_bytes._options import (
     warn_of_unknown_keys,
     write_in_place,
 )
-from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_overrides
+from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_class
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -336,7 +336,7 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
 
 
 _NEEDED = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
-check_overrides(BatchedBytesPipeline, (*_NEEDED, "read_batch"))
+check_class(BatchedBytesPipeline, (*_NEEDED, "read_batch"))
 zarr.registry.register_pipeline(BatchedBytesPipeline)
 # Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
 _REPLACES = {
@@ -358,7 +358,7 @@ if FusedCodecPipeline is not None:
                 await _explain(error, items, self._layouts.of)
                 raise
 
-    check_overrides(FusedBytesPipeline, _NEEDED)
+    check_class(FusedBytesPipeline, _NEEDED)
     zarr.registry.register_pipeline(FusedBytesPipeline)
     fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
     _REPLACES[fused] = f"{_MODULE}.FusedBytesPipeline"

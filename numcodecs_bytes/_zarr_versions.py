@@ -20,7 +20,7 @@ import zarr.errors
 from numcodecs_bytes._core.dtypes import UInt8Array
 
 # All names of zarr that this package uses although they are not public: by their module, or as
-# attributes of zarr's objects. `check_overrides` looks at the methods that are overridden.
+# attributes of zarr's objects. `check_class` looks at the methods that are overridden.
 PRIVATE_NAMES = {
     "zarr.codecs._v2": "V2Codec",
     "zarr.codecs.bytes": "BytesCodec",
@@ -37,8 +37,8 @@ PRIVATE_NAMES = {
     "zarr.storage._local": "LocalStore",
     "zarr.storage._obstore": "ObjectStore",
     "zarr.storage._zip": "ZipStore",
-    "attributes of objects": "_decode_shard_index_sync _decode_sync _encode_shard_index_sync _encode_sync "
-    "_ensure_open _get_chunk_spec _get_chunks_per_shard _get_index_chunk_spec "
+    "attributes of objects": "_decode_shard_index_sync _decode_sync _encode_shard_index_sync "
+    "_encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard _get_index_chunk_spec "
     "_index_codecs_sync_capable _is_open _lock _shard_index_size _zf",
 }
 
@@ -74,23 +74,23 @@ def concurrency() -> int | None:
     return limit
 
 
-def check_overrides(ours: type, needed: Iterable[str] = ()) -> None:
-    """Raise TypeError unless what a class of ours overrides or needs of zarr is as we know it.
+def check_class(checked: type, needed: Iterable[str] = ()) -> None:
+    """Raise TypeError unless a class of zarr, or one derived from it, is as we know it.
 
-    They must have the same positional parameters as ours, and be asynchronous if ours are. The
-    class must inherit attributes of the names in `needed`.
+    The methods that are overridden must have the same positional parameters as ours, and be
+    asynchronous if ours are. zarr's class must have attributes of the names in `needed`.
     """
-    own = [kind for kind in ours.__mro__ if kind.__module__.startswith("numcodecs_bytes.")]
-    theirs = [kind for kind in ours.__mro__ if kind not in own]
+    own = [kind for kind in checked.__mro__ if kind.__module__.startswith("numcodecs_bytes.")]
+    theirs = [kind for kind in checked.__mro__ if kind not in own]
     inherited: dict[str, Any] = {}
     for kind in reversed(theirs):
         inherited |= vars(kind).get("__dataclass_fields__", {}) | vars(kind)
     if missing := [name for name in needed if name not in inherited]:
-        raise TypeError(f"{ours.__name__} expects zarr's class to have {', '.join(missing)}")
+        raise TypeError(f"zarr's {checked.__name__} lacks {', '.join(missing)}")
     for name in {name for kind in own for name in vars(kind) if not name.startswith("__")}:
-        expected, form = _form_of(getattr(ours, name)), _form_of(inherited.get(name))
+        expected, form = _form_of(getattr(checked, name)), _form_of(inherited.get(name))
         if form not in ("", expected):
-            raise TypeError(f"zarr's {name} is {form}, but {ours.__name__} expects {expected}")
+            raise TypeError(f"zarr's {name} is {form}, but {checked.__name__} expects {expected}")
 
 
 def _form_of(method: Any) -> str:

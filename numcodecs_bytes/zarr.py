@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import zarr
 import zarr.codecs
+import zarr.core.array_spec
+import zarr.dtype
 import zarr.registry
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
@@ -49,7 +51,7 @@ from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._options import warn_of_other_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
-from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_overrides
+from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec
@@ -247,7 +249,8 @@ def _use_by_default() -> None:
         make_default("codecs", name, ours)
 
 
-check_overrides(
-    BytesCodec, ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")
-)
+_OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")
+check_class(BytesCodec, _OVERRIDDEN)
+check_class(zarr.core.array_spec.ArraySpec, ("shape", "dtype", "prototype"))
+check_class(zarr.dtype.ZDType, ("to_native_dtype",))
 _use_by_default()

@@ -45,7 +45,7 @@ from numcodecs_bytes._core.dtypes import (
     why_missing,
 )
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
-from numcodecs_bytes._zarr_versions import DataTypeValidationError, check_overrides
+from numcodecs_bytes._zarr_versions import DataTypeValidationError, check_class
 
 AnyDataType = zarr.dtype.ZDType[Any, Any]
 Scalar = Any  # an element; NumPy's types do not cover those of ml_dtypes
@@ -415,7 +415,7 @@ def _register() -> None:
     made = map(_class_of, installed_ml_dtypes())
     classes: list[Any] = [RawBits, Struct, *made, ComplexFloat32, ComplexFloat64]
     for cls in (RawBits, Struct, ComplexFloat32, _Complex, _Integer):
-        check_overrides(cls)
+        check_class(cls)
     for cls in classes:
         # Instances can be pickled only if their class is an attribute of this module.
         globals()[cls.__name__] = contents.setdefault(cls._zarr_v3_name, cls)

@@ -1,0 +1,99 @@
+"""Read and write arrays, and print what became of each, for `run.py`.
+
+    python program.py {alone|ours|unguarded} FOLDER
+
+"alone" makes the arrays in FOLDER, and reads and writes with zarr's own classes; the others use
+ours, "unguarded" without the checks of zarr's classes, and without the net that lets zarr read if
+this package itself fails.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import zarr
+import zarr.codecs
+import zarr.storage
+
+warnings.simplefilter("ignore")
+MODE, FOLDER = sys.argv[1], Path(sys.argv[2])
+DATA = np.arange(4096, dtype="f8").reshape(64, 64)
+SETTINGS = {
+    "native": {},
+    "swapped": {"serializer": zarr.codecs.BytesCodec(endian="big")},
+    "transposed": {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
+    "shards": {"shards": (64, 64)},
+    "v2": {"zarr_format": 2, "filters": None},
+    "v2 F": {"zarr_format": 2, "filters": None, "order": "F"},
+    "compressed": {"compressors": zarr.codecs.ZstdCodec()},
+}
+SELECTIONS = {
+    "all": lambda array: array[...],
+    "row": lambda array: array[17],
+    "box": lambda array: array[3:40, 5:9],
+    "points": lambda array: array.vindex[[1, 50, 33], [2, 60, 2]],
+    "indices": lambda array: array.oindex[[50, 3], [7, 2, 60]],
+}
+
+
+class Ranges(zarr.storage.LocalStore):
+    """A store that is named as one that answers byte ranges."""
+
+
+def opened(name, kind=zarr.storage.LocalStore):
+    return zarr.open_array(kind(FOLDER / name), mode="r+")
+
+
+def write_part(name):
+    """Write to a part of a copy of an array, and read all of it."""
+    if (FOLDER / "copy").exists():
+        shutil.rmtree(FOLDER / "copy")
+    shutil.copytree(FOLDER / name, FOLDER / "copy")
+    array = opened("copy")
+    array[10:20, 3] = -1
+    return array[...]
+
+
+def result_of(function, *arguments):
+    """Return the digest of an array, or the name of the error."""
+    try:
+        values = np.asarray(function(*arguments))
+    except Exception as error:  # noqa: BLE001 # whatever it is
+        return type(error).__name__
+    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
+
+
+if MODE == "alone":
+    module, _, kind = zarr.config.get("codec_pipeline.path").rpartition(".")
+    # A new string: what is identical to zarr's default is not a choice.
+    zarr.config.set({"codec_pipeline.path": f"{module}.{kind}"})
+    zarr.config.set({"codecs.bytes": "zarr.codecs.bytes.BytesCodec"})
+    if not FOLDER.exists():
+        for name, settings in SETTINGS.items():
+            made = {"chunks": (16, 16), "compressors": None, "dtype": "f8"} | settings
+            zarr.create_array(FOLDER / name, shape=DATA.shape, **made)[...] = DATA
+elif MODE == "unguarded":
+    with contextlib.suppress(Exception):  # then the package steps aside
+        from numcodecs_bytes import _zarr_versions
+
+        _zarr_versions.check_class = lambda *_: None
+        from numcodecs_bytes._engine import unexpected
+
+        unexpected.is_caught = False
+zarr.config.set({"numcodecs_bytes.stores_with_ranges": [Ranges]})
+zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0})
+RESULTS = {
+    f"{kind.__name__}, {name}, {what}": result_of(lambda k=kind, n=name, r=read: r(opened(n, k)))
+    for kind in (zarr.storage.LocalStore, Ranges)
+    for name in SETTINGS
+    for what, read in SELECTIONS.items()
+}
+for in_place in (False, True):
+    with zarr.config.set({"numcodecs_bytes.write_in_place": in_place}):
+        RESULTS |= {f"write, {in_place}, {n}": result_of(write_part, n) for n in SETTINGS}
+print(json.dumps(RESULTS))

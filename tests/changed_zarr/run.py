@@ -1,0 +1,118 @@
+"""zarr as a later version may be: copies of it that are changed by text substitution.
+
+    python tests/changed_zarr/run.py
+
+Each copy reads and writes the arrays of `program.py` alone, and then with this package, which must
+be installed:
+
+- as the next minor version, which was not tested: the same values and errors as alone
+- as that, with the option to use this package all the same: no error but zarr's own
+- as the present version: no error but zarr's own
+
+To show that the copies try something, most of them must fail without all that. A minute on two
+cores.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import zarr
+
+PROGRAM = Path(__file__).with_name("program.py")
+VERSION = "\nimport os\n__version__ = os.environ.get('CHANGED_ZARR_VERSION', __version__)\n"
+NEXT = {"CHANGED_ZARR_VERSION": "3.99.0"}
+OPTION = {"ZARR_NUMCODECS_BYTES__UNTESTED_ZARR": "true"}
+# What is changed, in which files, and into what.
+CHANGES = {
+    "an attribute of pipelines": ("**/*.py", r"\barray_bytes_codec\b", "array_to_bytes_codec"),
+    "a parameter": ("**/*.py", r"\bdrop_axes\b", "dropped_axes"),
+    "a function": ("**/*.py", r"\bfill_value_or_default\b", "fill_value_of"),
+    "whether a store is open": ("**/*.py", r"\b_is_open\b", "_was_opened"),
+    "a method of shards": ("**/*.py", r"\b_get_chunks_per_shard\b", "_count_chunks"),
+    "the index of shards": ("**/*.py", r"\boffsets_and_lengths\b", "entries"),
+    "a field of specifications": ("**/*.py", r"\bprototype\b", "buffer_prototype"),
+    "a method of data types": ("**/*.py", r"\bto_native_dtype\b", "as_numpy"),
+    "how requests are made": ("**/*.py", r"\bconcurrent_map\b", "map_concurrently"),
+    "where files are": ("storage/_local.py", r"self\.root / key\b", "self.root / (key + '.data')"),
+    "what order means": (
+        "codecs/_v2.py",
+        r"order=chunk_spec\.order\b",
+        "order={'C': 'F', 'F': 'C'}[chunk_spec.order]",
+    ),
+}
+LEAST_FAILURES = 7
+
+
+def copy_zarr(work, pattern, old, new):
+    """Return the folder of a copy of zarr that is changed."""
+    copy = work / "zarr"
+    shutil.copytree(Path(zarr.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    num = 0
+    for path in copy.glob(pattern):
+        text, num_here = re.subn(old, new, path.read_text(encoding="utf-8"))
+        num += num_here
+        path.write_text(text, encoding="utf-8")
+    if not num:
+        raise ValueError(f"this zarr has no {old}")
+    with (copy / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write(VERSION)
+    return copy.parent
+
+
+def results_of(folder, mode, **variables):
+    """Return what a program printed that imports the copy of zarr in a folder."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
+    command = [sys.executable, "-W", "ignore", PROGRAM, mode, folder / "arrays"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    return json.loads(done.stdout) if not done.returncode else {"program": done.stderr[-300:]}
+
+
+def differences(results, expected, *, values):
+    """Return what differs: errors, and values, too, if asked for."""
+    differing = [what for what, result in results.items() if result != expected.get(what)]
+    is_digest = re.compile("[0-9a-f]{16}").fullmatch
+    return [f"{w}: {results[w]}" for w in differing if values or not is_digest(results[w])]
+
+
+def try_change(change):
+    """Return the lines that say what is wrong with a change, and whether it needs this package."""
+    what, (pattern, old, new) = change
+    with tempfile.TemporaryDirectory() as work:
+        folder = copy_zarr(Path(work), pattern, old, new)
+        expected = results_of(folder, "alone")
+        runs = {
+            "next": (results_of(folder, "ours", **NEXT), True),
+            "option": (results_of(folder, "ours", **NEXT, **OPTION), False),
+            "present": (results_of(folder, "ours"), False),
+        }
+        unguarded = results_of(folder, "unguarded", **NEXT, **OPTION)
+    if "program" in expected:
+        return [f"{what}: zarr alone fails: {expected['program']}"], False
+    wrong = []
+    for name, (results, values) in runs.items():
+        lines = differences(results, expected, values=values)[:3]
+        wrong += [f"{what} ({name}): {line}" for line in lines]
+    return wrong, bool(differences(unguarded, expected, values=True))
+
+
+def main():
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        done = list(pool.map(try_change, CHANGES.items()))
+    wrong = [line for lines, _ in done for line in lines]
+    num_failing = sum(fails for _, fails in done)
+    print(*wrong, sep="\n")
+    print(f"{len(CHANGES)} changes, {num_failing} of which fail if nothing is done about it")
+    return 1 if wrong or num_failing < LEAST_FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
