@@ -116,11 +116,11 @@ def _not_a_value(name: object, data: object, expected: str) -> TypeError:
     return TypeError(f"not a value of {name}: got {data!r}, expected {expected}")
 
 
-def _from_base64(data: Any, num_bytes: int) -> bytes | None:
+def _from_base64(data: object, num_bytes: int) -> bytes | None:
     """Return the bytes of a fill value in base64, or None unless it holds `num_bytes` bytes."""
     try:
-        raw = base64.b64decode(data, validate=True)
-    except (TypeError, ValueError):
+        raw = base64.b64decode(data, validate=True) if isinstance(data, str) else b""
+    except ValueError:
         return None
     return raw if len(raw) == num_bytes else None
 

@@ -99,7 +99,7 @@ DAMAGED = {
     "short, v2": (v2(bytes(5), "<i2"), "chunk 0 holds 5 bytes, expected 8: it is truncated"),
     "short behind zstd": (
         v3(zstd(bytes(7)), "int16", [BIG, ZSTD]),
-        "chunk c/0 can't be read: ValueError: chunk holds 7 bytes, expected 8",
+        "chunk c/0 can't be read: LengthError: chunk holds 7 bytes, expected 8",
     ),
     # Of which zarr alone returns whatever lies in memory behind it.
     "blosc, v2": (
@@ -127,7 +127,7 @@ DAMAGED = {
     ),
     "no endian": (
         v3(None, "int16", [PLAIN]),
-        "zarr can't open it: ValueError: The `endian` configuration needs to be specified"
+        "zarr can't open it: EndianError: The `endian` configuration needs to be specified"
         if HAS_STRUCT
         else 'the bytes codec has no "endian", which int16 needs',
     ),

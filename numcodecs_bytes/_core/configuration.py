@@ -79,8 +79,9 @@ def dtype_from_name(name: str) -> AnyDType | None:
     https://zarr-specs.readthedocs.io/en/latest/v3/data-types/index.html.
     """
     if re.fullmatch("r[0-9]+", name):
-        num_bytes, rest = divmod(int(name[1:]), 8)
-        if rest or not 0 < num_bytes < 2**31:  # NumPy's elements are smaller than 2 GiB
+        num_bytes, rest = divmod(int(name[1:12]), 8)
+        # NumPy's elements are smaller than 2 GiB.
+        if rest or len(name) > 11 or not 0 < num_bytes < 2**31:
             raise ValueError(
                 f"raw data types have a multiple of 8 bits, at least 8, got {name[:20]!r}; "
                 "expected 'r8', 'r16', 'r24', ..., below 2**34 bits"

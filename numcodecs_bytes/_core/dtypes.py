@@ -125,7 +125,7 @@ def _version_of_ml_dtypes() -> str:
         import ml_dtypes
     except ImportError:
         return ""
-    return ml_dtypes.__version__
+    return getattr(ml_dtypes, "__version__", "")  # a folder of that name has none
 
 
 def why_missing(names: Iterable[str]) -> str:
@@ -153,7 +153,7 @@ def ml_dtype_from_name(name: str) -> AnyDType | None:
     if scalar := getattr(ml_dtypes, row.name_in_ml_dtypes or name, None):
         return cast("AnyDType", np.dtype(scalar))
     raise ImportError(
-        f"data type {name!r} needs a newer ml_dtypes, got {ml_dtypes.__version__}: "
+        f"data type {name!r} needs a newer ml_dtypes, got {_version_of_ml_dtypes() or 'a folder'}: "
         "pip install -U ml_dtypes"
     )
 

@@ -244,10 +244,19 @@ def _plan_pieces(plan: Plan, cut: _Cut, item_size: int, most: int) -> Iterator[t
     before = [axis._replace(indices=range(1)) for axis in axes[:position]]
     # If the axis is in the hull, its pieces may be far enough apart for a run for each index.
     num_outer = position + cut.num_outer if cut.num_outer else None
+    alike: dict[int, tuple[int, Plan]] = {}  # by their length, pieces of a range: first index, plan
     for selector in _piece_selectors(axes[position], cut, most):
         indices: Any = axes[position].indices[selector]
-        piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
-        yield selector, plan_axes(piece, item_size, plan.gap, num_outer)
+        if type(indices) is range and len(indices) in alike:
+            first, piece = alike[len(indices)]
+            shift = (indices[0] - first) * axes[position].stride
+            yield selector, replace(piece, start=piece.start + shift)
+            continue
+        of_piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
+        piece = plan_axes(of_piece, item_size, plan.gap, num_outer)
+        if type(indices) is range:
+            alike[len(indices)] = indices[0], piece
+        yield selector, piece
 
 
 def _each_index(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
