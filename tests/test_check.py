@@ -494,7 +494,7 @@ class TestKindsOfStores:
         assert {path: report.problems for path, report in found.items() if report.problems} == {
             "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
         }
-        why = "it answers a range with status 200 and no Content-Range instead of bytes (0, 1)"
+        why = "it answers a range with status 200 and no Content-Range instead of bytes 0 to 1"
         no = f"no: the store does not answer byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import numcodecs
+import numcodecs.registry
 import numpy as np
 import pytest
 import zarr
@@ -379,6 +380,21 @@ class TestHierarchies:
         assert statuses(folder)["x"] == "refused"
         assert statuses(folder, undo=True)["x"] == "kept"
         assert (folder / "x/zarr.json").read_text() == raw
+
+    def test_what_fails_without_a_text_is_not_undone(self, tmp_path, monkeypatch):
+        """Its Zarr v3 metadata could not be compared, and were deleted."""
+        settings = {"zarr_format": 2, "compressors": None, "filters": [numcodecs.Delta("i4")]}
+        zarr.create_array(tmp_path, shape=(4,), dtype="i4", **settings)
+        migrate(tmp_path)
+
+        class Failing(numcodecs.Delta):
+            def __init__(self, *_args, **_kwargs):
+                raise ValueError
+
+        monkeypatch.setitem(numcodecs.registry.codec_registry, "delta", Failing)
+        (report,) = migrate(tmp_path, undo=True)
+        assert (report.status, report.reasons) == ("kept", ["ValueError"])
+        assert (tmp_path / "zarr.json").exists()
 
     def test_groups_apart_are_undone_apart(self, folder):
         """Where a group is still Zarr v2, what it shows does not depend on Zarr v3."""

@@ -287,12 +287,29 @@ for name in ("int32", "bfloat16"):
         assert done.stdout.startswith("RawBytes")
         assert done.stderr.count("numcodecs_bytes leaves arrays to zarr alone") == 1
 
+    def test_a_folder_named_like_ml_dtypes(self):
+        """A clone of its repository, for example: all of our data types were gone."""
+        program = (
+            "import sys, types\n"
+            "sys.modules['ml_dtypes'] = types.ModuleType('ml_dtypes')\n"
+            "import zarr, numcodecs_bytes.zarr_data_types\n"
+            "array = zarr.create_array({}, shape=(4,), dtype='i4')\n"
+            "print(numcodecs_bytes.zarr_data_types.RawBits(length=3))\n"
+            "from numcodecs_bytes.__main__ import main\n"
+            "main([])"
+        )
+        done = run_program("-c", program)
+        assert "RawBits(length=3)" in done.stdout
+        assert "needs a newer ml_dtypes, got a folder" in done.stdout
+        assert done.stderr == ""
+
     @pytest.mark.parametrize(
         ("name", "message"),
         [
             ("r0", "a multiple of 8 bits, at least 8, got 'r0'"),
             ("r12", "a multiple of 8 bits, at least 8, got 'r12'"),
             ("r80000000000000", "below 2\\*\\*34 bits"),
+            ("r00000000000008", "below 2\\*\\*34 bits"),
             *[(name, "No Zarr data type found") for name in ("r", "r16 ", "r-8", "bfloat", "int3")],
         ],
     )
