@@ -12,10 +12,11 @@ from typing import Any
 
 import zarr
 
-from numcodecs_bytes._options import untested_zarr
+from numcodecs_bytes._options import OptionError, untested_zarr
 
 OLDEST, NEWEST_MINOR = (3, 1, 6), (3, 4)  # the versions of zarr that the tests run with
-why_aside = ""  # why arrays are left to zarr, once that is so
+why_aside: dict[str, str] = {}  # what is left to zarr, and why
+_has_warned = False
 
 
 class UntestedZarrError(Exception):
@@ -37,28 +38,31 @@ def check_version() -> None:
         raise UntestedZarrError(f"{zarr.__version__} was not tested")
 
 
-def step_aside(error: Exception) -> None:
-    """Warn once that this package leaves arrays to zarr; never raise."""
-    global why_aside  # noqa: PLW0603
-    has_warned, is_silent = bool(why_aside), False
+def step_aside(what: str, error: Exception) -> None:
+    """Warn once that this package leaves something to zarr; never raise."""
+    global _has_warned  # noqa: PLW0603
+    is_silent = False
     if isinstance(error, UntestedZarrError):
-        newest = ".".join(map(str, NEWEST_MINOR))
-        why_aside = (
-            f"it was tested with zarr up to {newest}, and this is {zarr.__version__}; upgrade "
-            "numcodecs_bytes, or set numcodecs_bytes.untested_zarr in zarr's config to True "
-            "(ZARR_NUMCODECS_BYTES__UNTESTED_ZARR=true) to use it all the same, or to False to "
-            "silence this warning"
+        oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST_MINOR))
+        why = (
+            f"it was tested with zarr {oldest} to {newest}, and this is {zarr.__version__}; use "
+            "another version of either, or set numcodecs_bytes.untested_zarr in zarr's config to "
+            "True (ZARR_NUMCODECS_BYTES__UNTESTED_ZARR=true) to use it all the same, or to False "
+            "to silence this warning"
         )
         is_silent = untested_zarr() is False
+    elif isinstance(error, OptionError):
+        why = str(error)
     else:
-        why_aside = (
+        why = (
             f"it does not support this version of zarr ({zarr.__version__}) or its config "
             f"({type(error).__name__}: {error}); upgrade numcodecs_bytes, or fix the config"
         )
-    if not (has_warned or is_silent):
+    why_aside[what] = f"numcodecs_bytes leaves {what} to zarr alone: {why}"
+    if not (_has_warned or is_silent):
+        _has_warned = True
         with contextlib.suppress(Warning):
-            text = f"numcodecs_bytes leaves arrays to zarr alone: {why_aside}"
-            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            warnings.warn(why_aside[what], RuntimeWarning, stacklevel=3)
 
 
 def make_default(section: str, name: str, ours: str) -> None:

@@ -39,7 +39,7 @@ def stores_with_ranges() -> list[type]:
     for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
         try:
             kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
-        except (ImportError, AttributeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 # modules can raise anything
             if isinstance(error, ImportError) and "." in named:
                 continue  # its package is not installed here
             kind = None

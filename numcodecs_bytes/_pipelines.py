@@ -4,19 +4,18 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import zarr
 import zarr.registry
 from zarr.codecs._v2 import V2Codec
-from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._array_layouts import ArrayLayouts
+from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._engine import local, unexpected
 from numcodecs_bytes._engine.chunks import (
@@ -40,6 +39,7 @@ from numcodecs_bytes._options import (
     warn_of_unknown_keys,
     write_in_place,
 )
+from numcodecs_bytes._pickling import PickledAsConfigured
 from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_class
 
 if TYPE_CHECKING:
@@ -66,11 +66,15 @@ async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: Lay
     if is_in_shard(first):  # the shard will be named
         return
     if isinstance(error, ValueError) and type(first) is StorePath:
-        with contextlib.suppress(LeftToZarr):
+        try:
             for chunk in chunk_reads(items, layout_of):
                 num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
                 if num_bytes is not None:
                     chunk.check_length(num_bytes)
+        except LengthError:
+            raise
+        except Exception:  # noqa: BLE001, S110 # zarr's error says enough
+            pass
     add_name(error, first, "reading", len(items))
 
 
@@ -81,16 +85,6 @@ async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
         # Some file systems give 0 as the length of files that are not empty.
         return num_bytes or len(await byte_getter.get(prototype))
     return None
-
-
-class _Call:
-    """A call that is made when this is unpickled, and whose result takes its place."""
-
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
-        self._reduced = function, arguments
-
-    def __reduce__(self) -> Any:
-        return self._reduced
 
 
 class _Once:
@@ -108,11 +102,12 @@ class _Once:
         return vars(instance).setdefault(self._name, self._make(instance))
 
 
-class ReadsParts:
+class ReadsParts(PickledAsConfigured):
     """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
 
+    reads_parts = True
     _threads_setting: str  # zarr's setting for the number of threads
-    _evolved_for: ArraySpec | None = None  # so that unpickling can do it again
+    _has_failed = False
 
     @classmethod
     def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
@@ -122,65 +117,55 @@ class ReadsParts:
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
 
-    def evolve_from_array_spec(self, array_spec: ArraySpec) -> Any:
-        """Return the pipeline for chunks of an array, like zarr's."""
-        pipeline: Any = super()
-        evolved = pipeline.evolve_from_array_spec(array_spec)
-        object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
-        return evolved
-
     @_Once
     def _layouts(self) -> ArrayLayouts:
         return ArrayLayouts(self)
-
-    def __reduce__(self) -> Any:
-        """Pickle as the pipeline that is configured where this is unpickled, as zarr makes it.
-
-        All that is called there is zarr's and Python's: this package need not be installed, unless
-        a codec or the data type is ours.
-        """
-        configured = _Call(zarr.registry.get_pipeline_class)
-        from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
-        if self._evolved_for is None:
-            return from_codecs, (configured,)
-        evolve = methodcaller("evolve_from_array_spec", self._evolved_for)
-        return evolve, (_Call(from_codecs, configured),)
-
-    def __copy__(self) -> Any:
-        """Return the pipeline itself, which never changes; `copy` would not make these calls."""
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
 
     async def read(
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         items, note = list(batch_info), ""
+        zarr_errors: list[Exception] = []
         try:
             if items:
-                return await self._read(items, out, drop_axes)
+                return await self._read(items, out, drop_axes, zarr_errors)
         except LeftToZarr as why:
             first, _ = first_of(items)
             if _trace.active and not is_in_shard(first):  # else the shard is noted
                 _trace.note_not_seen(str(why), len(items))
         except Exception as error:
-            if not unexpected.is_unexpected(error):
+            is_of_zarr = any(error is each for each in zarr_errors)
+            if is_of_zarr or not unexpected.is_unexpected(error):
                 raise
-            unexpected.log(error)
-            note = f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
+            note = self._note_failure(error)
+        finally:
+            zarr_errors.clear()  # they refer to frames that refer to it
         try:
             return await self._read_by_zarr(items, out, drop_axes)
         except Exception as error:
             if note:
-                error.add_note(note)
+                with contextlib.suppress(Exception):  # some errors are immutable
+                    error.add_note(note)
             raise
 
-    async def _read(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Any:
+    def _note_failure(self, error: Exception) -> str:
+        """Log an unexpected error, and leave the array to zarr from now on; return a note."""
+        unexpected.log(error)
+        error.with_traceback(None)  # whose frames refer to the output, and to the error
+        vars(self)["_has_failed"] = True
+        return f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
+
+    async def _read(
+        self,
+        items: "Sequence[ZarrItem]",
+        out: Any,
+        drop_axes: tuple[int, ...],
+        zarr_errors: list[Exception],
+    ) -> Any:
         """Read in part what can be, and let zarr read the rest; or raise `LeftToZarr`."""
         batch = self._batch(items, out, drop_axes)
-        read_by_zarr = partial(self._read_left, batch, out)
+        read_by_zarr = partial(self._read_left, batch, out, zarr_errors)
         try:
             await self._read_parts(batch, read_by_zarr)
             if left := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
@@ -194,6 +179,8 @@ class ReadsParts:
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        if self._has_failed:
+            raise LeftToZarr("numcodecs_bytes itself failed before")
         getter, spec = first_of(items)  # all are of one array: at most their shapes differ
         layout = self._layouts.of(spec)
         if type(getter) is not StorePath:
@@ -224,13 +211,19 @@ class ReadsParts:
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
-    async def _read_left(self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]") -> None:
+    async def _read_left(
+        self,
+        batch: Batch,
+        out: Any,
+        zarr_errors: list[Exception],
+        chunks: "Sequence[ChunkRead]",
+    ) -> None:
         """Let zarr read chunks that were left to it, and note what became of each."""
         items = [chunk.item for chunk in chunks]
         try:
             results = await self._read_by_zarr(items, out, batch.out.drop_axes)
         except Exception as error:
-            unexpected.pass_on(error)
+            zarr_errors.append(error)
             raise
         # zarr 3.1.6 returns nothing.
         exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
@@ -258,24 +251,20 @@ class ReadsParts:
     ) -> None:
         """Write in place what can be, if that is asked for, and let zarr write the rest."""
         pipeline: Any = super()
-        mode, chunks = write_in_place(), list["ChunkWrite"]()
+        mode, chunks = write_in_place(), list[ChunkWrite]()
+        is_required = mode == "require"
         if mode and items and not is_in_shard(first_of(items)[0]):
-            chunks = self._chunk_writes(items, is_required=mode == "require")
+            chunks, value = await self._plan_writes(items, value, is_required=is_required)
         if not chunks:
             await pipeline.write(items, value, drop_axes)
             return
-        # Imported here, because most programs only read.
-        from numcodecs_bytes._engine.write import with_own_memory, write
+        from numcodecs_bytes._engine.write import write  # most programs only read
 
         in_place = [chunk for chunk in chunks if chunk.path]
         others = [chunk for chunk in chunks if not chunk.path]
-        is_required = mode == "require"
         try:
             if is_required:
                 _check_required(others)
-            if in_place:
-                own = await with_own_memory(value.as_ndarray_like())
-                value = type(value).from_ndarray_like(own)
             # Whole chunks first: the values may be mapped from a file that writes in place change.
             await self._write_left(others, value, drop_axes)
             if in_place:
@@ -298,19 +287,26 @@ class ReadsParts:
             pipeline: Any = super()
             await pipeline.write([chunk.item for chunk in chunks], value, drop_axes)
 
-    def _chunk_writes(
-        self, items: "Sequence[ZarrItem]", *, is_required: bool
-    ) -> "list[ChunkWrite]":
-        """Return what is written; nothing, so that zarr writes all of it, if that itself fails."""
-        from numcodecs_bytes._engine.write import find_path
+    async def _plan_writes(
+        self, items: "Sequence[ZarrItem]", value: Any, *, is_required: bool
+    ) -> tuple[list[ChunkWrite], Any]:
+        """Return what is written, and the values, which no write to a file changes.
+
+        Returns nothing, so that zarr writes everything, if this package itself fails.
+        """
+        from numcodecs_bytes._engine.write import find_path, with_own_memory
 
         try:
-            return chunk_writes(items, self._layouts.of, find_path)
+            chunks = chunk_writes(items, self._layouts.of, find_path)
+            if any(chunk.path for chunk in chunks):
+                own = await with_own_memory(value.as_ndarray_like())
+                value = type(value).from_ndarray_like(own)
         except Exception as error:
             if is_required or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
-            return []
+            return [], value
+        return chunks, value
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]
@@ -335,14 +331,7 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
             raise
 
 
-_NEEDED = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
-check_class(BatchedBytesPipeline, (*_NEEDED, "read_batch"))
-zarr.registry.register_pipeline(BatchedBytesPipeline)
-# Our replacement for each of zarr's pipelines that may be its default, as paths of classes.
-_REPLACES = {
-    f"{BatchedCodecPipeline.__module__}.BatchedCodecPipeline": f"{_MODULE}.BatchedBytesPipeline"
-}
-
+_PIPELINES: dict[Any, Any] = {BatchedCodecPipeline: BatchedBytesPipeline}
 if FusedCodecPipeline is not None:
 
     class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
@@ -358,18 +347,20 @@ if FusedCodecPipeline is not None:
                 await _explain(error, items, self._layouts.of)
                 raise
 
-    check_class(FusedBytesPipeline, _NEEDED)
-    zarr.registry.register_pipeline(FusedBytesPipeline)
-    fused = f"{FusedCodecPipeline.__module__}.FusedCodecPipeline"
-    _REPLACES[fused] = f"{_MODULE}.FusedBytesPipeline"
+    _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 
 
-def _use_by_default() -> None:
+def use_by_default() -> None:
     """Make the pipeline that extends zarr's default pipeline the default."""
+    needed = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
+    check_class(BatchedBytesPipeline, (*needed, "read_batch"))
+    replaces = {}
+    for pipeline, ours in _PIPELINES.items():
+        check_class(ours, needed)
+        zarr.registry.register_pipeline(ours)
+        path = f"{pipeline.__module__}.{pipeline.__name__}"
+        replaces[path] = f"{_MODULE}.{ours.__name__}"
     default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
-    if default not in (*_REPLACES, *_REPLACES.values()):
+    if default not in (*replaces, *replaces.values()):
         raise AttributeError(f"zarr's default pipeline is {default}")
-    make_default("codec_pipeline", "path", _REPLACES.get(default, default))
-
-
-_use_by_default()
+    make_default("codec_pipeline", "path", replaces.get(default, default))

@@ -14,6 +14,7 @@ import zarr.registry
 
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._options import write_in_place
+from numcodecs_bytes._pickling import PickledAsConfigured
 
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 _DEFAULT: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
@@ -23,7 +24,7 @@ with contextlib.suppress(ImportError, AttributeError):
     _fused = pkgutil.resolve_name("zarr.core.codec_pipeline.FusedCodecPipeline")
 
 
-class _WritesUnlessRequired:
+class _WritesUnlessRequired(PickledAsConfigured):
     """Mixin for one of zarr's pipelines."""
 
     __module__ = _MODULE
@@ -54,8 +55,6 @@ class FusedBytesPipeline(_WritesUnlessRequired, _fused):  # type: ignore[misc]
 
 for pipeline in (BatchedBytesPipeline, FusedBytesPipeline):
     zarr.registry.register_pipeline(pipeline)
-with contextlib.suppress(ValueError):  # a wrong value raises an error where it is used
-    if write_in_place() == "require":
-        is_fused = issubclass(_default, _fused) and _fused is not _default
-        name = "FusedBytesPipeline" if is_fused else "BatchedBytesPipeline"
-        make_default("codec_pipeline", "path", f"{_MODULE}.{name}")
+# By default, as "require" may be set later.
+name = "FusedBytesPipeline" if "Fused" in _DEFAULT else "BatchedBytesPipeline"
+make_default("codec_pipeline", "path", f"{_MODULE}.{name}")

@@ -40,8 +40,10 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
         try:
             result = waiting.pop()()
         except BaseException as error:  # noqa: BLE001 # raised where the result is asked for
-            outer = error.__traceback__  # of this frame, which refers to the future: a cycle
-            future.set_exception(error.with_traceback(outer and outer.tb_next))
+            # Without this frame, which refers to the future, and would be kept by the error.
+            inner = error.__traceback__ and error.__traceback__.tb_next
+            future.set_exception(error.with_traceback(inner))
+            del inner  # its frames refer to this one
         else:
             future.set_result(result)
 

@@ -94,11 +94,14 @@ def check_class(checked: type, needed: Iterable[str] = ()) -> None:
 
 
 def _form_of(method: Any) -> str:
-    """Return the positional parameters of a method, and whether it is asynchronous; "" if none."""
+    """Return the positional parameters of a method, and whether it is asynchronous, or ""."""
     function = getattr(method, "__func__", method)  # of a classmethod
     if not inspect.isfunction(function):
         return ""
     parameters = inspect.signature(function).parameters.values()
+    kinds = {each.kind for each in parameters}
+    if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
+        return ""  # a wrapper that passes everything on
     names = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     return f"{'async ' * inspect.iscoroutinefunction(function)}({', '.join(names)})"
 

@@ -16,19 +16,21 @@ With a version of zarr that this package was not tested with, the classes here a
 pipelines, which do not write while `numcodecs_bytes.write_in_place` is "require".
 """
 
+from typing import Any
+
 from numcodecs_bytes._defaults import check_version, step_aside
 
+_pipelines: Any
 try:
     check_version()
     from numcodecs_bytes import _pipelines
-    from numcodecs_bytes._pipelines import BatchedBytesPipeline
-except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    step_aside(error)
-    from numcodecs_bytes import _pipelines_of_zarr as _pipelines  # type: ignore[no-redef]
-    from numcodecs_bytes._pipelines_of_zarr import (
-        BatchedBytesPipeline,
-    )
 
+    _pipelines.use_by_default()
+except Exception as error:  # noqa: BLE001 # zarr must keep working without us
+    step_aside("arrays", error)
+    from numcodecs_bytes import _pipelines_of_zarr as _pipelines
+
+BatchedBytesPipeline = _pipelines.BatchedBytesPipeline
 __all__ = ["BatchedBytesPipeline"]
 if hasattr(_pipelines, "FusedBytesPipeline"):
     FusedBytesPipeline = _pipelines.FusedBytesPipeline

@@ -176,9 +176,9 @@ zarr.config.refresh()
         [
             (NEW_DEFAULT, [OURS, "zarr.core.codec_pipeline.NewPipeline"]),
             ("zarr.config.defaults = []", [ZARRS, PIPELINES[0]]),
-            ("del zarr.codecs.TransposeCodec", [OURS, PIPELINES[0]]),
+            ("del zarr.codecs.TransposeCodec", DEFAULTS),  # zarr's pipeline under our name
             ("del zarr.config.defaults[0]['codec_pipeline']", [OURS, PIPELINES[0]]),
-            ("zarr.config.collect = lambda: {'codecs': 3}", [ZARRS, PIPELINES[0]]),
+            ("zarr.config.collect = lambda: {'codecs': 3}", [ZARRS, DEFAULTS[1]]),
         ],
     )
     def test_one_warning_and_arrays_are_read(self, run, change, used):
@@ -202,6 +202,7 @@ class TestUntestedZarr:
 
     VERSION = "zarr.__version__ = '3.99.1'\n"
     REQUIRE = "zarr.config.set({'numcodecs_bytes.write_in_place': 'require'})\n"
+    IS_OURS = "print(hasattr(zarr.open_array(PATH).async_array.codec_pipeline, 'reads_parts'))"
     WRITE = """
 array = zarr.open_array(PATH)
 for value in (zarr.open_array(PATH), pickle.loads(pickle.dumps(array))):
@@ -213,9 +214,9 @@ print(*array[:])
 """
 
     def test_one_warning_that_names_the_option(self, run):
-        program = f"{SETUP}{self.VERSION}show()\nshow()"
+        program = f"{SETUP}{self.VERSION}show()\nshow()\n{self.IS_OURS}"
         out, err = run(program)
-        assert out == [OURS, PIPELINES[0]] * 2
+        assert out == [*DEFAULTS * 2, "False"]
         assert err.count("numcodecs_bytes leaves arrays to zarr alone") == 1
         assert "numcodecs_bytes.untested_zarr" in err
         assert UNTESTED_ZARR in err
@@ -230,11 +231,29 @@ print(*array[:])
         assert "partial reads: off: numcodecs_bytes leaves arrays to zarr alone" in lines
         assert "writes in place: off" in lines
 
-    @pytest.mark.parametrize(("value", "used"), [("true", OUR_PIPELINES[0]), ("0", PIPELINES[0])])
-    def test_the_option(self, run, value, used):
+    @pytest.mark.parametrize(("value", "is_ours"), [("true", "True"), ("0", "False")])
+    def test_the_option(self, run, value, is_ours):
         """To try it all the same, or to silence the warning."""
-        out, err = run(f"{SETUP}{self.VERSION}show()", **{UNTESTED_ZARR: value})
-        assert (out, err) == ([OURS, used], "")
+        out, err = run(f"{SETUP}{self.VERSION}show()\n{self.IS_OURS}", **{UNTESTED_ZARR: value})
+        assert (out, err) == ([*DEFAULTS, is_ours], "")
+
+    def test_a_wrong_value_of_the_option(self, run):
+        out, err = run(f"{SETUP}{self.VERSION}show()", **{UNTESTED_ZARR: "maybe"})
+        assert out == DEFAULTS
+        assert "numcodecs_bytes.untested_zarr in zarr's config must be True or False" in err
+        assert "upgrade numcodecs_bytes" not in err
+
+    @pytest.mark.parametrize("change", ["", "pipeline.read = lambda self, out, batch: None"])
+    def test_the_tools_do_not_bring_ours_back(self, run, change):
+        """`check` and `dask_chunks` imported our pipelines, which became the default."""
+        program = f"{SETUP}{'' if change else self.VERSION}import numcodecs_bytes.check\n"
+        program += "from zarr.core.codec_pipeline import BatchedCodecPipeline as pipeline\n"
+        program += f"read = pipeline.read\n{change}\nshow = zarr.open_array(PATH)\n"
+        program += "pipeline.read = read\nprint(numcodecs_bytes.dask_chunks(show, 64))\n"
+        program += "(report,) = numcodecs_bytes.check.check(PATH)\n"
+        program += f"print('leaves' in report.partial_reads)\n{self.IS_OURS}"
+        out, _ = run(program, "-W", "ignore")
+        assert out[-2:] == ["True", "False"]
 
     @pytest.mark.parametrize("path", ["BatchedBytesPipeline", "FusedBytesPipeline"])
     def test_our_pipelines_by_name(self, run, path):
@@ -249,9 +268,21 @@ print(*array[:])
     def test_nothing_is_written_if_it_must_be_in_place(self, run, path):
         """Upgrading zarr would have turned that off silently."""
         variables = {"ZARR_CODEC_PIPELINE__PATH": path} if path else {}
-        program = f"{SETUP}{self.VERSION}import pickle\n{self.REQUIRE}{self.WRITE}"
-        out, _ = run(program, **variables)
-        assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
+        for set_before in (self.REQUIRE, f"zarr.open_array(PATH)\n{self.REQUIRE}"):
+            program = f"{SETUP}{self.VERSION}import pickle\n{set_before}{self.WRITE}"
+            out, _ = run(program, **variables)
+            assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
+
+    def test_pickled_arrays_load_without_this_package(self, run, tmp_path):
+        """They take the pipeline that is configured there."""
+        dump = "import pickle\nraw = pickle.dumps(array.async_array.codec_pipeline)\n"
+        dump += "open(PIPELINE, 'wb').write(raw)"
+        native = "array = zarr.create_array({}, shape=(4,), dtype='u1', compressors=None)\n"
+        chosen = "", str(tmp_path / "pickle")
+        run(f"{SETUP}{self.VERSION}{native}{dump}", chosen=chosen)
+        load = "print(type(__import__('pickle').load(open(PIPELINE, 'rb'))).__module__)"
+        out, _ = run(f"{WITHOUT_ENTRY_POINTS}{SETUP}{load}", chosen=chosen)
+        assert out == [PIPELINES[0].rpartition(".")[0]]
 
     CHANGES = (
         "pipeline.write = lambda self, batch, value: None",
@@ -263,7 +294,7 @@ print(*array[:])
     def test_methods_that_changed_in_a_tested_version(self, run, change):
         """The pipelines step aside, which is seen when they are loaded."""
         program = f"{SETUP}from zarr.core.codec_pipeline import BatchedCodecPipeline as pipeline\n"
-        program += f"before = pipeline.read\n{change}\nimport numcodecs_bytes.zarr_pipeline as ours"
+        program += f"{change}\nimport numcodecs_bytes.zarr_pipeline as ours"
         program += "\nprint(hasattr(ours.BatchedBytesPipeline, '_read_parts'))"
         out, err = run(program)
         assert (out, err.count(TestUnknownZarr.SAID)) == (["False"], 1)

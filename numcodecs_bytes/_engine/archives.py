@@ -43,7 +43,7 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
             raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
         try:
             archive.open(member).close()
-        except zipfile.BadZipFile as error:  # the header of the member is damaged
+        except Exception as error:  # the header of the member is damaged, or of a newer version
             raise LeftToZarr(str(error)) from error
     # The 30 bytes of the header end with the lengths of the name and the extra field after it.
     header = new_memory(30)

@@ -87,7 +87,8 @@ class _Workers:
                 helper.cancel()  # if it still waits for a thread
             self._files.close()
         if self._errors:
-            raise self._errors[0]
+            del self._errors[1:]
+            raise self._errors.pop()  # else it would keep the output by its traceback
 
     def run_alone(self) -> None:
         """Read what is waiting in this thread: the interpreter is ending."""

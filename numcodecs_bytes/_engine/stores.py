@@ -179,14 +179,12 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
 
     try:
         reference = file_system.references[path]
-        if isinstance(reference, str):  # inline: three digits must not be unpacked
-            raise LeftToZarr
-        url, offset, num_bytes = reference
+        url, offset, num_bytes = [] if isinstance(reference, str) else reference  # not three digits
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise LeftToZarr from None  # missing, inline, a whole file, or of an unknown form
+    except Exception:  # noqa: BLE001 # missing, inline, a whole file, or of an unknown form
+        raise LeftToZarr from None
     if offset < 0:  # but some bytes of the chunk may be there
         raise LeftToZarr
     return _in_file_system(store, leaf, url, offset, num_bytes)

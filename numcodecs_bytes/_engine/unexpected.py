@@ -5,7 +5,6 @@ version of zarr that is not as we know it.
 """
 
 import concurrent.futures
-import contextlib
 import logging
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError
@@ -26,16 +25,9 @@ is_caught = True  # not in most of the tests
 _logged: set[tuple[type, str]] = set()
 
 
-def pass_on(error: Exception) -> None:
-    """Mark an error that zarr raised, which is not ours."""
-    with contextlib.suppress(Exception):  # some errors are immutable
-        error.is_of_zarr = True  # type: ignore[attr-defined]
-
-
 def is_unexpected(error: Exception) -> bool:
     """Whether zarr is to read or write instead."""
-    is_known = isinstance(error, _EXPECTED) or is_lost(error)
-    return is_caught and not is_known and not getattr(error, "is_of_zarr", False)
+    return is_caught and not isinstance(error, _EXPECTED) and not is_lost(error)
 
 
 def log(error: Exception) -> None:
@@ -48,7 +40,7 @@ def log(error: Exception) -> None:
     if kind not in _logged:
         _logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
-            "numcodecs_bytes failed in a way that it should not, and zarr reads or writes instead; "
-            "please report this, with the traceback",
+            "numcodecs_bytes failed in a way that it should not, and zarr reads or writes instead, "
+            "from now on this array; please report this, with the traceback",
             exc_info=error,
         )

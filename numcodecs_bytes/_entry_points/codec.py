@@ -14,4 +14,4 @@ try:
     from numcodecs_bytes.zarr import BytesCodec
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
-    step_aside(error)
+    step_aside("arrays", error)

@@ -20,4 +20,4 @@ try:
 
     warn_of_other_pipeline("loaded")
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    step_aside(error)
+    step_aside("arrays", error)

@@ -11,4 +11,4 @@ try:
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     # zarr registers whatever it loads here, so give it one of its own data types.
     RawBits = zarr.dtype.Bool  # type: ignore[misc,assignment]
-    step_aside(error)
+    step_aside("data types", error)

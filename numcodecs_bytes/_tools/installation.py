@@ -20,8 +20,7 @@ from numcodecs_bytes.codec import Bytes
 def report() -> JSONObject:
     """Return which parts of the package are in use, why others are not, and what sets that."""
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
-    if _defaults.why_aside:
-        why_no_parts = f"numcodecs_bytes leaves arrays to zarr alone: {_defaults.why_aside}"
+    why_no_parts = _defaults.why_aside.get("arrays", why_no_parts)
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()

@@ -6,8 +6,9 @@ Each copy reads and writes the arrays of `program.py` alone, and then with this 
 be installed:
 
 - as the next minor version, which was not tested: the same values and errors as alone
-- as that, with the option to use this package all the same: no error but zarr's own
-- as the present version: no error but zarr's own
+- as that, with the option to use this package all the same: no error but zarr's own, and no wrong
+  value, unless nothing could notice it
+- as the present version: likewise
 
 To show that the copies try something, most of them must fail without all that. A minute on two
 cores.
@@ -48,6 +49,8 @@ CHANGES = {
     ),
 }
 LEAST_FAILURES = 7
+# What our own reads can't notice: only the ceiling helps.
+SILENT = ("where files are", "what order means")
 
 
 def copy_zarr(work, pattern, old, new):
@@ -91,8 +94,8 @@ def try_change(change):
         expected = results_of(folder, "alone")
         runs = {
             "next": (results_of(folder, "ours", **NEXT), True),
-            "option": (results_of(folder, "ours", **NEXT, **OPTION), False),
-            "present": (results_of(folder, "ours"), False),
+            "option": (results_of(folder, "ours", **NEXT, **OPTION), what not in SILENT),
+            "present": (results_of(folder, "ours"), what not in SILENT),
         }
         unguarded = results_of(folder, "unguarded", **NEXT, **OPTION)
     if "program" in expected:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -33,14 +34,17 @@ def broken(monkeypatch):
     """Return a function that has a function of the system raise if this package calls it."""
 
     def fail(error, name="fstat"):
-        system = getattr(os, name)
+        """Return a list, which gets longer with each call."""
+        system, calls = getattr(os, name), []
 
         def call(*args, **kwargs):
             if sys._getframe(1).f_globals["__name__"].startswith("numcodecs_bytes."):
-                raise error
+                calls.append(args)
+                raise error("a mistake of ours")
             return system(*args, **kwargs)
 
         monkeypatch.setattr(os, name, call)
+        return calls
 
     return fail
 
@@ -51,8 +55,8 @@ UNEXPECTED = [AttributeError, TypeError, KeyError, IndexError, ValueError, Runti
 @pytest.mark.parametrize("error", UNEXPECTED)
 def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     """It is logged once, with the traceback."""
-    broken(error("a mistake of ours"))
-    for _ in range(2):
+    broken(error)
+    for _ in range(2):  # the second time, it is not tried
         assert np.array_equal(array[1:6, 3], DATA[1:6, 3])
     (record,) = caplog.records
     assert "please report this" in record.message
@@ -61,7 +65,7 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
 
 def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
     """Ours is a note."""
-    broken(TypeError("a mistake of ours"))
+    broken(TypeError)
 
     (tmp_path / "array/c/0/0").write_bytes(b"short")
     with pytest.raises(ValueError, match="holds 5 bytes") as raised:
@@ -71,9 +75,39 @@ def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
     )
 
 
+def test_a_mistake_is_made_once_for_an_array(array, broken):
+    """Each read tried again, and everything was fetched twice."""
+    calls = broken(TypeError)
+    for _ in range(3):
+        assert np.array_equal(array[1, :3], DATA[1, :3])
+    assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("array")
+def test_an_error_of_the_store_that_can_t_be_changed(tmp_path, caplog):
+    """It is the store's, which is asked once: FrozenInstanceError, after three requests."""
+
+    @dataclass(frozen=True)
+    class FrozenError(Exception):
+        text: str
+
+    class Store(CountingStore):
+        async def get(self, key, prototype=None, byte_range=None):
+            if key.startswith("c/"):
+                self.requests.append(key)
+                raise FrozenError(key)
+            return await super().get(key, prototype, byte_range)
+
+    store = Store(tmp_path / "array")
+    with pytest.raises(FrozenError):
+        zarr.open_array(store)[:3, :3]
+    assert len(store.requests) == 1
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("error", [MemoryError, PermissionError])
 def test_what_is_expected_is_no_mistake(array, broken, caplog, error):
-    broken(error("of the system"))
+    broken(error)
     if error is MemoryError:
         with pytest.raises(MemoryError):
             array[1]
@@ -128,7 +162,7 @@ def test_a_mistake_after_all_has_been_received(tmp_path, monkeypatch, caplog):
 class TestWrites:
     @pytest.mark.parametrize("error", UNEXPECTED)
     def test_zarr_writes_as_long_as_nothing_is_written(self, array, broken, caplog, error):
-        broken(error("a mistake of ours"), "lstat")
+        broken(error, "lstat")
         with zarr.config.set({IN_PLACE: True}):
             array[1:6, 3] = -1
         expected = DATA.copy()
@@ -136,12 +170,22 @@ class TestWrites:
         assert np.array_equal(array[...], expected)
         assert "please report this" in caplog.text
 
+    def test_a_mistake_before_anything_is_planned(self, array, monkeypatch, caplog):
+        def fail(*_args):
+            raise TypeError("a mistake of ours")
+
+        monkeypatch.setattr("numcodecs_bytes._engine.write.may_be_mapped", fail)
+        with zarr.config.set({IN_PLACE: True}):
+            array[1, 3] = -1
+        assert array[1, 3] == -1
+        assert "please report this" in caplog.text
+
     @pytest.mark.parametrize(
         ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]
     )
     def test_the_error_is_raised(self, array, broken, name, mode):
         """If a write must be in place, or has begun: then it is never repeated."""
-        broken(TypeError("a mistake of ours"), name)
+        broken(TypeError, name)
         with zarr.config.set({IN_PLACE: mode}), pytest.raises(TypeError, match="a mistake"):
             array[1, 3] = -1
         assert np.array_equal(array[...], DATA)
