@@ -210,6 +210,16 @@ def _has_structures_in_shards():
 HAS_STRUCTURES_IN_SHARDS = _has_structures_in_shards()
 
 
+def has_nested_structures():
+    """Whether zarr reads a structure in a structure of Zarr v2: since zarr 3.4.1."""
+    nested = {"name": [["a", [["b", "<i2"]]]], "object_codec_id": None}
+    try:
+        zarr.dtype.data_type_registry.match_json(nested, zarr_format=2)
+    except ValueError:
+        return False
+    return True
+
+
 def encode_chunk(codec, array, spec):
     """Return the buffer of the bytes to which a codec encodes an array."""
     buffer = spec.prototype.nd_buffer.from_ndarray_like(array)
