@@ -15,6 +15,7 @@ import pytest
 import zarr
 from helpers import (
     EVERYTHING,
+    LOADS_DATA_TYPES,
     OUR_PIPELINES,
     PIPELINES,
     CountingStore,
@@ -26,7 +27,7 @@ from numcodecs_bytes._engine import unexpected
 
 unexpected.is_caught = False  # errors of ours are errors; but see engine/test_unexpected.py
 
-if not hasattr(zarr.dtype, "Struct"):  # zarr 3.1.6, which never loads the entry points
+if not LOADS_DATA_TYPES:
     import numcodecs_bytes.zarr_data_types  # noqa: F401
 
 # Modules that tests skip without, by the extra or the dependency group that installs them.
@@ -132,6 +133,7 @@ def pipeline(request):
 def our_pipeline(request):
     """Run a test in this package's pipelines, over zarr's default and its fused one."""
     with zarr.config.set({"codec_pipeline.path": request.param}):
+        assert hasattr(zarr.registry.get_pipeline_class(), "_read_parts"), "this is zarr's own"
         yield request.param
 
 
@@ -143,7 +145,9 @@ def counting(request, tmp_path):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave the benchmarks out, which need more than the tests do, unless they are asked for."""
+    """Leave out programs, and the benchmarks, which need more than the tests do, unless named."""
+    if collection_path.name == "changed_zarr":
+        return True
     named = any("benchmarks" in str(argument) for argument in config.invocation_params.args)
     return True if collection_path.name == "benchmarks" and not named else None
 

@@ -26,6 +26,9 @@ EVERYTHING = os.environ.get("NUMCODECS_BYTES_TESTS") == "all"
 MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
 
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
+# Whether zarr loads the entry points of data types by itself: since zarr 3.4.1.
+_match_json = type(zarr.dtype.data_type_registry).match_json
+LOADS_DATA_TYPES = "_lazy_load" in _match_json.__code__.co_names
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]
@@ -193,6 +196,28 @@ def spec_of(shape, dtype, prototype=None):
         config=ArrayConfig.from_dict({}),
         prototype=prototype or default_buffer_prototype(),
     )
+
+
+def _has_structures_in_shards():
+    """Whether zarr can hash their fill value, which sharding asks for: since zarr 3.3."""
+    try:
+        hash(spec_of((1,), "V1"))
+    except TypeError:
+        return False
+    return True
+
+
+HAS_STRUCTURES_IN_SHARDS = _has_structures_in_shards()
+
+
+def has_nested_structures():
+    """Whether zarr reads a structure in a structure of Zarr v2: since zarr 3.4.1."""
+    nested = {"name": [["a", [["b", "<i2"]]]], "object_codec_id": None}
+    try:
+        zarr.dtype.data_type_registry.match_json(nested, zarr_format=2)
+    except ValueError:
+        return False
+    return True
 
 
 def encode_chunk(codec, array, spec):

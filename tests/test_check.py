@@ -641,7 +641,12 @@ class TestCommand:
         assert printed.out == ("0 arrays, 0 chunks, 0 problems\n" if status == 1 else "")
 
     @pytest.mark.parametrize("name", ["a.zip", ""])
-    def test_a_store_that_may_not_be_read(self, tmp_path, capsys, name):
+    @pytest.mark.parametrize("is_hidden", [False, True])
+    def test_a_store_that_may_not_be_read(self, tmp_path, monkeypatch, capsys, name, is_hidden):
+        """Since CPython 3.14, `Path.exists` hides it: it was said not to exist."""
+        if is_hidden:
+            monkeypatch.setattr(Path, "exists", os.path.exists)
+            monkeypatch.setattr(Path, "is_file", os.path.isfile)
         path = tmp_path / name
         with contextlib.suppress(IsADirectoryError):
             path.write_bytes(b"")

@@ -16,7 +16,7 @@ import numcodecs.registry
 import pytest
 import zarr
 from helpers import (
-    HAS_STRUCT,
+    LOADS_DATA_TYPES,
     OUR_PIPELINES,
     PIPELINES,
     UNTESTED_ZARR,
@@ -330,15 +330,14 @@ class TestReport:
     def test_what_is_on(self):
         lines = run_program("-m", "numcodecs_bytes").stdout.splitlines()
         assert lines[0].startswith(f"numcodecs-bytes {numcodecs_bytes.__version__} with zarr ")
-        # zarr 3.1.6 never loads the entry points of data types.
         alone = "off: this zarr does not load them; import numcodecs_bytes.zarr_data_types first"
         assert lines[1:] == [
             "partial reads: on",
             "writes in place: off: numcodecs_bytes.write_in_place is not True",
             'codec "bytes" of Zarr v3: on',
             'filter "bytes" of Zarr v2: on',
-            f"data types r24, complex_float32, ...: {'on' if HAS_STRUCT else alone}",
-            f"data types bfloat16, int4, ...: {'on' if HAS_STRUCT else alone}",
+            f"data types r24, complex_float32, ...: {'on' if LOADS_DATA_TYPES else alone}",
+            f"data types bfloat16, int4, ...: {'on' if LOADS_DATA_TYPES else alone}",
         ]
 
     def test_without_ml_dtypes(self):

@@ -60,7 +60,8 @@ async def with_own_memory(values: Any) -> Any:
     """Return values that no write to a file changes: copied if need be, unless too large."""
     if not may_be_mapped(values) or _num_bytes(values) > constants.MAPPED_COPY_BYTES:
         return values
-    return await run_in_thread(write_pool(), lambda: np.array(values, subok=True))
+    # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+    return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
 
 
 def _num_bytes(values: Any) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import stat
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,9 @@ def open_store(
 
 def _open_location(location: str, options: JSONObject, *, read_only: bool) -> Store:
     path, is_url = Path(location), "://" in location
-    if not is_url and not path.exists():
-        raise FileNotFoundError("there is no such file or folder")
+    is_file = not is_url and _is_file(path)
     folder, _, name = location.rpartition("/")
-    if name in METADATA_NAMES and (is_url or path.is_file()):
+    if name in METADATA_NAMES and (is_url or is_file):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
@@ -82,9 +82,20 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         raise ValueError(
             "storage options are for URLs and kerchunk references, not for local files"
         )
-    if path.is_file():
+    if is_file:
         return _open_zip(location)
     return zarr.storage.LocalStore(path, read_only=read_only)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a path is a file, not a folder; an error if it is neither, or can't be known.
+
+    Since CPython 3.14, `Path.exists` is false for a path that may not be looked at.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError("there is no such file or folder") from error
 
 
 def _is_zip(location: Store | str | Path) -> bool:

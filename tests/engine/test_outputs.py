@@ -10,15 +10,16 @@ import warnings
 import numpy as np
 import pytest
 import zarr
+import zarr.codecs
 import zarr.storage
 from helpers import (
     EVERYTHING,
-    HAS_STRUCT,
     ZARR_ALONE,
     CountingStore,
     create,
     ignore_unstable_data_types,
     ranges_from,
+    spec_of,
 )
 from zarr.core.buffer import cpu
 
@@ -29,6 +30,13 @@ SHAPE = (6, 8)
 DTYPES = ["?", "u1", "i4", "i8", "f4", "f8", ">f8", "c8", "c16", "U3", "U5", "S2", "S4"]
 DTYPES += ["M8[s]", "M8[ms]", "m8[s]", "m8[ms]"]
 STRUCTURES = [[("x", "i4"), ("y", "f8")], [("y", "f8"), ("x", "i4")], [("x", "i8"), ("y", "f8")]]
+
+
+def zarr_swaps_structures():
+    """Whether zarr alone reads big-endian structures correctly: since 3.3."""
+    codec, buffer = zarr.codecs.BytesCodec(endian="big"), cpu.Buffer.from_bytes(b"\0\1")
+    decoded = codec._decode_sync(buffer, spec_of((1,), [("x", "i2")]))
+    return decoded.as_numpy_array()["x"].tolist() == [1]
 
 
 def data_of(dtype):
@@ -120,7 +128,7 @@ def test_random_outputs_are_filled_as_by_zarr_alone(tmp_path, kind, is_remote):
     with ranges_from(CountingStore), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         for number in range(120 if EVERYTHING else 25):
             path = tmp_path / str(number)
-            has_structures = rng.random() < 0.1 and HAS_STRUCT
+            has_structures = rng.random() < 0.1 and zarr_swaps_structures()
             stored, wanted = rng.choices(STRUCTURES if has_structures else DTYPES, k=2)
             if stored[:2] == "m8" and wanted[0] in "SU":  # NumPy 2.0.0 writes beyond the strings
                 wanted = stored

@@ -11,7 +11,15 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import EVERYTHING, ZARR_ALONE, CountingStore, random_selections, ranges_from
+from helpers import (
+    EVERYTHING,
+    OUR_PIPELINES,
+    PIPELINES,
+    ZARR_ALONE,
+    CountingStore,
+    random_selections,
+    ranges_from,
+)
 from test_local_files import opened, opened_references, opened_zip, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
@@ -123,8 +131,10 @@ class TestDamage:
     @pytest.mark.parametrize("kind", [*ENTRIES, *SHARDS])
     @pytest.mark.parametrize("index", ["checked", "unchecked"])
     @pytest.mark.usefixtures("_exact")
-    def test_is_read_as_by_zarr_alone(self, tmp_path, location, kind, index):
+    def test_is_read_as_by_zarr_alone(self, tmp_path, our_pipeline, location, kind, index):
         """The same values, or an error that names the shard; never others."""
+        # Before 3.4.1, of zarr's pipelines the fused one raises an error if a shard is empty.
+        alone = ZARR_ALONE | {"codec_pipeline.path": PIPELINES[OUR_PIPELINES.index(our_pipeline)]}
         index_codecs = [BytesCodec(endian="little")] + [Crc32cCodec()] * (index == "checked")
         create_shards(
             *(tmp_path, (16, 4), (16, 4), (4, 4)),
@@ -135,8 +145,8 @@ class TestDamage:
         raw, size = path.read_bytes(), 64 + 4 * (index == "checked")
         path.write_bytes(damage(raw, kind, 0 if location == "start" else len(raw) - size))
         for selection in (np.s_[:], np.s_[5, 2], np.s_[:, 1], np.s_[2:6]):
-            expected = outcome(tmp_path, selection, ZARR_ALONE)
             for store in (tmp_path, CountingStore(tmp_path)):
+                expected = outcome(store, selection, alone)
                 array = opened(store)
                 with numcodecs_bytes.trace() as traced:
                     if not isinstance(expected, type):

@@ -63,7 +63,7 @@ SEEDS = [
     _v2("|b1", "big", fill_value=False),
     _v2(_V2_FIELDS, "big", fill_value="AAAAAAAAAA=="),
 ]
-# A structure in a structure, which zarr 3.1.6 does not know.
+# A structure in a structure, which zarr does not know before 3.4.1.
 NESTED_V2 = next(i for i, seed in enumerate(SEEDS) if seed.get("dtype") is _V2_FIELDS)
 
 _WORDS = [
