@@ -11,7 +11,14 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import EVERYTHING, ZARR_ALONE, CountingStore, random_selections, ranges_from
+from helpers import (
+    EVERYTHING,
+    OPEN_FILES,
+    ZARR_ALONE,
+    CountingStore,
+    random_selections,
+    ranges_from,
+)
 from test_local_files import opened, opened_references, opened_zip, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
@@ -189,6 +196,7 @@ class TestDamage:
         with pytest.raises(ValueError, match="76 bytes, expected 80"):
             opened(tmp_path)[:3]
 
+    @pytest.mark.needs(OPEN_FILES)
     def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
         """All is of the first version; in the second one, inner chunks are elsewhere."""
         for name, first_row in (("a", 0), ("b", 8)):
