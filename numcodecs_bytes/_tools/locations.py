@@ -70,8 +70,10 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     if not is_url and not path.exists():
         raise FileNotFoundError("there is no such file or folder")
     folder, _, name = location.rpartition("/")
+    if not is_url:  # on Windows, its separator may be a backslash
+        folder, name = str(path.parent), path.name
     if name in METADATA_NAMES and (is_url or path.is_file()):
-        raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
+        raise ValueError(f"this is Zarr metadata: give its folder, {folder}")
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
             raise ValueError("kerchunk references are read-only")

@@ -26,7 +26,7 @@ from helpers import (
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import files
+from numcodecs_bytes._engine import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
@@ -170,6 +170,12 @@ class TestSystems:
                 assert_reads(opened(folder))
                 assert_reads(opened_zip(folder, folder.parent))
                 assert_reads(opened_references(folder, folder.parent))
+
+    def test_paths_have_the_separator_of_the_system(self, folder, monkeypatch):
+        r"""On Windows, long paths begin with \\\\?\\, and then have no slashes."""
+        store = opened(folder).store
+        monkeypatch.setattr(os, "sep", "\\")
+        assert stores.sources_of(store)("a/c/0").open.args == (rf"{folder}\a\c\0",)
 
     @pytest.mark.needs("os.preadv")
     def test_a_short_answer_is_not_the_end_of_a_file(self, folder, monkeypatch, set_constants):
