@@ -2,7 +2,8 @@
 
 The data stand in for a model's output: 64 time steps of a field of 512 x 512, big-endian float32,
 64 MiB. They are stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for
-every 8 time steps. Reading parts of them takes no settings; writing them in place takes two.
+every 8 time steps. Reading parts of them takes no settings; writing them in place takes two, and
+locks, which Windows lacks: there, zarr writes the whole chunk.
 """
 
 import tempfile
@@ -18,7 +19,7 @@ import numcodecs_bytes
 SHAPE = (64, 512, 512)
 BIG: dict[str, Any] = {"serializer": {"name": "bytes", "configuration": {"endian": "big"}}}
 IN_PLACE = {
-    "numcodecs_bytes.write_in_place": "require",
+    "numcodecs_bytes.write_in_place": True,
     "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 ROW = np.s_[10, 100]
@@ -26,11 +27,11 @@ BOX = np.s_[10, 100:132, 100:132]
 SERIES = np.s_[:, 100, 100]
 
 
-def count(do: Callable[[], Any]) -> dict[str, int]:
+def count(do: Callable[[], Any]) -> dict[str, Any]:
     """Return the counts of what a function reads and writes."""
     with numcodecs_bytes.trace() as traced:
         do()
-    total: dict[str, int] = traced.report()["total"]
+    total: dict[str, Any] = traced.report()["total"]
     return total
 
 
@@ -80,11 +81,15 @@ def main() -> None:
             assert np.array_equal(array[selection], data[selection])
 
         print()
-        show("bytes written", "zarr alone", "numcodecs_bytes")
         with zarr.config.set(IN_PLACE):
             found = count(lambda: chunk.__setitem__(ROW, 1))
-        show("a row of a chunk, in place", size(data.nbytes), size(found["bytes_in_place"]))
-        assert found["bytes_in_place"] == SHAPE[-1] * 4
+        if found["why_not_in_place"]:
+            why = ", ".join(found["why_not_in_place"])
+            print(f"Nothing can be written in place here, so zarr wrote the whole chunk: {why}.")
+        else:
+            show("bytes written", "zarr alone", "numcodecs_bytes")
+            show("a row of a chunk, in place", size(data.nbytes), size(found["bytes_in_place"]))
+            assert found["bytes_in_place"] == SHAPE[-1] * 4
         assert (chunk[ROW] == 1).all()
         assert np.array_equal(chunk[11:], data[11:])
 

@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
@@ -268,6 +268,8 @@ def run() -> NoReturn:
     if status == _INTERRUPTED:  # an orderly exit would wait for zarr's threads, which go on reading
         with contextlib.suppress(OSError):
             sys.stdout.flush()
+        util: Any = importlib.import_module("multiprocessing.util")
+        util._exit_function()  # noqa: SLF001 # else semaphores are reported as leaked on macOS
         os._exit(status)
     sys.exit(status)
 

@@ -20,6 +20,7 @@ from helpers import (
     PIPELINES,
     CountingStore,
     CountingSyncStore,
+    has,
     ranges_from,
 )
 
@@ -45,6 +46,7 @@ OPTIONAL = {
 def pytest_configure(config):
     config.addinivalue_line("markers", "matrix: many combinations, of which a sample is run")
     config.addinivalue_line("markers", "long: run only with all tests")
+    config.addinivalue_line("markers", "needs(*names): what not every system has: see helpers.has")
 
 
 def _is_of_a_test(record):
@@ -77,6 +79,10 @@ def _is_there(module):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        names = [name for mark in item.iter_markers("needs") for name in mark.args]
+        if missing := [name for name in names if not has(name)]:
+            item.add_marker(pytest.mark.skip(reason=f"this system has no {missing[0]}"))
     if EVERYTHING:
         return
     matrices = {}

@@ -4,10 +4,14 @@ Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
 import concurrent.futures.thread
+import functools
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +67,45 @@ def bounded(max_examples, **more):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         **more,
     )
+
+
+def module_or_none(name):
+    """Import a module that some systems lack."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def has(name):
+    """Whether this system has a module, a function such as ``os.pread``, or a file of ``/proc``.
+
+    A test that needs it has the mark `needs`. `OPEN_FILES` is a name as well.
+    """
+    if name == OPEN_FILES:
+        return _open_files_can_be_replaced()
+    if name.startswith("/"):
+        return Path(name).exists() and "SIMULATED_SYSTEM" not in os.environ
+    name, _, attribute = name.partition(".")
+    module = module_or_none(name)
+    return module is not None and (not attribute or hasattr(module, attribute))
+
+
+OPEN_FILES = "way to replace open files"
+
+
+@functools.cache
+def _open_files_can_be_replaced():
+    with tempfile.TemporaryDirectory() as folder:
+        old, new = Path(folder, "old"), Path(folder, "new")
+        old.touch()
+        new.touch()
+        with old.open("rb"):
+            try:
+                new.replace(old)
+            except PermissionError:
+                return False
+    return True
 
 
 def run_python(*arguments, status=0, options=None, **environment):

@@ -287,7 +287,7 @@ class TestHierarchies:
         assert found.keys() == PARTIAL_READS.keys()
         assert found["plain"].num_chunks == 1
 
-    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+    @pytest.mark.needs("os.mkfifo")
     def test_a_pipe_is_neither_metadata_nor_a_chunk(self, healthy):
         """Whoever opens it waits for its writer."""
         healthy.joinpath("plain/c/0/0").unlink()

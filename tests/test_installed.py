@@ -2,7 +2,6 @@
 
 import pickle
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,9 +42,7 @@ def measure(array):
     print(num_read() - before)
 """
 
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/io").exists(), reason="this system does not count what is read"
-)
+needs_proc = pytest.mark.needs("/proc/self/io")
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +172,7 @@ IN_PLACE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
 class TestRequire:
     """Whoever has one of our pipelines writes in place, or gets an error."""
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("pipeline", OUR_PIPELINES)
     def test_a_process_that_sets_it_and_gets_a_pickled_array(self, tmp_path, pipeline):
         """Whatever the array is: it has the pipeline of that process, which does not rewrite."""
@@ -216,6 +214,7 @@ if __name__ == "__main__":
             expected = [0, 0] if name == "plain" else [1, 1]
             assert zarr.open_array(tmp_path / name)[3:5].tolist() == expected
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("path", [PIPELINES[0], OUR_PIPELINES[-1]])
     def test_another_pipeline_by_a_variable(self, tmp_path, path):
         """Loading warns, once, and so does the first use; neither ever fails.
@@ -243,6 +242,7 @@ assert traced.report()["total"]["chunks_in_place"] == 1
         assert [each.count(named) for each in said] == expected
         run_program("-W", "error", "-c", program, tmp_path, **variables)
 
+    @pytest.mark.needs("fcntl")
     def test_another_pipeline_by_a_program(self, tmp_path):
         """Which loading can't know of: the next array warns, once for each pipeline.
 

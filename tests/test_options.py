@@ -40,6 +40,7 @@ def num_requests(path):
 
 
 class TestValues:
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize(
         ("value", "expected"),
         [
@@ -95,6 +96,7 @@ class TestWhereTheyAreSet:
         """Return how often chunks are written in place; nothing is said of it."""
         return run_program("-W", "error", "-c", program, path, **variables).stdout.split()
 
+    @pytest.mark.needs("fcntl")
     def test_by_a_yaml_file(self, path, tmp_path):
         """A variable takes precedence over it."""
         file = tmp_path / "zarr.yaml"
@@ -103,6 +105,7 @@ class TestWhereTheyAreSet:
         file.write_text("numcodecs_bytes: {write_in_place: true}")
         assert self.run(path, ZARR_CONFIG=file, **{self.VARIABLE: "False"}) == ["0"]
 
+    @pytest.mark.needs("fcntl")
     def test_by_a_program(self, path):
         """It takes precedence over both, for arrays that are open, too, until a scope ends."""
         program = WRITE.replace("with", f"zarr.config.set({{{KEY!r}: True}})\nwith")

@@ -447,7 +447,7 @@ class TestPrograms:
         assert printed.startswith(" ".join(("usage: numcodecs-bytes", *command)))
         assert "print the report as JSON" in printed
 
-    @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals like these")
+    @pytest.mark.needs("os.killpg")  # Windows has no signals like these
     def test_ctrl_c(self):
         """While zarr's event loop waits for a server: no traceback, and the status of shells."""
         pytest.importorskip("aiohttp", reason="the extra stores is not installed")

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers import run_python
+from helpers import has, run_python
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -51,6 +51,13 @@ def test_code_of_a_page(block, tmp_path, request):
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, tmp_path):
     assert "numcodecs_bytes.zarr" in run_or_skip(example, folder=tmp_path)
+
+
+def test_quickstart_says_what_does_not_work_here(tmp_path):
+    """On Windows, it ended with a traceback, as nothing is written in place there."""
+    printed = run_or_skip(ROOT / "examples/quickstart.py", folder=tmp_path)
+    assert ("a row of a chunk, in place" in printed) == has("fcntl")
+    assert ("so zarr wrote the whole chunk: this system has no flock" in printed) != has("fcntl")
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def test_what_a_store_and_zarr_alone_count(tmp_path, pipeline, stored):
                 assert total["requests"] == len(array.store.requests)
 
 
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("stored", ["chunks", "shards"])
 def test_what_zarr_alone_fetches_to_write(tmp_path, stored):
     """The chunks of which parts are written, and nothing where there is none."""

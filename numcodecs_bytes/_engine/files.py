@@ -52,6 +52,12 @@ class OpenFile(NamedTuple):
     is_prefetched: bool = False  # whether the system was already asked to prefetch its runs
 
 
+def join(root: str, path: str) -> str:
+    """Return the path of a file, given that of its store and its own in the store."""
+    # Windows takes no "/" in a path that begins with "\\?\", as those of 260 characters must.
+    return f"{root}{os.sep}{path.replace('/', os.sep)}"
+
+
 def open_file(path: str) -> int:
     """Open a regular file for reading; return its descriptor.
 

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine.archives import locate_member, open_archive
-from numcodecs_bytes._engine.files import File, open_file
+from numcodecs_bytes._engine.files import File, join, open_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.requests import (
     NOT_FOUND,
@@ -117,7 +117,7 @@ def _of_local_store(store: LocalStore) -> SourceOf:
     if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
         return _leave_all()
     root = str(store.root)
-    return lambda path: File(partial(open_file, f"{root}/{path}"), NOT_FOUND)
+    return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:

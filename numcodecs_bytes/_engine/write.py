@@ -21,6 +21,7 @@ from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._engine import constants, locks, unexpected
 from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
+from numcodecs_bytes._engine.files import join
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError
@@ -53,7 +54,7 @@ def find_path(chunk: ChunkWrite) -> str:
         raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
     if store.read_only:
         raise LeftToZarr("the store is read-only")
-    return f"{store.root}/{chunk.setter.path}"
+    return join(str(store.root), chunk.setter.path)
 
 
 async def with_own_memory(values: Any) -> Any:

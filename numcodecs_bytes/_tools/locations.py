@@ -70,6 +70,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
     path, is_url = Path(location), "://" in location
     is_file = not is_url and _is_file(path)
     folder, _, name = location.rpartition("/")
+    if not is_url:  # on Windows, its separator may be a backslash
+        folder, name = str(path.parent), path.name
     if name in METADATA_NAMES and (is_url or is_file):
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
     if location.endswith((".json", ".parq", ".parquet")):

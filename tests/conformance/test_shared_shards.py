@@ -18,6 +18,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("seed", range(20 if EVERYTHING else 4))
 def test_each_reads_what_all_have_written(tmp_path, seed):
     rng = random.Random(seed)  # noqa: S311

@@ -26,6 +26,7 @@ import quick_start
 import zarr
 import zarr.storage
 from helpers import (
+    OPEN_FILES,
     IgnoringStore,
     create,
     decode_chunk,
@@ -83,6 +84,7 @@ def check_read(array, selection):
         assert is_of_version[:, chunk_of == chunk].all(axis=1).any(), got[chunk_of == chunk]
 
 
+@pytest.mark.needs(OPEN_FILES)
 @pytest.mark.usefixtures("our_pipeline")
 @pytest.mark.parametrize("gap", [1 << 13, 0], ids=["one run", "many runs"])
 @pytest.mark.parametrize("is_written", [True, False], ids=["chunks exist", "chunks are new"])
@@ -169,6 +171,7 @@ BY_STORE = pytest.mark.parametrize("open_array", [open_local, open_by_obstore, o
 CUT = "expected 1024 for shape|Out of range of file"
 
 
+@pytest.mark.needs(OPEN_FILES)
 @BY_STORE
 @pytest.mark.usefixtures("our_pipeline")
 def test_no_selection_mixes_versions_that_another_process_writes(
@@ -226,12 +229,10 @@ async def tasks_of_loop():
 
 
 def num_open_files():
-    folder = Path("/proc/self/fd")
-    if not folder.exists():
-        pytest.skip("this system has no /proc")
-    return len(list(folder.iterdir()))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.needs("/proc/self/fd")
 @BY_STORE
 class TestNothingIsLeft:
     @pytest.fixture
@@ -512,7 +513,7 @@ assert (out.as_numpy_array() == 9).all()
 
 
 @pytest.mark.skipif(sys.maxsize < 1 << 62, reason="there are fewer addresses")
-@pytest.mark.parametrize("kind", ["write", "read"])
+@pytest.mark.parametrize("kind", [pytest.param("write", marks=pytest.mark.needs("fcntl")), "read"])
 def test_what_found_no_thread_does_not_run_once_more(tmp_path, our_pipeline, kind):
     """Of a limited number: the pool queues it, and a thread that is started later takes it."""
     options = {"timeout": 100}
@@ -619,7 +620,10 @@ for _ in range(8):
     ("kind", "program", "names"),
     [
         *((kind, ENDS, ["thread", "atexit"]) for kind in ("files", "bytes", "crc32c")),
-        ("files", FORKS, ["first", "child", *["thread"] * 8, "atexit"]),
+        pytest.param(
+            *("files", FORKS, ["first", "child", *["thread"] * 8, "atexit"]),
+            marks=pytest.mark.needs("os.fork"),
+        ),
     ],
     ids=["files", "bytes", "crc32c", "fork"],
 )

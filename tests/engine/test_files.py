@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import ZARR_ALONE, CountingStore, create, ranges_from
+from helpers import OPEN_FILES, ZARR_ALONE, CountingStore, create, ranges_from
 from test_local_files import DATA, opened, opened_references, opened_zip, outcome
 
 import numcodecs_bytes
@@ -105,6 +105,7 @@ class TestLength:
         assert calls.num_closed == len(calls.opened)
 
 
+@pytest.mark.needs(OPEN_FILES)
 @pytest.mark.parametrize("when", ["at_open", "at_read"])
 def test_a_file_that_is_replaced_meanwhile(folder, chunk, calls, set_constants, when):
     """All of a chunk is of one version."""
@@ -141,6 +142,7 @@ class TestNoFile:
         for selection in (np.s_[:], np.s_[9, 21]):
             assert outcome(folder, selection) == outcome(folder, selection, ZARR_ALONE)
 
+    @pytest.mark.needs("os.mkfifo")
     def test_the_writer_of_a_pipe_is_not_killed(self, folder, chunk):
         """zarr alone reads what it writes."""
         chunk.unlink()
@@ -156,7 +158,7 @@ class TestNoFile:
         assert outcome(folder, np.s_[:]) == outcome(folder, np.s_[:], ZARR_ALONE)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/version"), reason="there is no /proc")  # noqa: PTH110
+@pytest.mark.needs("/proc/version")
 def test_a_file_whose_length_the_system_gives_as_0(tmp_path):
     """As of /proc, and of some network mounts; zarr alone reads to its end."""
     raw = Path("/proc/version").read_bytes()
@@ -189,6 +191,7 @@ class TestWhatIsMissing:
         chunk.unlink()
         assert opened(store)[9, 21] == 7
 
+    @pytest.mark.needs("os.pread")
     @pytest.mark.parametrize("error", [KeyError, FileNotFoundError])
     def test_errors_while_a_member_is_read(self, folder, tmp_path, calls, error):
         """They were taken for a member that is missing."""
@@ -272,6 +275,7 @@ class TestArchivesOfOpenFiles:
 class TestPartsOfFiles:
     """Members of zip archives, and references into a file."""
 
+    @pytest.mark.needs("os.pread")
     def test_compressed_members_are_zarr_s(self, folder, tmp_path):
         array = opened_zip(folder, tmp_path, zipfile.ZIP_DEFLATED)
         with numcodecs_bytes.trace() as traced:

@@ -5,6 +5,7 @@ import os
 import pytest
 from helpers import run_python
 
+pytestmark = pytest.mark.needs("os.fork")
 # A thread stops at each line where it may hold something (or at every line), and the main thread
 # forks: the child must not wait for it.
 PROGRAM = """

@@ -27,6 +27,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._engine import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
@@ -163,8 +164,7 @@ class TestSystems:
         """Several threads must not share the position in a file."""
         for name in lacks:
             monkeypatch.delattr(os, name, raising=False)
-        resource = pytest.importorskip("resource")
-        monkeypatch.delattr(resource, "RUSAGE_THREAD", raising=False)
+        monkeypatch.setattr(files, "usage", lambda: None)
         set_constants(LOOK_FROM=1, GAP_BYTES=30)
         for num in (1, 4):
             with use_threads(num):
@@ -172,7 +172,13 @@ class TestSystems:
                 assert_reads(opened_zip(folder, folder.parent))
                 assert_reads(opened_references(folder, folder.parent))
 
-    @pytest.mark.skipif(not hasattr(os, "preadv"), reason="this system can't read so")
+    def test_paths_have_the_separator_of_the_system(self, folder, monkeypatch):
+        r"""On Windows, long paths begin with \\\\?\\, and then have no slashes."""
+        store = opened(folder).store
+        monkeypatch.setattr(os, "sep", "\\")
+        assert stores.sources_of(store)("a/c/0").open.args == (rf"{folder}\a\c\0",)
+
+    @pytest.mark.needs("os.preadv")
     def test_a_short_answer_is_not_the_end_of_a_file(self, folder, monkeypatch, set_constants):
         """As of network file systems, or after a signal."""
         preadv, pread = os.preadv, os.pread
@@ -263,11 +269,11 @@ class TestWhatIsRead:
         assert len(set(calls.opened)) == len(calls.opened) == calls.num_closed == num_chunks
         assert len(calls.reads) == num_chunks
 
+    @pytest.mark.needs("resource")
     def test_small_chunks_are_read_by_one_thread(self, folder, calls, monkeypatch):
         """Threads wait for each other: most of the time is spent in Python."""
-        resource = pytest.importorskip("resource")
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        monkeypatch.setattr(resource, "getrusage", lambda _: usage)  # nobody ever waits
+        usage = files.resource.getrusage(files.resource.RUSAGE_SELF)
+        monkeypatch.setattr(files, "usage", lambda: usage)  # nobody ever waits
         np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == 1
         assert "zarr_io" not in calls.threads[0]
@@ -279,7 +285,7 @@ def num_from_disk():
         return int(io.read().partition("\nread_bytes: ")[2].split()[0])
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="bytes from disks aren't counted")  # noqa: PTH110
+@pytest.mark.needs("/proc/self/io", "os.posix_fadvise")
 @pytest.mark.parametrize("stored", ["chunk", "shard"])
 def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
     """40 bytes each of two places 1 MiB apart took 1 MiB from a disk, or over a network."""
@@ -305,6 +311,7 @@ def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
 class TestPartsOfFiles:
     """Members of zip archives, and references into a file, which is opened once for a batch."""
 
+    @pytest.mark.needs("os.pread")
     def test_an_archive(self, folder, tmp_path, calls, monkeypatch):
         duplicate, duplicates = os.dup, []
         monkeypatch.setattr(os, "dup", lambda d: duplicates.append(duplicate(d)) or duplicates[-1])
@@ -320,6 +327,7 @@ class TestPartsOfFiles:
         assert set(traced.report()["total"]["why_whole"]) <= {SMALL}
         array.store.close()
 
+    @pytest.mark.needs("os.pread")
     def test_a_file_with_references(self, folder, tmp_path, calls):
         array = opened_references(folder, tmp_path)
         with use_threads(4):
@@ -346,20 +354,21 @@ class TestThreads:
         self, folder, calls, monkeypatch
     ):
         """On macOS and Windows, one thread read all: 6 to 12 times zarr's time."""
-        monkeypatch.delattr(pytest.importorskip("resource"), "RUSAGE_THREAD", raising=False)
+        monkeypatch.setattr(files, "usage", lambda: None)
         together = threading.Barrier(5)
         calls.at_open = lambda _: len(calls.opened) > 1 and together.wait(30)
         with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
             np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
         assert len(set(calls.threads)) == 5
 
+    @pytest.mark.needs("resource")
     def test_the_system_refuses_to_say_whether_files_are_cold(self, folder, monkeypatch):
         """A sandbox, for example; the read raised its error."""
 
         def fail(_):
             raise OSError(errno.EINVAL, "unknown argument")
 
-        monkeypatch.setattr(pytest.importorskip("resource"), "getrusage", fail)
+        monkeypatch.setattr(files.resource, "getrusage", fail)
         np.testing.assert_array_equal(opened(folder)[:], DATA)
 
     def test_none_can_be_started(self, folder, monkeypatch):

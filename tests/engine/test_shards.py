@@ -13,6 +13,7 @@ import zarr.codecs
 import zarr.storage
 from helpers import (
     EVERYTHING,
+    OPEN_FILES,
     OUR_PIPELINES,
     PIPELINES,
     ZARR_ALONE,
@@ -199,6 +200,7 @@ class TestDamage:
         with pytest.raises(ValueError, match="76 bytes, expected 80"):
             opened(tmp_path)[:3]
 
+    @pytest.mark.needs(OPEN_FILES)
     def test_a_file_that_is_replaced_after_its_index_was_read(self, tmp_path, calls):
         """All is of the first version; in the second one, inner chunks are elsewhere."""
         for name, first_row in (("a", 0), ("b", 8)):

@@ -159,6 +159,7 @@ def test_a_mistake_after_all_has_been_received(tmp_path, monkeypatch, caplog):
     assert "please report this" in caplog.text
 
 
+@pytest.mark.needs("fcntl")
 class TestWrites:
     @pytest.mark.parametrize("error", UNEXPECTED)
     def test_zarr_writes_as_long_as_nothing_is_written(self, array, broken, caplog, error):

@@ -14,7 +14,7 @@ import pytest
 import zarr
 import zarr.codecs
 import zarr.storage
-from helpers import HAS_STRUCT, ZARR_ALONE
+from helpers import HAS_STRUCT, OPEN_FILES, ZARR_ALONE, has
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
@@ -37,6 +37,7 @@ def create(path, shape=(8, 8), chunks=None, dtype="f8", **settings):
 
 
 class TestBytes:
+    @pytest.mark.needs("fcntl")
     def test_only_the_selected_ones(self, tmp_path, written):
         array = create(tmp_path, serializer=BytesCodec(endian="big"))
         array[...] = 2
@@ -56,6 +57,7 @@ class TestBytes:
         assert (total["chunks_in_place"], total["bytes_in_place"]) == (3, (2 + 8 + 3) * 8)
         assert total["bytes_zarr_alone"] == 3 * 512
 
+    @pytest.mark.needs("fcntl", "/proc/self/fd")
     def test_no_descriptor_is_left_open(self, tmp_path):
         array = create(tmp_path)
         before = len(list(Path("/proc/self/fd").iterdir()))
@@ -63,6 +65,7 @@ class TestBytes:
             array[k, 1:] = k
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
+    @pytest.mark.needs("fcntl")
     def test_short_writes(self, tmp_path, monkeypatch):
         array = create(tmp_path)
         array[...] = 1
@@ -72,6 +75,7 @@ class TestBytes:
         array[:, 0] = 7
         assert array[...].sum() == 64 - 15 + 35 + 56
 
+    @pytest.mark.needs("fcntl")
     def test_each_block_is_read_and_written_once(self, tmp_path, written):
         """Indices in any order, grouped by block; of those at the same place, the last one wins."""
         rng = np.random.default_rng(0)
@@ -85,6 +89,7 @@ class TestBytes:
         assert sum(len(raw) for kind, _, _, raw in written if kind == "write") <= data.nbytes
         assert np.array_equal(array[...], data)
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize(
         "selection",
         [np.s_[:, :-1:3], (np.arange(0, 4096, 2),), (np.arange(4096) % 2 == 0,)],
@@ -100,6 +105,7 @@ class TestBytes:
         expected[selection] = 2
         assert np.array_equal(array[...], expected)
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("way", ["oindex", "vindex"])
     def test_some_indices_of_a_long_axis(self, tmp_path, track, way):
         """Nothing is allocated for each index of the axis."""
@@ -111,6 +117,7 @@ class TestBytes:
         assert array[last] == array[7] == array[1] == 3
 
 
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize(
     ("selection", "lock", "num_writes"),
     [
@@ -180,7 +187,7 @@ class TestValues:
     @pytest.mark.usefixtures("copied")
     @pytest.mark.parametrize("kind", VALUES)
     def test_what_zarr_takes(self, tmp_path, kind):
-        """As zarr alone stores it; and only a part of the chunk is written."""
+        """As zarr alone stores it; and only a part of the chunk is written, if files have locks."""
         if kind == "Series" and HAS_STRUCT:
             pytest.skip("this zarr does not take it")
         array, data = create(tmp_path / "a", (8,)), np.arange(6.0)
@@ -189,7 +196,7 @@ class TestValues:
         with numcodecs_bytes.trace() as traced:
             array[1:7] = VALUES[kind](np.load(tmp_path / "values.npy", mmap_mode="r"))
         assert array[:].tolist() == [-1, *data, -1]
-        assert traced.report()["total"]["bytes_in_place"] == 6 * 8
+        assert traced.report()["total"]["bytes_in_place"] == 6 * 8 * has("fcntl")
 
     @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["chunk", "shard"])
     @pytest.mark.parametrize("dtype", ["f8", "i4"])
@@ -222,6 +229,7 @@ class TestValues:
                 array[2, 3] = np.ma.array(mapped.reshape(()), mask=True)
                 assert np.isnan(array[2, 3]), name
 
+    @pytest.mark.needs("fcntl", OPEN_FILES)
     @pytest.mark.parametrize("kind", ["memmap", "view", "lazy"])
     @pytest.mark.parametrize("shards", [None, (64, 512)], ids=["chunks", "shards"])
     def test_the_memory_of_the_chunk_that_is_written(self, tmp_path, copied, kind, shards):
@@ -237,6 +245,7 @@ class TestValues:
         assert np.array_equal(array[...], data)
         assert (chunk.stat().st_ino == inode) == copied  # or a copy has taken its place
 
+    @pytest.mark.needs("fcntl", OPEN_FILES)
     @pytest.mark.usefixtures("copied")
     @pytest.mark.parametrize("kind", ["array", "of another kind"])
     def test_the_memory_of_another_chunk(self, tmp_path, kind):
@@ -253,6 +262,7 @@ class TestValues:
         array[12:52] = data[12:52] = values if kind == "array" else np.array(values)
         assert np.array_equal(array[...], data)
 
+    @pytest.mark.needs("fcntl", OPEN_FILES)
     @pytest.mark.usefixtures("copied")
     def test_mapped_values_of_a_chunk_that_is_left_to_zarr(self, tmp_path):
         array = create(tmp_path, (64,), (16,))
@@ -265,6 +275,7 @@ class TestValues:
         data[8:24] = np.arange(16.0)
         assert np.array_equal(array[...], data)
 
+    @pytest.mark.needs("fcntl")
     def test_mapped_values_are_copied_in_steps(self, tmp_path, track, monkeypatch):
         """An array that is larger than memory can be written from a file."""
         monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 1 << 20)
@@ -280,6 +291,7 @@ class TestValues:
             assert np.array_equal(array[:, 1:], values[:, 1:])
             assert not array[:, 0].any()
 
+    @pytest.mark.needs("fcntl")
     def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
         """And once: their file may have one position, and to compute them may take long."""
         monkeypatch.setattr(constants, "PARALLEL_BYTES", 0)
@@ -300,6 +312,7 @@ class TestValues:
         assert num_reading == [1] * 10
         assert np.array_equal(array[::2], np.arange(80.0))
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("zarr_format", [2, 3])
     def test_bools_are_stored_as_0_or_1(self, tmp_path, zarr_format):
         """Whatever they are in memory, and whoever's the codec is."""
@@ -353,15 +366,21 @@ OTHERS = {  # what makes a store, settings, and why
 }
 
 
+# A store that is not zarr's LocalStore is one reason; that files have no locks is another.
+NO_LOCKS = "" if has("fcntl") else "|this system has no flock"
+
+
 class TestNotInPlace:
     DATA = np.arange(64.0).reshape(8, 8)
 
     def check(self, store, why):
         """Write as required, which must raise, and as zarr does it."""
+        why = f"({why}{NO_LOCKS})"
         expected = self.DATA.copy()
         expected[2, 1:] = -1
         array = zarr.open_array(store, mode="r+")
-        with pytest.raises(RuntimeError, match=f"^part of chunk .*: {why}"):
+        error = pytest.raises(RuntimeError, match=f"^part of chunk .*: {why}")
+        with zarr.config.set(REQUIRE), error:
             array[2, 1:] = -2
         assert np.array_equal(array[...], self.DATA)
         with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
@@ -397,7 +416,7 @@ class TestNotInPlace:
         make, settings, why = OTHERS[name]
         array = create(make(tmp_path), **settings)
         array[...] = np.eye(8, k=7)
-        with pytest.raises(RuntimeError, match=why):
+        with zarr.config.set(REQUIRE), pytest.raises(RuntimeError, match=why + NO_LOCKS):
             array[0, 7] = 0
         assert array[0, 7] == 1
         array[...] = 0  # all of it
@@ -423,13 +442,16 @@ class TestNotInPlace:
         spec = ArraySpec((8, 8), array.metadata.dtype, *settings)
         item = setter, spec, np.s_[2:3, 1:8], np.s_[0:1, 0:7], False
         values = prototype.nd_buffer.from_numpy_array(np.ones((1, 7)))
-        with pytest.raises(RuntimeError, match="^part of a chunk .* is not a StorePath"):
+        why = f"is not a StorePath{NO_LOCKS}"
+        error = pytest.raises(RuntimeError, match=f"^part of a chunk .*({why})")
+        with zarr.config.set(REQUIRE), error:
             asyncio.run(array.codec_pipeline.write([item], values))
         with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
             asyncio.run(array.codec_pipeline.write([item], values))
         assert np.frombuffer(setter.raw.to_bytes(), "<f8").sum() == 7
-        assert "is not a StorePath" in str(traced)
+        assert re.search(why, str(traced))
 
+    @pytest.mark.needs("fcntl")
     def test_a_link_in_a_folder_that_can_t_be_listed(self, tmp_path, monkeypatch):
         """zarr can write there: PermissionError."""
         array = create(tmp_path / "a")
@@ -449,11 +471,15 @@ class TestNotInPlace:
     def test_a_read_only_store(self, tmp_path):
         create(tmp_path)[...] = self.DATA
         array = zarr.open_array(zarr.storage.LocalStore(tmp_path, read_only=True), mode="r")
-        for mode, why in ((IF_POSSIBLE, "read-only mode"), (REQUIRE, "the store is read-only")):
+        for mode, why in (
+            (IF_POSSIBLE, "read-only mode"),
+            (REQUIRE, f"the store is read-only{NO_LOCKS}"),
+        ):
             with zarr.config.set(mode), pytest.raises((ValueError, RuntimeError), match=why):
                 array[2, 1:] = 1
         assert np.array_equal(array[...], self.DATA)
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("size", [0, 511, 513])
     def test_a_file_of_the_wrong_length_is_an_error_and_stays(self, tmp_path, size):
         create(tmp_path)[...] = self.DATA
@@ -480,6 +506,7 @@ class TestNotInPlace:
         assert settings or raw.tolist() == [1]
 
 
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "exists"])
 def test_a_full_disk(tmp_path, monkeypatch, exists):
     """Of the selected elements, some may be new; all others are as before."""

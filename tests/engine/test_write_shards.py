@@ -1,7 +1,6 @@
 """Parts of inner chunks are written in place: in complete, compact, unusual and missing shards."""
 
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -13,13 +12,14 @@ import numpy as np
 import pytest
 import zarr
 import zarr.codecs
-from helpers import ZARR_ALONE, run_program
+from helpers import ZARR_ALONE, module_or_none, run_program
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes.zarr import BytesCodec
 
+fcntl = module_or_none("fcntl")
 MISSING = -1  # offset and length
 DATA = np.arange(1.0, 65).reshape(8, 8)
 HALF = np.concatenate([np.zeros((4, 8)), DATA[4:]])
@@ -68,6 +68,7 @@ def index_of(raw, end=None):
 
 
 class TestComplete:
+    @pytest.mark.needs("fcntl")
     def test_only_the_selected_bytes_are_written(self, tmp_path, written):
         """And as the same bytes as by zarr alone, which rewrites all of it."""
         array = create(tmp_path / "a")
@@ -86,6 +87,7 @@ class TestComplete:
         Alone(tmp_path / "b")[3:5, 2:5] = -1
         assert (tmp_path / "b/c/0/0").read_bytes() == (tmp_path / "a/c/0/0").read_bytes()
 
+    @pytest.mark.needs("fcntl")
     def test_it_is_complete_at_once_and_sparse(self, tmp_path):
         (tmp_path / "empty").touch()
         os.truncate(tmp_path / "empty", 1 << 25)
@@ -100,6 +102,7 @@ class TestComplete:
         assert (tmp_path / "a/c/0").stat().st_ino == found.st_ino
 
 
+@pytest.mark.needs("fcntl")
 class TestCompact:
     @pytest.mark.parametrize(("location", "first", "end"), [("end", 0, -4), ("start", 68, 64)])
     @pytest.mark.parametrize("fill_value", [0.0, 7.0])
@@ -142,6 +145,7 @@ class TestCompact:
 class TestOtherFillValues:
     """What is not zero takes space: a shard grows as it is written, but not each time."""
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("others_write", [False, True])
     def test_it_doubles(self, tmp_path, others_write):
         """zarr reads it at every stage, and may write on."""
@@ -176,6 +180,7 @@ class TestUnusual:
         Alone(tmp_path)[...] = DATA
         return array
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("unusual", UNUSUAL)
     def test_its_index_says_so(self, tmp_path, array, unusual):
         row, column, difference = UNUSUAL[unusual]
@@ -204,6 +209,7 @@ class TestUnusual:
                 array[0, 1:3] = -1
             assert shard.read_bytes() == damaged
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("name", ["pwrite", "replace"])
     def test_a_full_disk(self, tmp_path, monkeypatch, name):
         """Nothing is left, and nothing lost."""
@@ -259,6 +265,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("moment", MOMENTS)
 class TestPauses:
     """Somebody else does something at a moment of a completion."""
@@ -318,6 +325,7 @@ for arguments in json.loads(sys.argv[2]):
 """
 
 
+@pytest.mark.needs("fcntl")
 def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path, our_pipeline):
     """At most, it leaves a stray file."""
     paths = [tmp_path / str(k) for k in range(len(MOMENTS))]
@@ -336,6 +344,7 @@ def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path, our_pipeli
         assert others in ([], [".partial"])
 
 
+@pytest.mark.needs("fcntl")
 def test_it_waits_for_its_lock_as_long_as_it_must(tmp_path, monkeypatch):
     """Beside writers of what is there, who share theirs."""
     monkeypatch.setattr(constants, "MAX_WAIT_SECONDS", 0.01)

@@ -15,6 +15,7 @@ import pytest
 import zarr
 from helpers import EVERYTHING, OUR_PIPELINES, run_python, start_program
 
+pytestmark = pytest.mark.needs("fcntl", "os.fork", "signal.alarm")
 # Rows, every num-th column, points, boxes, and columns.
 WRITES = """
 n = array.shape[0] // 5

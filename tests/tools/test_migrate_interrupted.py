@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import signal
-import sys
 from contextlib import closing
 
 import numpy as np
@@ -16,7 +15,7 @@ from numcodecs_bytes.migrate import migrate
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Both zarr", "ignore:Object at", "ignore:Consolidated"),
-    pytest.mark.skipif(sys.platform == "win32", reason="no such signals and limits there"),
+    pytest.mark.needs("os.killpg", "resource"),  # signals and limits
 ]
 DATA = np.arange(4, dtype="i2")
 ARRAYS = ("x", "deep/y", "deep/in/z")

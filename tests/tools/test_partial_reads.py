@@ -89,6 +89,7 @@ def test_nothing_is_requested_of_compressed_arrays(tmp_path):
     assert [byte_range for _, byte_range, _ in store.requests] == [None]
 
 
+@pytest.mark.needs("os.pread")
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_members_of_a_zip_archive(tmp_path, compression):
     path = tmp_path / "a.zip"

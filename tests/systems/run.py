@@ -1,0 +1,61 @@
+"""A sample of the tests on a simulated Windows and a simulated macOS: see `sitecustomize.py`.
+
+    python tests/systems/run.py [windows] [macos]
+
+Tests that need what a system lacks are skipped, at most a sixth of the engine's tests (of all of
+them, as some are left out of the sample).
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TESTS = [
+    *("engine", "tools/test_locations.py", "test_plugin.py", "test_readme_and_examples.py"),
+    *("test_zarr.py", "test_zarr_pipeline.py"),
+]
+MOST = 1 / 6
+
+
+def pytest(system, *arguments, **environment):
+    """Run pytest in a simulated system; return its exit status, and what it printed."""
+    paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | environment | {"SIMULATED_SYSTEM": system, "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        lines = list(process.stdout)
+    return process.returncode, "".join(lines)
+
+
+def share_skipped(system):
+    """Return how many of the engine's tests need what a system lacks, and how many there are."""
+    _, printed = pytest(
+        *(system, "-n0", "--collect-only", "-m", "skip", "tests/engine"),
+        NUMCODECS_BYTES_TESTS="all",
+    )
+    num, total = re.search(r"^(\d+|no)/?(\d*) tests collected", printed, re.MULTILINE).groups()
+    return (int(num), int(total)) if total else (0, 1)
+
+
+def is_good(system):
+    """Run the tests in a simulated system, and say what is skipped."""
+    status, printed = pytest(system, *(f"tests/{name}" for name in TESTS))
+    sys.stdout.write(printed)
+    skipped = re.findall(r"^SKIPPED \[(\d+)\] (\S+): this system has no", printed, re.MULTILINE)
+    num, total = share_skipped(system)
+    print(
+        f"{system}: {sum(int(num) for num, _ in skipped)} tests were skipped that need what it "
+        f"lacks; of the engine's {total} tests, these are {num}, or {num / total:.1%}"
+    )
+    return status == 0 and num <= MOST * total
+
+
+if __name__ == "__main__":
+    results = [is_good(system) for system in sys.argv[1:] or ("windows", "macos")]
+    sys.exit(not all(results))
