@@ -31,8 +31,8 @@ MAX_EXAMPLES = int(os.environ.get("HYPOTHESIS_MAX_EXAMPLES", "0"))
 
 HAS_STRUCT = hasattr(zarr.dtype, "Struct")  # since zarr 3.2
 # Whether zarr loads the entry points of data types by itself: since zarr 3.4.1.
-_match_json = type(zarr.dtype.data_type_registry).match_json
-LOADS_DATA_TYPES = "_lazy_load" in _match_json.__code__.co_names
+_get = type(zarr.dtype.data_type_registry).get
+LOADS_DATA_TYPES = "_lazy_load" in _get.__code__.co_names
 HAS_RECTILINEAR = zarr.config.get("array.rectilinear_chunks", None) is not None  # in zarr 3.4
 ZARRS_PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 PIPELINES = [ZARRS_PIPELINE]

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import zarr.core.codec_pipeline
 from helpers import run_python
 
 pytestmark = pytest.mark.needs("os.fork")
@@ -104,6 +105,9 @@ print(len(stops))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_while_another_thread_is_in_the_package(tmp_path, our_pipeline, everything):
     """It found the lock of traces taken."""
+    has_reset = hasattr(zarr.core.codec_pipeline, "_reset_pool_after_fork")
+    if our_pipeline.endswith("FusedBytesPipeline") and not has_reset:  # before zarr 3.4.2
+        pytest.skip("the threads of this zarr's fused pipeline are missing in a child")
     arguments = "-W", "ignore", "-c", PROGRAM, tmp_path, our_pipeline, everything
     done = run_python(*arguments, status=None)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
