@@ -152,7 +152,7 @@ def counting(request, tmp_path):
 
 def pytest_ignore_collect(collection_path, config):
     """Leave out programs, and the benchmarks, which need more than the tests do, unless named."""
-    if collection_path.name == "changed_zarr":
+    if collection_path.name in ("changed_zarr", "systems"):
         return True
     named = any("benchmarks" in str(argument) for argument in config.invocation_params.args)
     return True if collection_path.name == "benchmarks" and not named else None
