@@ -16,10 +16,9 @@ def name_of_chunk(byte_getter: object) -> str:
 
 def name_of_store(store: object) -> str:
     """Return the `repr` of a store, or the name of its class if that fails or is too long."""
-    try:
+    name = ""
+    with contextlib.suppress(Exception):  # a name is not worth an error
         name = " ".join(repr(store).split())
-    except Exception:  # noqa: BLE001 # a name is not worth an error
-        name = ""
     return name if 0 < len(name) <= 200 else type(store).__name__
 
 

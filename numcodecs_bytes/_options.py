@@ -34,17 +34,16 @@ def max_gap_bytes() -> int | None:
 
 def stores_with_ranges() -> list[type]:
     """Return the classes that the user says have reliable byte ranges, if they are installed."""
-    value = _value_of("stores_with_ranges")
-    classes = []
+    value, classes = _value_of("stores_with_ranges"), []
+    expected = "a list of classes such as 'package.module.Store'"
     for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
         try:
             kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
-        except Exception as error:  # noqa: BLE001 # modules can raise anything
+        except Exception as error:  # modules can raise anything
             if isinstance(error, ImportError) and "." in named:
                 continue  # its package is not installed here
-            kind = None
+            raise _error("stores_with_ranges", expected, named) from error
         if not isinstance(kind, type):
-            expected = "a list of classes such as 'package.module.Store'"
             raise _error("stores_with_ranges", expected, named)
         classes.append(kind)
     return classes

@@ -65,17 +65,25 @@ async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: Lay
     first, _ = first_of(items)
     if is_in_shard(first):  # the shard will be named
         return
+    wrong = None
     if isinstance(error, ValueError) and type(first) is StorePath:
-        try:
-            for chunk in chunk_reads(items, layout_of):
-                num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
-                if num_bytes is not None:
-                    chunk.check_length(num_bytes)
-        except LengthError:
-            raise
-        except Exception:  # noqa: BLE001, S110 # zarr's error says enough
-            pass
+        with contextlib.suppress(Exception):  # else zarr's error says enough
+            wrong = await _wrong_length(chunk_reads(items, layout_of))
+        if wrong:
+            raise wrong
     add_name(error, first, "reading", len(items))
+
+
+async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
+    """Return the error of the first chunk that has the wrong length, if there is one."""
+    for chunk in chunks:
+        num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
+        try:
+            if num_bytes is not None:
+                chunk.check_length(num_bytes)
+        except LengthError as error:
+            return error
+    return None
 
 
 async def _length_of(byte_getter: Any, prototype: Any) -> int | None:

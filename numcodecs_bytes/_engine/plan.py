@@ -204,9 +204,8 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
 def _split(plan: Plan, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
     """Cut an axis into pieces; yield them for each index of the axes before it."""
     cut = _find_cut(plan, item_size, most)
-    pieces: Iterable[tuple[Any, Plan]] = _plan_pieces(plan, cut, item_size, most)
-    if cut.position:  # they are used several times
-        pieces = list(pieces)
+    planned = _plan_pieces(plan, cut, item_size, most)
+    pieces = list(planned) if cut.position else planned  # a list, if they are used several times
     cut_axis = plan.axes[cut.position].selection_axis
     for place, offset in _each_index(plan.axes[: cut.position], len(plan.shape)):
         for selector, piece in pieces:

@@ -183,8 +183,8 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
-    except Exception:  # noqa: BLE001 # missing, inline, a whole file, or of an unknown form
-        raise LeftToZarr from None
+    except Exception as error:  # missing, inline, a whole file, or of an unknown form
+        raise LeftToZarr from error
     if offset < 0:  # but some bytes of the chunk may be there
         raise LeftToZarr
     return _in_file_system(store, leaf, url, offset, num_bytes)

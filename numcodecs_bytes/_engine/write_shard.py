@@ -24,7 +24,7 @@ from numcodecs_bytes._engine.shards import MISSING, ShardLayout
 from numcodecs_bytes._engine.write_chunk import ChunkFile, PlacedWrite, Space
 from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._threads import IsWanted
-from numcodecs_bytes._zarr_versions import encode_index
+from numcodecs_bytes._zarr_versions import UInt64Array, encode_index
 
 
 class ShardFile(ChunkFile):
@@ -89,7 +89,7 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _place(self, starts: Any, is_included: Any) -> list[PlacedWrite]:
+    def _place(self, starts: UInt64Array, is_included: Array) -> list[PlacedWrite]:
         """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
         offsets, which = self._shard_plan.offsets, np.flatnonzero(is_included)
         if offsets is None:
@@ -120,9 +120,9 @@ class ShardFile(ChunkFile):
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         return self._place(starts, starts != MISSING)
 
-    def _gets_space(self, index: Any, *, are_free: bool) -> Any:
+    def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
         """Return which inner chunks get space, as bools in the shape of their grid."""
-        is_missing = index[..., 0] == MISSING
+        is_missing: Array = index[..., 0] == MISSING
         if are_free:
             return is_missing
         is_new = np.zeros_like(is_missing)
