@@ -31,7 +31,9 @@ except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     from numcodecs_bytes import _pipelines_of_zarr as _pipelines
 
 BatchedBytesPipeline = _pipelines.BatchedBytesPipeline
+"""zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
 __all__ = ["BatchedBytesPipeline"]
 if hasattr(_pipelines, "FusedBytesPipeline"):
     FusedBytesPipeline = _pipelines.FusedBytesPipeline
+    """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
     __all__ += ["FusedBytesPipeline"]
