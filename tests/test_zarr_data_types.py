@@ -286,7 +286,7 @@ for name in ("int32", "bfloat16"):
         )
         done = run_program("-c", program)
         assert done.stdout.startswith("RawBytes")
-        assert done.stderr.count("numcodecs_bytes leaves arrays to zarr alone") == 1
+        assert done.stderr.count("numcodecs_bytes leaves data types to zarr alone") == 1
 
     def test_a_folder_named_like_ml_dtypes(self):
         """A clone of its repository, for example: all of our data types were gone."""

@@ -42,24 +42,33 @@ zarr.config.set({
 })
 fork = multiprocessing.get_context("fork")
 
-def write(path, code, k, barrier):
+def write(path, code, k, ready, begin):
     signal.alarm(120)
+    os.close(begin[1])
     array = zarr.open_array(path, mode="r+")
-    barrier.wait()
+    os.write(ready[1], b".")
+    # Until all others have closed their end. Not a Barrier: while they leave it, processes hold its
+    # lock, and if one is killed then, the others wait for ever.
+    os.read(begin[0], 1)
     exec(code, globals() | {"path": path, "array": array, "k": k})
 
 for line in sys.stdin:
     path, code, seconds = json.loads(line)
-    barrier = fork.Barrier(num + 1)
-    writers = [fork.Process(target=write, args=(path, code, k, barrier)) for k in range(num)]
+    ready, begin = os.pipe(), os.pipe()
+    arguments = [(path, code, k, ready, begin) for k in range(num)]
+    writers = [fork.Process(target=write, args=each) for each in arguments]
     for writer in writers:
         writer.start()
-    barrier.wait()
+    for _ in writers:
+        os.read(ready[0], 1)
+    os.close(begin[1])
     for k, pause in enumerate(seconds):
         time.sleep(pause)
         writers[k].kill()
     for writer in writers:
         writer.join()
+    for descriptor in (*ready, begin[0]):
+        os.close(descriptor)
     print(*[writer.exitcode for writer in writers], flush=True)
 """
 
