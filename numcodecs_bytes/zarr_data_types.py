@@ -330,7 +330,10 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_storable(self.to_native_dtype())  # raises if two fields have the same name, too
+        if len(dict(self.fields)) < len(self.fields):
+            raise ValueError(f"fields of a struct must have distinct names, got {self.fields}")
+        for _, field in self.fields:
+            check_storable(field.to_native_dtype())
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
