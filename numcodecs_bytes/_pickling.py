@@ -24,22 +24,22 @@ class PickledAsConfigured:
     there, unless a codec or the data type is ours.
     """
 
-    _evolved_for: Any = None  # so that unpickling can do it again
+    _evolve: Any = None  # what made it the pipeline of an array, so that unpickling can do it again
 
-    def evolve_from_array_spec(self, array_spec: Any) -> Any:
-        """Return the pipeline for chunks of an array, like zarr's."""
+    def evolve_from_array_spec(self, *arguments: Any, **keywords: Any) -> Any:
+        """Return the pipeline for chunks of an array, like zarr's, whatever that takes."""
         pipeline: Any = super()
-        evolved = pipeline.evolve_from_array_spec(array_spec)
-        object.__setattr__(evolved, "_evolved_for", array_spec)  # it is frozen
+        evolved = pipeline.evolve_from_array_spec(*arguments, **keywords)
+        evolve = methodcaller("evolve_from_array_spec", *arguments, **keywords)
+        object.__setattr__(evolved, "_evolve", evolve)  # it is frozen
         return evolved
 
     def __reduce__(self) -> Any:
         configured = _Call(zarr.registry.get_pipeline_class)
         from_codecs = methodcaller("from_codecs", tuple(self))  # type: ignore[arg-type]
-        if self._evolved_for is None:
+        if self._evolve is None:
             return from_codecs, (configured,)
-        evolve = methodcaller("evolve_from_array_spec", self._evolved_for)
-        return evolve, (_Call(from_codecs, configured),)
+        return self._evolve, (_Call(from_codecs, configured),)
 
     def __copy__(self) -> Any:
         """Return the pipeline itself, which never changes; `copy` would not make these calls."""

@@ -273,6 +273,18 @@ print(*array[:])
             out, _ = run(program, **variables)
             assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
 
+    def test_a_method_that_takes_something_else(self, run):
+        """Opening an array raised TypeError, although zarr's own pipeline was used."""
+        program = f"{SETUP}{self.VERSION}import pickle\n"
+        program += "from zarr.core.codec_pipeline import BatchedCodecPipeline as pipeline\n"
+        program += "evolve = pipeline.evolve_from_array_spec\n"
+        program += "new = lambda self, chunk_spec, *, more=None: evolve(self, chunk_spec)\n"
+        program += f"pipeline.evolve_from_array_spec = new\nshow()\n{self.IS_OURS}"
+        program += "\narray = zarr.open_array(PATH)\n"
+        program += "print(*pickle.loads(pickle.dumps(array))[:])"
+        out, _ = run(program)
+        assert out == [*DEFAULTS, "False", "1", "2", "3", "4"]
+
     def test_pickled_arrays_load_without_this_package(self, run, tmp_path):
         """They take the pipeline that is configured there."""
         dump = "import pickle\nraw = pickle.dumps(array.async_array.codec_pipeline)\n"

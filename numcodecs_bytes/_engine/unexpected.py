@@ -40,7 +40,7 @@ def log(error: Exception) -> None:
     if kind not in _logged:
         _logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
-            "numcodecs_bytes failed in a way that it should not, and zarr reads or writes instead, "
-            "from now on this array; please report this, with the traceback",
+            "numcodecs_bytes failed in a way that it should not: zarr makes this write instead, or "
+            "reads this array from now on; please report this, with the traceback",
             exc_info=error,
         )
