@@ -19,7 +19,8 @@ import base64
 import math
 import numbers
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, SupportsFloat, cast
 
@@ -332,8 +333,9 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
         super().__post_init__()
         if len(dict(self.fields)) < len(self.fields):
             raise ValueError(f"fields of a struct must have distinct names, got {self.fields}")
-        for _, field in self.fields:
-            check_storable(field.to_native_dtype())
+        for name, field in self.fields:
+            with _of_field(name):
+                check_storable(field.to_native_dtype())
 
     @classmethod
     def _from_json_v3(cls, data: object) -> Self:
@@ -366,12 +368,14 @@ class Struct(_NoMatch, _HasByteOrder, zarr.dtype.Structured):
             return self.cast_scalar(decode_array(np.frombuffer(raw, np.uint8), stored, dtype)[0])
         if not isinstance(data, Mapping):
             raise _not_a_value("struct", data, "a JSON object of its fields")
-        values = [
-            field.from_json_scalar(data[name], zarr_format=zarr_format)
-            if name in data
-            else field.default_scalar()
-            for name, field in self.fields
-        ]
+        values = []
+        for name, field in self.fields:
+            with _of_field(name):
+                values.append(
+                    field.from_json_scalar(data[name], zarr_format=zarr_format)
+                    if name in data
+                    else field.default_scalar()
+                )
         return self.cast_scalar(tuple(values))
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Any:
@@ -388,8 +392,18 @@ def _parse_field(field: Any) -> tuple[str, AnyDataType]:
     """Return the name and data type of a field; like zarr, accept the pairs of `structured`."""
     match field:
         case {"name": str(name), "data_type": data} | [str(name), data] if name:
-            return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)
+            with _of_field(name):
+                return name, zarr.dtype.data_type_registry.match_json(_name_in(data), zarr_format=3)
     raise DataTypeValidationError(f"not a field of a struct: {field!r}")
+
+
+@contextmanager
+def _of_field(name: str) -> Iterator[None]:
+    """Name the field of a struct in an error: zarr's data types raise anything for bad metadata."""
+    try:
+        yield
+    except Exception as error:
+        raise TypeError(f"field {name!r} of a struct is not valid: {error}") from error
 
 
 class ComplexFloat32(_NoMatch, zarr.dtype.Complex64):

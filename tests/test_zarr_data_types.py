@@ -530,3 +530,25 @@ class TestStruct:
         path = write_array(tmp_path, None, data_type, [bytes_codec("big")], fill_value={})
         with pytest.raises((ValueError, TypeError, KeyError)):
             zarr.open_array(path)
+
+    @pytest.mark.skipif(
+        zarr_data_types.Struct.__module__ != zarr_data_types.__name__,
+        reason="the data type is this zarr's own",
+    )
+    @pytest.mark.parametrize(
+        ("field", "fill_value"),
+        [
+            ({"name": "numpy.datetime64", "configuration": {"unit": "s", "scale_factor": [1]}}, 0),
+            ({"name": "fixed_length_utf32", "configuration": {"length_bytes": 2**70}}, ""),
+            ("int16", 2**70),
+        ],
+        ids=str,
+    )
+    def test_the_field_of_bad_metadata_is_named(self, tmp_path, field, fill_value):
+        """zarr's data types raise what they meet: OverflowError, or '<' is not supported."""
+        data_type = struct_of([("n", "int8"), ("a", field)])
+        path = write_array(
+            tmp_path, None, data_type, [bytes_codec("big")], fill_value={"a": fill_value}
+        )
+        with pytest.raises(TypeError, match="field 'a' of a struct is not valid: "):
+            zarr.open_array(path)
