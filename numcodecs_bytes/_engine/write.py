@@ -42,8 +42,8 @@ logger = logging.getLogger("numcodecs_bytes")
 
 
 def find_path(chunk: ChunkWrite) -> str:
-    """Return the path of a chunk's file; raise `LeftToZarr` if it is not written in place."""
-    if locks.fcntl is None:
+    """Return the path of a chunk's file; raise `LeftToZarr` if zarr writes it."""
+    if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
     if type(chunk.setter) is not StorePath:
         raise LeftToZarr(f"{name_of_class(chunk.setter)} is not a StorePath")
