@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._core.dtypes import Array, has_same_elements
+from numcodecs_bytes._core.copy import as_bytes, encode_array
+from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._engine import constants, unexpected, write_file
+from numcodecs_bytes._engine import constants, unexpected
 from numcodecs_bytes._engine.chunks import ChunkWrite, leave
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.plan import plan_of
+from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
-from numcodecs_bytes._engine.write_file import PlannedWrite
+from numcodecs_bytes._engine.write_file import raise_unless, write_runs
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
 from numcodecs_bytes._zarr_versions import concurrency
@@ -103,13 +104,12 @@ def _write(chunk: ChunkWrite, batch: _Batch, is_wanted: IsWanted) -> None:
     elements = _elements_of(chunk, batch)
     if not layout.is_converted_by_copy and has_invalid_bytes(elements):
         raise LeftToZarr("it depends on the codec how invalid bytes are stored")
-    plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, gap=0)
-    planned = PlannedWrite(plan, plan, elements, layout)
-    if chunk.would_be_empty(write_file.blocks_of([planned])):
+    if chunk.would_be_empty(_pieces_of(elements, layout)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(chunk.path)  # noqa: PTH108 # a Path takes 2 us
-    else:
-        _replace(chunk.path, batch.suffix, planned, is_wanted)
+        return
+    pieces = _pieces_of(elements, layout)
+    _replace(chunk.path, batch.suffix, pieces, layout.stored_dtype, is_wanted)
 
 
 def _elements_of(chunk: ChunkWrite, batch: _Batch) -> Array:
@@ -126,8 +126,19 @@ def _elements_of(chunk: ChunkWrite, batch: _Batch) -> Array:
         raise LeftToZarr(f"the values do not fit: {error}") from error
 
 
-def _replace(path: str, suffix: str, planned: PlannedWrite, is_wanted: IsWanted) -> None:
-    """Write a file, and give it its name."""
+def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
+    """Return pieces of a chunk that stay in the CPU cache, one after the other as stored."""
+    if layout.num_bytes <= constants.BLOCK_BYTES:
+        return [elements.transpose(layout.axis_order)]
+    plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, gap=0)
+    pieces = split(plan, layout.item_size)
+    return (elements[place].transpose(piece.stored_axes) for place, piece in pieces)
+
+
+def _replace(
+    path: str, suffix: str, pieces: Iterable[Array], stored: AnyDType, is_wanted: IsWanted
+) -> None:
+    """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
     try:
         descriptor = os.open(name, _FLAGS, 0o666)
@@ -136,10 +147,14 @@ def _replace(path: str, suffix: str, planned: PlannedWrite, is_wanted: IsWanted)
         descriptor = os.open(name, _FLAGS, 0o666)
     try:
         try:
-            write_file.write_planned(descriptor, planned, 0, is_wanted, in_hulls=False)
+            start = 0
+            for piece in pieces:
+                raw = as_bytes(encode_array(piece, stored))
+                write_runs(descriptor, raw, [start], len(raw), is_wanted)
+                start += len(raw)
         finally:
             os.close(descriptor)
-        write_file.raise_unless(is_wanted)
+        raise_unless(is_wanted)
         os.replace(name, path)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):

@@ -593,8 +593,7 @@ def read(name):
 def work(name):
     if threading.current_thread() is not threading.main_thread():
         threading.main_thread().join()
-    if kind != "files":  # which zarr alone can't write then
-        write()
+    write()  # to files, which zarr alone can't do then
     read(name)
 
 write()

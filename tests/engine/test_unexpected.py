@@ -181,6 +181,16 @@ class TestWrites:
         assert array[1, 3] == -1
         assert "please report this" in caplog.text
 
+    @pytest.mark.parametrize("error", UNEXPECTED)
+    def test_zarr_writes_whole_chunks_that_are_not_done(self, array, monkeypatch, caplog, error):
+        def fail(*_args):
+            raise error("a mistake of ours")
+
+        monkeypatch.setattr("numcodecs_bytes._engine.write_whole.encode_array", fail)
+        array[...] = -DATA
+        assert np.array_equal(array[...], -DATA)
+        assert "please report this" in caplog.text
+
     @pytest.mark.parametrize(
         ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]
     )
