@@ -1,11 +1,13 @@
 """The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import zarr
 import zarr.registry
 from zarr.codecs._v2 import V2Codec
@@ -27,6 +29,7 @@ from numcodecs_bytes._engine.chunks import (
     chunk_reads,
     chunk_writes,
     first_of,
+    has_whole_chunks,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -40,13 +43,31 @@ from numcodecs_bytes._options import (
     write_in_place,
 )
 from numcodecs_bytes._pickling import PickledAsConfigured
-from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_class, merge_chunk
+from numcodecs_bytes._threads import MAX_FILE_THREADS
+from numcodecs_bytes._zarr_versions import (
+    HAS_RESULTS,
+    FusedCodecPipeline,
+    check_class,
+    concurrency,
+    merge_chunk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
+
+
+def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> str:
+    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
+    from numcodecs_bytes._engine.write import find_path  # most programs only read
+
+    if chunk.is_complete and not writes_whole:
+        raise LeftToZarr("the whole chunk is written")
+    if not (chunk.is_complete or writes_parts):
+        raise LeftToZarr("numcodecs_bytes.write_in_place is not set")
+    return find_path(chunk.setter)
 
 
 def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
@@ -124,6 +145,10 @@ class ReadsParts(PickledAsConfigured):
         warn_of_other_pipeline("used")
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
+
+    def _num_threads_of_zarr(self) -> int:
+        """Return how many threads zarr itself writes with, unless the user has set a number."""
+        return concurrency() or MAX_FILE_THREADS
 
     @_Once
     def _layouts(self) -> ArrayLayouts:
@@ -293,13 +318,19 @@ class ReadsParts(PickledAsConfigured):
         self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
     ) -> None:
         """Write chunks that are selected as a whole, or leave them to zarr."""
-        from numcodecs_bytes._engine.write_whole import write_whole
+        from numcodecs_bytes._engine.write_whole import Values, write_whole
 
         def merge(chunk: ChunkWrite) -> Any:
             return merge_chunk(self, chunk, value, drop_axes).as_ndarray_like()
 
-        array = value.as_ndarray_like()
-        await write_whole(chunks, array, drop_axes, merge, self._num_threads())
+        try:
+            values = Values(np.asarray(value.as_ndarray_like()), drop_axes, merge)
+            num_large = self._num_threads_of_zarr()
+            await write_whole(chunks, values, self._num_threads(), num_large)
+        except Exception as error:
+            if not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)  # zarr writes what is not done: twice does no harm
 
     async def _write_left(
         self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
@@ -316,17 +347,13 @@ class ReadsParts(PickledAsConfigured):
 
         Returns nothing to write if zarr writes all chunks, or if this package itself fails.
         """
-        from numcodecs_bytes._engine.write import find_path, with_own_memory
-        from numcodecs_bytes._engine.write_whole import check_values
-
-        def path_of(chunk: ChunkWrite) -> str:
-            if chunk.is_complete:
-                check_values(value, chunk.layout)
-            elif not mode:
-                raise LeftToZarr("numcodecs_bytes.write_in_place is not set")
-            return find_path(chunk)
+        from numcodecs_bytes._engine.write import with_own_memory
 
         try:
+            writes_whole = self._can_write_whole(items, value)
+            if not (mode or writes_whole):
+                return [], value
+            path_of = partial(_path_of, writes_whole=writes_whole, writes_parts=bool(mode))
             chunks = chunk_writes(items, self._layouts.of, path_of)
             if any(chunk.path and not chunk.is_complete for chunk in chunks):
                 own = await with_own_memory(value.as_ndarray_like())
@@ -336,7 +363,21 @@ class ReadsParts(PickledAsConfigured):
                 raise
             unexpected.log(error)
             return [], value
-        return chunks if mode or any(chunk.path for chunk in chunks) else [], value
+        return chunks, value
+
+    def _can_write_whole(self, items: "Sequence[ZarrItem]", value: Any) -> bool:
+        """Whether chunks that are selected as a whole, if there are any, can be written here."""
+        if not has_whole_chunks(items):
+            return False
+        from numcodecs_bytes._engine.write import find_path
+        from numcodecs_bytes._engine.write_whole import are_plain
+
+        setter, spec = first_of(items)
+        try:
+            find_path(setter)
+            return are_plain(value, self._layouts.of(spec))
+        except LeftToZarr:
+            return False
 
     def _num_threads(self) -> int | None:
         """Return zarr's setting for the number of threads, if the user has set it."""
@@ -374,6 +415,9 @@ if FusedCodecPipeline is not None:
 
         __module__ = _MODULE
         _threads_setting = "codec_pipeline.max_workers"
+
+        def _num_threads_of_zarr(self) -> int:
+            return os.cpu_count() or 1
 
         async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
             try:

@@ -97,8 +97,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     is_fixed_size = True
     # The data type that `evolve_from_array_spec` was given, and the dtype and stored dtype of its
     # elements. zarr takes up to 1.3 us to make the dtype, as long as encoding a small chunk.
-    _evolved_for: object = None
-    _evolved_dtypes: tuple[AnyDType, AnyDType]
+    _evolved: tuple[object, tuple[AnyDType, AnyDType] | None] = None, None
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -146,8 +145,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
                 vars(evolved)["_declared_endian"] = self._declared_endian
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
-        vars(evolved)["_evolved_dtypes"] = evolved._dtypes(array_spec)  # noqa: SLF001
-        vars(evolved)["_evolved_for"] = array_spec.dtype
+        vars(evolved)["_evolved"] = array_spec.dtype, evolved._dtypes(array_spec)  # noqa: SLF001
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
@@ -210,8 +208,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""
-        if chunk_spec.dtype is self._evolved_for:
-            return self._evolved_dtypes
+        data_type, dtypes = self._evolved
+        if dtypes and chunk_spec.dtype is data_type:
+            return dtypes
         dtype = chunk_spec.dtype.to_native_dtype()
         return dtype, self._stored_dtype(dtype)
 

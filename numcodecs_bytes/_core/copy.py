@@ -104,24 +104,32 @@ def _plan_tiles(out: Array, source: Array) -> Iterable[Any]:
     `out`. A tile is narrow in `out` and long in the source: its lines stay in the cache until then.
     """
     narrow = _contiguous_axis(out)
-    if narrow is None or _contiguous_axis(source) in (None, narrow):
+    if narrow is None or not _evicts_lines(source, narrow):
         return [...]
-    # Lines that are a multiple of a large power of two apart compete for the same few places.
-    step = abs(source.strides[narrow])
-    distance = math.gcd(step, TILED_BYTES // 32)  # fewer than 32 lines stay in the cache anyway
-    if step < FAR_BYTES or distance < FAR_BYTES or distance * out.shape[narrow] < TILED_BYTES:
-        return [...]
-    lengths, num_left = [TILE_WIDTH] * out.ndim, TILE_LENGTH
+    shape, num_left = [TILE_WIDTH] * out.ndim, TILE_LENGTH
     for axis in sorted(set(range(out.ndim)) - {narrow}, key=lambda i: abs(source.strides[i])):
-        lengths[axis] = max(min(num_left, out.shape[axis]), 1)
-        num_left //= lengths[axis]
-    if math.prod(lengths) < TILE_WIDTH * TILE_LENGTH // 2:  # a tile takes 1 us
+        shape[axis] = max(min(num_left, out.shape[axis]), 1)
+        num_left //= shape[axis]
+    if math.prod(shape) < TILE_WIDTH * TILE_LENGTH // 2:  # it would be copied in less than 1 us
         return [...]
     slices = [
         [slice(start, start + length) for start in range(0, size, length)]
-        for size, length in zip(out.shape, lengths, strict=True)
+        for size, length in zip(out.shape, shape, strict=True)
     ]
     return itertools.product(*slices)
+
+
+def _evicts_lines(source: Array, axis: int) -> bool:
+    """Whether elements along an axis are in so many lines that these do not stay in the CPU cache.
+
+    Lines that are a multiple of a large power of two apart compete for the same few places.
+    """
+    if _contiguous_axis(source) in (None, axis):
+        return False
+    step = abs(source.strides[axis])
+    distance = math.gcd(step, TILED_BYTES // 32)  # 32 lines and fewer always stay
+    is_far = step > 0 and distance >= FAR_BYTES
+    return is_far and distance * source.shape[axis] >= TILED_BYTES
 
 
 def _contiguous_axis(array: Array) -> int | None:

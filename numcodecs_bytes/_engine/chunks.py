@@ -45,8 +45,6 @@ class Outcome(NamedTuple):
 
 
 PENDING = Outcome("left to zarr")
-# Nothing is missed if zarr writes it instead, for whatever reason.
-_IS_WHOLE = "the whole chunk is written"
 
 
 @dataclass(slots=True, eq=False)
@@ -130,14 +128,14 @@ class ChunkWrite:
         fill_value = fill_value_or_default(self.spec)
         buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
         return all(
-            _may_equal(block[(0,) * block.ndim], fill_value)
+            not _differs(block[(0,) * block.ndim], fill_value)  # as most often: that takes no time
             and buffer_of(block).all_equal(fill_value)
             for block in blocks
         )
 
     def note_written_whole(self) -> None:
         """Note that the whole chunk has been written, or deleted if zarr would not store it."""
-        self.outcome = Outcome("written whole", _IS_WHOLE)
+        self.outcome = Outcome("written whole")
 
     def trace(self, *, is_v2: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
@@ -148,16 +146,19 @@ class ChunkWrite:
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
-        elif self.outcome.why:
+        elif self.is_complete:
+            counts = {"why_not_in_place": {"the whole chunk is written": 1}}
+        elif self.outcome.is_left and self.outcome.why:
             counts = {"why_not_in_place": {self.outcome.why: 1}}
         if counts:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
 
-def _may_equal(element: Any, fill_value: Any) -> bool:
-    """Whether it is worth comparing all elements: most often, the first one is another number."""
-    is_other = element.dtype.kind in "biufc" and element != fill_value
-    return not is_other or bool(element != element)  # noqa: PLR0124 # it may be NaN
+def _differs(element: Any, fill_value: Any) -> bool:
+    """Whether an element is surely not the fill value."""
+    if element.dtype.kind not in "biufc" or element != element:  # noqa: PLR0124 # NaN
+        return False
+    return bool(element != fill_value)
 
 
 def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
@@ -180,6 +181,11 @@ def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
     """Return the byte getter or setter of the first chunk, and its specification."""
     getter, spec, *_ = items[0]
     return getter, spec
+
+
+def has_whole_chunks(items: Sequence[ZarrItem]) -> bool:
+    """Whether any chunk is selected as a whole."""
+    return any(item[4] for item in items)
 
 
 def chunk_reads(
@@ -209,5 +215,5 @@ def chunk_writes(
             chunk.layout = layout_of(chunk.spec)
             chunk.path = path_of(chunk)
         except LeftToZarr as why:
-            leave([chunk], LeftToZarr(_IS_WHOLE) if chunk.is_complete else why)
+            leave([chunk], why)
     return chunks

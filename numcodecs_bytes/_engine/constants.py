@@ -74,7 +74,7 @@ UNLIMITED = 1000
 # Writes
 
 # Whole chunks of at least this size are written by several threads.
-WHOLE_PARALLEL_BYTES = 1 << 17
+LARGE_WHOLE_BYTES = 1 << 17
 
 # Runs are written one by one, unless there are more than this many for each hull over gaps of up to
 # GAP_BYTES: then the hulls are rewritten. With a gap of 8 KiB, a run takes 1.1 us in memory (tmpfs)

@@ -39,8 +39,9 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     shared, outputs = _SharedFiles(), list[Output]()
 
     def begin(is_wanted: IsWanted) -> Callable[[ChunkRead], None]:
-        outputs.append(batch.out.for_thread(is_wanted))
-        return partial(_read_or_leave, shared=shared, out=outputs[-1], gap=batch.gap)
+        out = batch.out.for_thread(is_wanted)
+        outputs.append(out)
+        return partial(_read_or_leave, shared=shared, out=out, gap=batch.gap)
 
     is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
     workers = Workers(

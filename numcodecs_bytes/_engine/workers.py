@@ -52,14 +52,14 @@ class Workers(Generic[Chunk]):
         self._num_working, self._is_over = 0, False
 
     async def run(self, pool: ThreadPoolExecutor) -> None:
-        """Do all that is waiting, in a thread of a pool and those that help it."""
+        """Work on all chunks, in a thread of a pool and those that help it."""
         context = contextvars.copy_context()  # with NumPy's errstate, for example
         await run_while_wanted(pool, lambda is_wanted: context.run(self._run, is_wanted))
         if is_ending():  # which the threads of pools notice, and stop
             self._run_alone()
 
     def _run(self, is_wanted: IsWanted) -> None:
-        """Do what is waiting; when this returns, no thread works any more."""
+        """Work on all chunks; when this returns, no thread works any more."""
         try:
             self._start_helpers(is_wanted, self._num_threads)
             self._work(is_wanted, may_start_more=self._may_start_more)
@@ -75,11 +75,11 @@ class Workers(Generic[Chunk]):
             raise self._errors.pop()  # else it would keep the output by its traceback
 
     def _run_alone(self) -> None:
-        """Do what is waiting in this thread: the interpreter is ending."""
-        do = self._begin(lambda: True)
+        """Work on what is left in this thread: the interpreter is ending."""
         try:
+            work_on = self._begin(lambda: True)
             while self._waiting:
-                do(self._waiting.popleft())
+                work_on(self._waiting.popleft())
         finally:
             self._close()
 
@@ -93,14 +93,14 @@ class Workers(Generic[Chunk]):
                 self._helpers.append(submit(helper_pool(), partial(context.run, work)))
 
     def _work(self, is_wanted: IsWanted, *, may_start_more: bool = False) -> None:
-        """Do one chunk after the other, as several threads do."""
+        """Work on one chunk after the other, as several threads do."""
         with self._state:
             if self._is_over:  # this thread has started too late
                 return
             self._num_working += 1
-            do = self._begin(is_wanted)
         try:
-            self._do_waiting(do, is_wanted, may_start_more=may_start_more)
+            work_on = self._begin(is_wanted)
+            self._work_on_waiting(work_on, is_wanted, may_start_more=may_start_more)
         except BaseException as error:  # noqa: BLE001 # raised by `_run`
             self._errors.append(error)
             self._waiting.clear()
@@ -109,10 +109,10 @@ class Workers(Generic[Chunk]):
                 self._num_working -= 1
                 self._state.notify_all()
 
-    def _do_waiting(
-        self, do: Callable[[Chunk], None], is_wanted: IsWanted, *, may_start_more: bool
+    def _work_on_waiting(
+        self, work_on: Callable[[Chunk], None], is_wanted: IsWanted, *, may_start_more: bool
     ) -> None:
-        """Do what is waiting; see now and then whether files are slow: then others help."""
+        """Take what waits; see now and then whether files are slow: then others help."""
         num_done = 0
         while self._waiting and is_wanted() and not is_ending():
             is_measured = may_start_more and num_done % constants.LOOK_EVERY == 0
@@ -121,7 +121,7 @@ class Workers(Generic[Chunk]):
                 chunk = self._waiting.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            do(chunk)
+            work_on(chunk)
             num_done += 1
             if is_measured and files.has_waited(before, is_alone=not self._helpers):
                 may_start_more = False  # as many threads wait for files as zarr itself would use

@@ -151,7 +151,7 @@ class ChunkFile:
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
-        if self._would_be_empty(self._planned):
+        if self._adds_nothing(self._planned):
             return True
         with locks.temporary(self.chunk.path) as (new, name):
             self._write(new, self._fill(new, None, is_wanted), is_wanted)
@@ -162,14 +162,15 @@ class ChunkFile:
 
     def _is_enough(self, space: Space) -> bool:
         """Whether everything can be written to an open file, except what zarr would not store."""
-        return not self.is_mapped and self._would_be_empty(space.missing)
+        return not self.is_mapped and self._adds_nothing(space.missing)
 
     def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
         self.has_begun = True
         for planned, start in placed:
             write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=self._in_hulls)
 
-    def _would_be_empty(self, planned: Sequence[PlannedWrite]) -> bool:
+    def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:
+        """Whether zarr would not store chunks of these elements."""
         return not planned or self.chunk.would_be_empty(write_file.blocks_of(planned))
 
     def _stored_fill_value(self) -> UInt8Array:

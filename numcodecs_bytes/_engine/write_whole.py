@@ -6,7 +6,6 @@ whole chunk twice does no harm.
 """
 
 import contextlib
-import math
 import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +20,7 @@ from zarr.core.buffer import cpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._engine import constants, unexpected
+from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.chunks import ChunkWrite, leave
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -29,105 +28,94 @@ from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_file import raise_unless, write_runs
-from numcodecs_bytes._names import add_name
-from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
-from numcodecs_bytes._zarr_versions import concurrency
-
-# Returns the elements of a chunk, as zarr puts them together from the values.
-Merge = Callable[[ChunkWrite], Array]
+from numcodecs_bytes._threads import IsWanted, write_pool
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
-def check_values(value: Any, layout: AnyLayout | None) -> None:
-    """Raise `LeftToZarr` unless whole chunks of a layout can be written from these values."""
-    if not isinstance(layout, Layout) or not layout.item_size:
-        raise LeftToZarr("a shard, or elements without bytes")
+def are_plain(value: Any, layout: AnyLayout) -> bool:
+    """Whether whole chunks of a layout can be written from the values that zarr passes."""
+    if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
+        return False
     array = value.as_ndarray_like()
-    if type(value) is not cpu.NDBuffer or type(array) not in (np.ndarray, np.memmap):
-        raise LeftToZarr("the values are not in a plain NumPy array")
-    if not has_same_elements(array.dtype, layout.dtype):
-        raise LeftToZarr(f"the values have the data type {array.dtype}, the array {layout.dtype}")
-
-
-async def write_whole(
-    chunks: Sequence[ChunkWrite],
-    values: Array,
-    drop_axes: tuple[int, ...],
-    merge: Merge,
-    num_threads: int | None,
-) -> None:
-    """Write whole chunks, or leave them to zarr; note what became of each."""
-    num_bytes = math.prod(chunks[0].spec.shape) * values.itemsize
-    is_parallel = num_bytes >= constants.WHOLE_PARALLEL_BYTES
-    batch = _Batch(np.asarray(values), drop_axes, merge, f".{uuid.uuid4().hex}.partial")
-    workers = Workers(
-        chunks,
-        lambda is_wanted: partial(_write_or_leave, batch=batch, is_wanted=is_wanted),
-        num_threads=num_threads,
-        # As many as zarr itself would use.
-        num_default=(concurrency() or MAX_FILE_THREADS) if is_parallel else 1,
-    )
-    await workers.run(write_pool())
+    is_of_numpy = type(value) is cpu.NDBuffer and type(array) in (np.ndarray, np.memmap)
+    return is_of_numpy and has_same_elements(array.dtype, layout.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Values for whole chunks, and how they are written."""
+class Values:
+    """What is written to chunks that are selected as a whole."""
 
-    values: Array
-    drop_axes: tuple[int, ...]  # axes of the chunks that the values lack
-    merge: Merge
-    suffix: str  # of temporary names
+    array: Array
+    drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
+    merge: Callable[[ChunkWrite], Array]  # returns a chunk as zarr itself puts it together
+
+    def of(self, chunk: ChunkWrite) -> Array:
+        """Return the elements of a chunk, in its shape."""
+        try:
+            if self.array.shape:
+                selected: Array = self.array[chunk.place]
+                if self.drop_axes:
+                    selected = np.expand_dims(selected, self.drop_axes)
+                if selected.shape == chunk.spec.shape:
+                    return selected
+            return self.merge(chunk)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise LeftToZarr(f"the values do not fit: {error}") from error
 
 
-def _write_or_leave(chunk: ChunkWrite, batch: _Batch, is_wanted: IsWanted) -> None:
+async def write_whole(
+    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None, num_large: int
+) -> None:
+    """Write whole chunks, or leave them to zarr; note what became of each.
+
+    As many threads write as the user has set; by default one, or `num_large` if chunks are large.
+    """
+    layout = chunks[0].layout
+    is_large = layout is not None and layout.num_bytes >= constants.LARGE_WHOLE_BYTES
+    suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
+
+    def begin(is_wanted: IsWanted) -> Callable[[ChunkWrite], None]:
+        return partial(_write_or_leave, values=values, suffix=suffix, is_wanted=is_wanted)
+
+    num_default = num_large if is_large else 1
+    await Workers(chunks, begin, num_threads=num_threads, num_default=num_default).run(write_pool())
+
+
+def _write_or_leave(chunk: ChunkWrite, values: Values, suffix: str, is_wanted: IsWanted) -> None:
     """Write a chunk, or leave it to zarr, which may raise its own error."""
     try:
-        _write(chunk, batch, is_wanted)
+        _store_or_delete(chunk, values.of(chunk), suffix, is_wanted)
         chunk.note_written_whole()
     except LeftToZarr as why:
         leave([chunk], why)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         leave([chunk], LeftToZarr(str(error) or type(error).__name__))
-    except Exception as error:
-        if not unexpected.is_unexpected(error):
-            add_name(error, chunk.setter, "writing")
-            raise
-        unexpected.log(error)
-        leave([chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
 
 
-def _write(chunk: ChunkWrite, batch: _Batch, is_wanted: IsWanted) -> None:
+def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted: IsWanted) -> None:
     """Write a chunk, or delete it if zarr would not store it."""
-    layout: Any = chunk.layout  # a Layout, as `check_values` has found
-    elements = _elements_of(chunk, batch)
+    layout = chunk.layout
+    if not isinstance(layout, Layout):
+        raise TypeError(f"not a chunk: {layout!r}")
     if not layout.is_converted_by_copy and has_invalid_bytes(elements):
         raise LeftToZarr("it depends on the codec how invalid bytes are stored")
-    if chunk.would_be_empty(_pieces_of(elements, layout)):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(chunk.path)  # noqa: PTH108 # a Path takes 2 us
+    if not chunk.would_be_empty(_pieces_of(elements, layout)):
+        pieces = _pieces_of(elements, layout)
+        _replace(chunk.path, suffix, pieces, layout.stored_dtype, is_wanted)
         return
-    pieces = _pieces_of(elements, layout)
-    _replace(chunk.path, batch.suffix, pieces, layout.stored_dtype, is_wanted)
-
-
-def _elements_of(chunk: ChunkWrite, batch: _Batch) -> Array:
-    """Return the elements of a chunk, in its shape."""
-    try:
-        if batch.values.shape:
-            selected: Array = batch.values[chunk.place]
-            if batch.drop_axes:
-                selected = np.expand_dims(selected, batch.drop_axes)
-            if selected.shape == chunk.spec.shape:
-                return selected
-        return batch.merge(chunk)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise LeftToZarr(f"the values do not fit: {error}") from error
+    raise_unless(is_wanted)
+    if os.path.isdir(chunk.path):  # noqa: PTH112 # also if it is a link
+        raise LeftToZarr("there is a folder of its name")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(chunk.path)  # noqa: PTH108
 
 
 def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
-    """Return pieces of a chunk that stay in the CPU cache, one after the other as stored."""
+    """Return pieces of a chunk that stay in the CPU cache, in the order in which they are stored.
+
+    They are views of a large chunk, made when they are needed.
+    """
     if layout.num_bytes <= constants.BLOCK_BYTES:
         return [elements.transpose(layout.axis_order)]
     plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, gap=0)

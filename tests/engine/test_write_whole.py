@@ -24,8 +24,10 @@ from helpers import (
     start_program,
 )
 from zarr.codecs import TransposeCodec
+from zarr.core.buffer import cpu
 
 import numcodecs_bytes
+from numcodecs_bytes import _threads
 from numcodecs_bytes._engine import files
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -183,7 +185,7 @@ def test_the_same_files_as_zarr_alone(tmp_path, set_constants, our_pipeline, see
     """After each of 10 writes; some make files, some replace them, some delete them."""
     rng = random.Random(seed)  # noqa: S311
     set_constants(
-        BLOCK_BYTES=rng.choice([16, 64, 1 << 20]), WHOLE_PARALLEL_BYTES=rng.choice([0, 1 << 17])
+        BLOCK_BYTES=rng.choice([16, 64, 1 << 20]), LARGE_WHOLE_BYTES=rng.choice([0, 1 << 17])
     )
     umask = os.umask(rng.choice([0, 0o22, 0o77]))
     try:
@@ -255,6 +257,25 @@ class TestByWhom:
         calls.at_open = wait
         array[...] = 1
         assert (array[...] == 1).all()
+
+    @pytest.mark.parametrize("num", [3, 4])
+    def test_also_what_zarr_puts_together(self, tmp_path, calls, num):
+        """Scalars, and chunks at an edge."""
+        array = create(tmp_path, (num, 4), (2, 4))
+        for value in (1, np.ones(array.shape)):
+            calls.opened.clear()
+            calls.threads.clear()
+            array[...] = value
+            assert len(temporary_files(calls)) == 2
+            assert (array[...] == 1).all()
+
+    def test_as_many_as_each_pipeline_of_zarr_has(self, tmp_path, calls, our_pipeline):
+        """More of them took 4 times the memory of zarr's fused pipeline."""
+        array, num = create(tmp_path, (40, LARGE), (1, LARGE)), os.cpu_count()
+        with zarr.config.set({"async.concurrency": num + 1}):
+            array[...] = 1
+        num_threads = len({thread for _, thread in temporary_files(calls)})
+        assert num_threads <= (num if "Fused" in our_pipeline else num + 1)
 
     @pytest.mark.parametrize(
         "settings",
@@ -332,6 +353,26 @@ class TestWhatIsInTheWay:
         assert error == (IsADirectoryError, errno.EISDIR)
         assert not [name for name in written if "partial" in name]
         assert written["c/0/0"][1] == DATA[:4, :4].tobytes()
+
+    def test_a_link_to_a_folder_that_would_be_deleted(self, tmp_path, our_pipeline):
+        """zarr does not follow it, and raises an error."""
+        (tmp_path / "folder").mkdir()
+
+        def link(path):
+            (path / "c/1/0").unlink()
+            (path / "c/1/0").symlink_to(tmp_path / "folder")
+
+        for name, pipeline in (
+            ("alone", ZARR_ALONE["codec_pipeline.path"]),
+            ("ours", our_pipeline),
+        ):
+            with zarr.config.set({"codec_pipeline.path": pipeline}):
+                array = create(tmp_path / name)
+                array[...] = DATA
+                link(tmp_path / name)
+                with pytest.raises(OSError, match=r"c/1/0|symbolic link"):
+                    array[...] = 0
+            assert (tmp_path / name / "c/1/0").is_symlink()
 
     def test_a_folder_that_holds_nothing_but_fill_values_is_deleted(self, tmp_path):
         array = create(tmp_path)
@@ -458,6 +499,34 @@ def test_what_was_cancelled_and_has_returned_writes_nothing_more(tmp_path, calls
     time.sleep(0.05)
     assert files_in(tmp_path) == before
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_what_was_cancelled_deletes_nothing(tmp_path, monkeypatch):
+    """A comparison with the fill value may take longer than the caller waits."""
+    array = create(tmp_path)
+    array[...] = DATA
+    monkeypatch.setattr(_threads, "LAST_SECONDS", 0.01)
+    is_comparing, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    all_equal = cpu.NDBuffer.all_equal
+
+    def compare(*args):
+        is_comparing.set()
+        go_on.wait(60)
+        threading.Timer(0.2, is_done.set).start()
+        return all_equal(*args)
+
+    async def cancel():
+        writing = asyncio.ensure_future(array.async_array.setitem(..., np.zeros((8, 8))))
+        await asyncio.to_thread(is_comparing.wait, 60)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+
+    monkeypatch.setattr(cpu.NDBuffer, "all_equal", compare)
+    asyncio.run(cancel())
+    go_on.set()
+    assert is_done.wait(60)
+    assert np.array_equal(array[...], DATA)
 
 
 WRITER = """
