@@ -105,11 +105,11 @@ class TestWhatIsKept:
         return check
 
     def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
-        """60 of them over 65,536 inner chunks kept 619 MiB."""
+        """60 of them over 65,536 inner chunks kept 619 MiB; these 3 would keep 3.4 MiB."""
         create(tmp_path, (1 << 13,), (1,), "u1", shards=(1 << 13,))[0] = 1
         array = zarr.open_array(tmp_path, mode="r")
         assert array[:].sum() == 1
-        check_kept(lambda: [array[first:] for first in range(6)])
+        check_kept(lambda: [array[first:] for first in range(3)])
 
     def test_of_selections_of_many_arrays(self, tmp_path, check_kept):
         for k in range(30):
