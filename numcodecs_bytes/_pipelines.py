@@ -1,7 +1,6 @@
 """The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -43,12 +42,10 @@ from numcodecs_bytes._options import (
     write_in_place,
 )
 from numcodecs_bytes._pickling import PickledAsConfigured
-from numcodecs_bytes._threads import MAX_FILE_THREADS
 from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     FusedCodecPipeline,
     check_class,
-    concurrency,
     merge_chunk,
 )
 
@@ -145,10 +142,6 @@ class ReadsParts(PickledAsConfigured):
         warn_of_other_pipeline("used")
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
-
-    def _num_threads_of_zarr(self) -> int:
-        """Return how many threads zarr itself writes with, unless the user has set a number."""
-        return concurrency() or MAX_FILE_THREADS
 
     @_Once
     def _layouts(self) -> ArrayLayouts:
@@ -325,8 +318,7 @@ class ReadsParts(PickledAsConfigured):
 
         try:
             values = Values(np.asarray(value.as_ndarray_like()), drop_axes, merge)
-            num_large = self._num_threads_of_zarr()
-            await write_whole(chunks, values, self._num_threads(), num_large)
+            await write_whole(chunks, values, self._num_threads())
         except Exception as error:
             if not unexpected.is_unexpected(error):
                 raise
@@ -415,9 +407,6 @@ if FusedCodecPipeline is not None:
 
         __module__ = _MODULE
         _threads_setting = "codec_pipeline.max_workers"
-
-        def _num_threads_of_zarr(self) -> int:
-            return os.cpu_count() or 1
 
         async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
             try:

@@ -28,7 +28,8 @@ from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_file import raise_unless, write_runs
-from numcodecs_bytes._threads import IsWanted, write_pool
+from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
+from numcodecs_bytes._zarr_versions import concurrency
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -65,12 +66,9 @@ class Values:
 
 
 async def write_whole(
-    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None, num_large: int
+    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None
 ) -> None:
-    """Write whole chunks, or leave them to zarr; note what became of each.
-
-    As many threads write as the user has set; by default one, or `num_large` if chunks are large.
-    """
+    """Write whole chunks, or leave them to zarr; note what became of each."""
     layout = chunks[0].layout
     is_large = layout is not None and layout.num_bytes >= constants.LARGE_WHOLE_BYTES
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
@@ -78,6 +76,7 @@ async def write_whole(
     def begin(is_wanted: IsWanted) -> Callable[[ChunkWrite], None]:
         return partial(_write_or_leave, values=values, suffix=suffix, is_wanted=is_wanted)
 
+    num_large = min(2 * (os.cpu_count() or 1), concurrency() or MAX_FILE_THREADS)
     num_default = num_large if is_large else 1
     await Workers(chunks, begin, num_threads=num_threads, num_default=num_default).run(write_pool())
 
