@@ -113,10 +113,13 @@ def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted:
 def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
     """Return pieces of a chunk that stay in the CPU cache, in the order in which they are stored.
 
-    They are views of a large chunk, made when they are needed.
+    They are views, made when they are needed. What is not converted is one piece: to write it piece
+    by piece would take 1.05 to 1.15 times as long.
     """
-    if layout.num_bytes <= constants.BLOCK_BYTES:
-        return [elements.transpose(layout.axis_order)]
+    as_stored = elements.transpose(layout.axis_order)
+    is_plain = elements.dtype == layout.stored_dtype and as_stored.flags.c_contiguous
+    if is_plain or layout.num_bytes <= constants.BLOCK_BYTES:
+        return [as_stored]
     plan = plan_of(tuple([slice(0, size) for size in layout.shape]), layout, gap=0)
     pieces = split(plan, layout.item_size)
     return (elements[place].transpose(piece.stored_axes) for place, piece in pieces)
