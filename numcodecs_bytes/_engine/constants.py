@@ -77,10 +77,10 @@ UNLIMITED = 1000
 
 # Writes
 
-# Whole chunks of at least this size are written by two threads per core. On tmpfs and two cores, two
-# took 0.6 of the time of one with 128 KiB, 0.5 with 1 MiB, 0.8 to 1 with 64 KiB, and 1.2 with 4
-# KiB. Four took as long as two, and ten 1.05 to 1.4 times; but if each rename takes 1 ms, two took
-# twice the time of four.
+# Whole chunks of at least this size are written by two threads per core. On tmpfs and two cores,
+# two took 0.6 of the time of one with 128 KiB, 0.5 with 1 MiB, 0.8 to 1 with 64 KiB, and 1.2 with
+# 4 KiB. Four took as long as two, and ten 1.05 to 1.4 times; but if each rename takes 1 ms, two
+# took twice the time of four.
 LARGE_WHOLE_BYTES = 1 << 17
 
 # Runs are written one by one, unless there are more than this many for each hull over gaps of up to
