@@ -154,7 +154,8 @@ def references(kind: str, url: str, folder: Path, _who: str) -> Any:
 def whole_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
     for num, rows, columns in ((2048, 16, 64), (1024, 64, 256), (256, 256, 256), (16, 2048, 1024)):
         num_chunks, kib = num // 8 if quick else num, rows * columns // 256
-        cell = f"{num_chunks:,} of {kib} KiB" if kib < 1024 else f"{num_chunks} of {kib // 1024} MiB"
+        length = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
+        cell = f"{num_chunks:,} of {length}"
         shape, chunks = (rows * num_chunks, columns), (rows, columns)
         values = np.random.default_rng(0).random(shape, np.float32)
         for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
