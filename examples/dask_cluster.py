@@ -21,7 +21,7 @@ import dask.array
 import numcodecs
 import numpy as np
 import zarr
-from dask.distributed import Client, LocalCluster
+from distributed import Client, LocalCluster
 
 SHAPE = (64, 2048, 2048)
 CHUNKS = (8, 2048, 2048)

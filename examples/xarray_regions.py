@@ -21,7 +21,7 @@ import dask.array
 import numpy as np
 import xarray as xr
 import zarr
-from dask.distributed import Client, LocalCluster
+from distributed import Client, LocalCluster
 
 SHAPE = NUM_STEPS, NUM_ROWS, NUM_COLUMNS = 48, 256, 256
 ENCODING = {"t2m": {"chunks": (5, 64, 64), "shards": (30, 256, 256), "compressors": None}}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import zarr
 import zarr.registry
 from zarr.codecs._v2 import V2Codec
@@ -27,6 +28,7 @@ from numcodecs_bytes._engine.chunks import (
     chunk_reads,
     chunk_writes,
     first_of,
+    has_whole_chunks,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -40,13 +42,29 @@ from numcodecs_bytes._options import (
     write_in_place,
 )
 from numcodecs_bytes._pickling import PickledAsConfigured
-from numcodecs_bytes._zarr_versions import HAS_RESULTS, FusedCodecPipeline, check_class
+from numcodecs_bytes._zarr_versions import (
+    HAS_RESULTS,
+    FusedCodecPipeline,
+    check_class,
+    merge_chunk,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
+
+
+def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> str:
+    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
+    from numcodecs_bytes._engine.write import find_path  # most programs only read
+
+    if chunk.is_complete and not writes_whole:
+        raise LeftToZarr("the whole chunk is written")
+    if not (chunk.is_complete or writes_parts):
+        raise LeftToZarr("numcodecs_bytes.write_in_place is not set")
+    return find_path(chunk.setter)
 
 
 def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
@@ -197,11 +215,9 @@ class ReadsParts(PickledAsConfigured):
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         check_output(array, layout.dtype)
-        num = zarr.config.get(self._threads_setting, None)
-        num_workers = max(num, 1) if isinstance(num, int) else None
         chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
         output = Output(array, drop_axes, lambda: True, threading.Lock())
-        return Batch(chunks, output, self._is_v2(), num_workers, max_gap_bytes())
+        return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
     async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
         """Read what can be read in part, and note what became of each chunk."""
@@ -257,23 +273,27 @@ class ReadsParts(PickledAsConfigured):
     async def _write(
         self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
     ) -> None:
-        """Write in place what can be, if that is asked for, and let zarr write the rest."""
+        """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
         mode, chunks = write_in_place(), list[ChunkWrite]()
         is_required = mode == "require"
-        if mode and items and not is_in_shard(first_of(items)[0]):
-            chunks, value = await self._plan_writes(items, value, is_required=is_required)
+        if items and not is_in_shard(first_of(items)[0]):
+            chunks, value = await self._plan_writes(items, value, mode=mode)
         if not chunks:
             await pipeline.write(items, value, drop_axes)
             return
         from numcodecs_bytes._engine.write import write  # most programs only read
 
-        in_place = [chunk for chunk in chunks if chunk.path]
+        whole = [chunk for chunk in chunks if chunk.path and chunk.is_complete]
+        in_place = [chunk for chunk in chunks if chunk.path and not chunk.is_complete]
         others = [chunk for chunk in chunks if not chunk.path]
         try:
             if is_required:
                 _check_required(others)
             # Whole chunks first: the values may be mapped from a file that writes in place change.
+            if whole:
+                await self._write_whole(whole, value, drop_axes)
+                others += [chunk for chunk in whole if chunk.outcome.is_left]
             await self._write_left(others, value, drop_axes)
             if in_place:
                 array = value.as_ndarray_like()
@@ -283,9 +303,26 @@ class ReadsParts(PickledAsConfigured):
                 _check_required(left)
             await self._write_left(left, value, drop_axes)
         finally:
-            if _trace.active:
+            if mode and _trace.active:
                 for chunk in chunks:
                     chunk.trace(is_v2=self._is_v2())
+
+    async def _write_whole(
+        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
+    ) -> None:
+        """Write chunks that are selected as a whole, or leave them to zarr."""
+        from numcodecs_bytes._engine.write_whole import Values, write_whole
+
+        def merge(chunk: ChunkWrite) -> Any:
+            return merge_chunk(self, chunk, value, drop_axes).as_ndarray_like()
+
+        try:
+            values = Values(np.asarray(value.as_ndarray_like()), drop_axes, merge)
+            await write_whole(chunks, values, self._num_threads())
+        except Exception as error:
+            if not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)  # zarr writes what is not done: twice does no harm
 
     async def _write_left(
         self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
@@ -296,25 +333,48 @@ class ReadsParts(PickledAsConfigured):
             await pipeline.write([chunk.item for chunk in chunks], value, drop_axes)
 
     async def _plan_writes(
-        self, items: "Sequence[ZarrItem]", value: Any, *, is_required: bool
+        self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
     ) -> tuple[list[ChunkWrite], Any]:
-        """Return what is written, and the values, which no write to a file changes.
+        """Return what is written to each chunk, and the values, which no write in place changes.
 
-        Returns nothing, so that zarr writes everything, if this package itself fails.
+        Returns nothing to write if zarr writes all chunks, or if this package itself fails.
         """
-        from numcodecs_bytes._engine.write import find_path, with_own_memory
+        from numcodecs_bytes._engine.write import with_own_memory
 
         try:
-            chunks = chunk_writes(items, self._layouts.of, find_path)
-            if any(chunk.path for chunk in chunks):
+            writes_whole = self._can_write_whole(items, value)
+            if not (mode or writes_whole):
+                return [], value
+            path_of = partial(_path_of, writes_whole=writes_whole, writes_parts=bool(mode))
+            chunks = chunk_writes(items, self._layouts.of, path_of)
+            if any(chunk.path and not chunk.is_complete for chunk in chunks):
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
         except Exception as error:
-            if is_required or not unexpected.is_unexpected(error):
+            if mode == "require" or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
             return [], value
         return chunks, value
+
+    def _can_write_whole(self, items: "Sequence[ZarrItem]", value: Any) -> bool:
+        """Whether chunks that are selected as a whole, if there are any, can be written here."""
+        if not has_whole_chunks(items):
+            return False
+        from numcodecs_bytes._engine.write import find_path
+        from numcodecs_bytes._engine.write_whole import are_plain
+
+        setter, spec = first_of(items)
+        try:
+            find_path(setter)
+            return are_plain(value, self._layouts.of(spec))
+        except LeftToZarr:
+            return False
+
+    def _num_threads(self) -> int | None:
+        """Return zarr's setting for the number of threads, if the user has set it."""
+        num = zarr.config.get(self._threads_setting, None)
+        return max(num, 1) if isinstance(num, int) else None
 
     def _is_v2(self) -> bool:
         return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]

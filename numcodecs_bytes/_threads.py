@@ -112,9 +112,9 @@ def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor
 compute_pool = _pool(os.cpu_count(), "numcodecs_bytes")
 # Reads of files, one thread for each batch.
 file_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_files")
-# Threads that help to read a batch until all of it is read; a read waits only for its own helpers
-# that have started. With one pool of 64 threads for both, a short read behind four long ones, each
-# with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
+# Threads that help with a batch until all of it is read or written; a batch waits only for its own
+# helpers that have started. With one pool of 64 threads for both, a short read behind four long
+# ones, each with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
 helper_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_helpers")
-# Writes to files. They only try to get locks, and never wait for one in a thread.
+# Writes to files, one thread for each batch. They never wait for a lock in a thread.
 write_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_writes")

@@ -61,6 +61,19 @@ def create(store, dtype, endian="big", shape=2):
     )
 
 
+def test_a_codec_that_was_evolved_for_a_data_type_serves_others():
+    """zarr evolves codecs once, but a filter may change the data type of the chunks."""
+    codec = BytesCodec(endian="big").evolve_from_array_spec(spec_of((2,), "<i2"))
+    for each in (codec, copy.deepcopy(codec)):
+        for dtype, stored in [("<i2", "0001 0002"), ("<f4", "3f800000 40000000"), ("u1", "0102")]:
+            spec = spec_of((2,), dtype)
+            encoded = encode_chunk(each, np.array([1, 2], dtype), spec).to_bytes()
+            assert encoded == bytes.fromhex(stored)
+            decoded = decode_chunk(each, encoded, spec).as_ndarray_like()
+            assert decoded.dtype == dtype
+            assert decoded.tolist() == [1, 2]
+
+
 class TestStoredBytes:
     @pytest.mark.matrix
     @BY_LAYOUT

@@ -8,10 +8,23 @@ stored bytes: uint8, shape ``(num_bytes,)``. Callers have checked that sizes mat
 dtypes differ only in byte order, padding, titles and the integers that `copied_as` substitutes.
 """
 
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, copied_as, pack_dtype, swap_unit
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits, make_valid, with_valid_bytes
+
+# Transposed elements are copied in tiles of this shape if the lines of the CPU cache are a multiple
+# of FAR_BYTES apart, and TILED_BYTES or more from the first to the last. Byte-swapping 2048 x 2048
+# transposed float32 took 26 ms without tiles and 5.6 with them; 6.4 if they were 8 wide, 7.0 if 16
+# and 8.4 if 32. With half of TILED_BYTES, some arrays took 1.7 times as long as without tiles, and
+# with half of FAR_BYTES 1.2 times.
+TILE_LENGTH, TILE_WIDTH = 512, 12
+TILED_BYTES, FAR_BYTES = 1 << 19, 1 << 11
 
 
 def encode_array(array: Array, stored: AnyDType) -> Array:
@@ -20,6 +33,8 @@ def encode_array(array: Array, stored: AnyDType) -> Array:
     Shares memory with `array` if no byte has to change: same byte order, no padding, C-contiguous
     and no invalid bytes (see `has_invalid_bytes`).
     """
+    if array.dtype == stored and array.flags.c_contiguous and not has_unused_bits(stored):
+        return array
     copied = copied_as(array.dtype)
     source = array if copied == array.dtype else array.view(copied)
     if copied == stored and source.flags.c_contiguous:
@@ -37,6 +52,8 @@ def decode_array(raw: Array, stored: AnyDType, dtype: AnyDType) -> Array:
 
     Shares memory with `raw` if no byte has to change, and is then read-only if `raw` is.
     """
+    if dtype == stored and not has_unused_bits(dtype):
+        return raw.view(dtype)
     copied = copied_as(dtype)
     if stored == copied:
         return with_valid_bytes(raw.view(dtype))
@@ -67,11 +84,57 @@ def copy_elements(out: Array, source: Array) -> None:
     The one place where bytes of host memory are swapped: NumPy's copy does both in a single pass.
     It assigns fields of structures by position, and so packs them, too.
     """
-    if out.flags.c_contiguous and source.flags.c_contiguous:
+    is_flat = out.flags.c_contiguous and source.flags.c_contiguous
+    if is_flat and out.dtype.kind in "cUV":  # NumPy swaps other kinds as fast as units
         unit, source_unit = swap_unit(out.dtype), swap_unit(source.dtype)
         if unit is not None and source_unit is not None and unit.itemsize == source_unit.itemsize:
             out, source = out.reshape(-1).view(unit), source.reshape(-1).view(source_unit)
-    np.copyto(out, source, casting="unsafe")
+    if is_flat or out.nbytes < TILED_BYTES or np.may_share_memory(out, source):
+        np.copyto(out, source, casting="unsafe")
+        return
+    for tile in _plan_tiles(out, source):
+        np.copyto(out[tile], source[tile], casting="unsafe")
+
+
+def _plan_tiles(out: Array, source: Array) -> Iterable[Any]:
+    """Return an index for each tile; one of everything if NumPy alone is as fast.
+
+    NumPy copies in the order of `out`. If the source is contiguous along another axis, each element
+    is in another line of the CPU cache, and its neighbour in that line comes with the next row of
+    `out`. A tile is narrow in `out` and long in the source: its lines stay in the cache until then.
+    """
+    narrow = _contiguous_axis(out)
+    if narrow is None or not _evicts_lines(source, narrow):
+        return [...]
+    shape, num_left = [TILE_WIDTH] * out.ndim, TILE_LENGTH
+    for axis in sorted(set(range(out.ndim)) - {narrow}, key=lambda i: abs(source.strides[i])):
+        shape[axis] = max(min(num_left, out.shape[axis]), 1)
+        num_left //= shape[axis]
+    if math.prod(shape) < TILE_WIDTH * TILE_LENGTH // 2:  # it would be copied in less than 1 us
+        return [...]
+    slices = [
+        [slice(start, start + length) for start in range(0, size, length)]
+        for size, length in zip(out.shape, shape, strict=True)
+    ]
+    return itertools.product(*slices)
+
+
+def _evicts_lines(source: Array, axis: int) -> bool:
+    """Whether elements along an axis are in so many lines that these do not stay in the CPU cache.
+
+    Lines that are a multiple of a large power of two apart compete for the same few places.
+    """
+    if _contiguous_axis(source) in (None, axis):
+        return False
+    step = abs(source.strides[axis])
+    distance = math.gcd(step, TILED_BYTES // 32)  # 32 lines and fewer always stay
+    is_far = step > 0 and distance >= FAR_BYTES
+    return is_far and distance * source.shape[axis] >= TILED_BYTES
+
+
+def _contiguous_axis(array: Array) -> int | None:
+    """Return the axis along which elements are next to each other in memory, if there is one."""
+    return array.strides.index(array.itemsize) if array.itemsize in array.strides else None
 
 
 def as_numpy(array: Array | GPUArray) -> Array | GPUArray:

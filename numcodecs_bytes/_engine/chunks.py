@@ -12,6 +12,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
+from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
@@ -33,7 +34,7 @@ NOTHING = Fetched()
 class Outcome(NamedTuple):
     """What became of a chunk."""
 
-    status: Literal["present", "missing", "written in place", "left to zarr"]
+    status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
     why: str = ""  # it is left to zarr; remains when zarr has read it
     is_by_zarr: bool = False  # whether zarr has read it
 
@@ -115,10 +116,26 @@ class ChunkWrite:
     place: Place  # in the values
     is_complete: bool  # whether the whole chunk is written
     layout: AnyLayout | None = None
-    path: str = ""  # of its file; "" if it is not to be written in place
+    path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
     num_bytes: int | None = None  # how many were written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
+
+    def would_be_empty(self, blocks: Iterable[Array]) -> bool:
+        """Whether zarr would not store a chunk of these elements: all equal the fill value."""
+        if self.spec.config.write_empty_chunks:
+            return False
+        fill_value = fill_value_or_default(self.spec)
+        buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
+        return all(
+            not _differs(block[(0,) * block.ndim], fill_value)  # as most often: that takes no time
+            and buffer_of(block).all_equal(fill_value)
+            for block in blocks
+        )
+
+    def note_written_whole(self) -> None:
+        """Note that the whole chunk has been written, or deleted if zarr would not store it."""
+        self.outcome = Outcome("written whole")
 
     def trace(self, *, is_v2: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
@@ -129,10 +146,19 @@ class ChunkWrite:
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
+        elif self.is_complete:
+            counts = {"why_not_in_place": {"the whole chunk is written": 1}}
         elif self.outcome.is_left and self.outcome.why:
             counts = {"why_not_in_place": {self.outcome.why: 1}}
         if counts:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
+
+
+def _differs(element: Any, fill_value: Any) -> bool:
+    """Whether an element is surely not the fill value."""
+    if element.dtype.kind not in "biufc" or element != element:  # noqa: PLR0124 # NaN
+        return False
+    return bool(element != fill_value)
 
 
 def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
@@ -155,6 +181,11 @@ def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
     """Return the byte getter or setter of the first chunk, and its specification."""
     getter, spec, *_ = items[0]
     return getter, spec
+
+
+def has_whole_chunks(items: Sequence[ZarrItem]) -> bool:
+    """Whether any chunk is selected as a whole."""
+    return any(item[4] for item in items)
 
 
 def chunk_reads(
@@ -180,9 +211,6 @@ def chunk_writes(
     """Return what is written, given what zarr passes; `path_of` returns the path of a file."""
     chunks = [ChunkWrite(item, *item[:5]) for item in items]
     for chunk in chunks:
-        if chunk.is_complete:
-            leave([chunk], LeftToZarr("the whole chunk is written"))
-            continue
         try:
             chunk.layout = layout_of(chunk.spec)
             chunk.path = path_of(chunk)

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -107,25 +108,37 @@ def _count_bytes(descriptor: int) -> int:
     return num_bytes
 
 
-def usage() -> Any:
-    """Return the resource usage of this thread; None if the system does not report it."""
+class Usage(NamedTuple):
+    """What this thread has used until now."""
+
+    seconds: float  # by the clock
+    cpu_seconds: float
+    num_waits: int
+    num_from_disk: int
+
+
+def usage() -> Usage | None:
+    """Return what this thread has used until now; None if the system does not report it."""
     try:
-        return resource.getrusage(resource.RUSAGE_THREAD)
+        used = resource.getrusage(resource.RUSAGE_THREAD)
     except (AttributeError, OSError, ValueError):  # on Windows and macOS, or in a sandbox
         return None
+    return Usage(time.monotonic(), time.thread_time(), used.ru_nvcsw, used.ru_inblock)
 
 
-def has_waited(before: Any, *, is_alone: bool = True) -> bool:
+def has_waited(before: Usage | None, *, is_alone: bool = True) -> bool:
     """Whether this thread had to wait for a file since `usage` returned `before`.
 
     Python's other threads make it wait, too: if it is not alone, only reads from a disk count, and
-    reads from a server do not. True if the system does not report it.
+    waits that are longer than those. True if the system does not report it.
     """
     after = usage()
-    if after is None:
+    if before is None or after is None or after.num_from_disk > before.num_from_disk:
         return True
-    waits = after.ru_nvcsw > before.ru_nvcsw
-    return bool(after.ru_inblock > before.ru_inblock or (is_alone and waits))
+    if is_alone:
+        return after.num_waits > before.num_waits
+    seconds, cpu_seconds, *_ = np.subtract(after, before)
+    return bool(seconds > 2 * cpu_seconds + constants.OTHER_THREADS_SECONDS)
 
 
 def is_cold(descriptor: int, starts: Sequence[int]) -> bool:

@@ -5,14 +5,12 @@ help if chunks are large, or their files cold.
 """
 
 import contextlib
-import contextvars
 import operator
 import os
 import threading
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,22 +22,11 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output, memory_of, place_within, view_of, write_selected
 from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_of, split
 from numcodecs_bytes._engine.shards import ShardLayout
+from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._names import add_name
-from numcodecs_bytes._threads import (
-    MAX_FILE_THREADS,
-    IsWanted,
-    NoThreadError,
-    file_pool,
-    helper_pool,
-    is_ending,
-    run_while_wanted,
-    submit,
-)
+from numcodecs_bytes._threads import IsWanted, file_pool
 from numcodecs_bytes._trace import Fetched
-from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
+from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 _of_thread = threading.local()
 
@@ -49,116 +36,40 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
 
     Raises ValueError if a file has the wrong length.
     """
-    workers = _Workers(batch, chunks)
-    context = contextvars.copy_context()  # with NumPy's errstate, for example
+    shared, outputs = _SharedFiles(), list[Output]()
+
+    def begin(is_wanted: IsWanted) -> Callable[[ChunkRead], None]:
+        out = batch.out.for_thread(is_wanted)
+        outputs.append(out)
+        return partial(_read_or_leave, shared=shared, out=out, gap=batch.gap)
+
+    is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
+    workers = Workers(
+        chunks,
+        begin,
+        num_threads=batch.num_workers,
+        num_default=os.cpu_count() or 1 if is_parallel else 1,
+        close=shared.close,
+    )
     try:
-        await run_while_wanted(file_pool(), lambda is_wanted: context.run(workers.run, is_wanted))
+        await workers.run(file_pool())
     finally:
-        workers.let_go_of_output()
-    if is_ending():  # which the threads of pools notice, and stop
-        workers.run_alone()
-
-
-class _Workers:
-    """The threads that read the chunks of a batch."""
-
-    def __init__(self, batch: Batch, chunks: Sequence[ChunkRead]) -> None:
-        self._batch, self._num_chunks, self._waiting = batch, len(chunks), deque(chunks)
-        self._files = _SharedFiles()
-        self._outputs: list[Output] = []  # one for each thread
-        self._errors: list[BaseException] = []
-        self._state = threading.Condition()
-        self._helpers: list[Future[None]] = []
-        self._num_working, self._is_over = 0, False
-
-    def run(self, is_wanted: IsWanted) -> None:
-        """Read what is waiting; when this returns, no thread reads any more."""
-        batch = self._batch
-        is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * self._num_chunks
-        num_default = os.cpu_count() or 1 if is_parallel else 1
-        try:
-            self._start_helpers(is_wanted, batch.num_workers or num_default)
-            self._work(is_wanted, may_start_helpers=batch.num_workers is None)
-        finally:
-            with self._state:
-                self._is_over = True
-                self._state.wait_for(lambda: not self._num_working)
-            for helper in self._helpers:
-                helper.cancel()  # if it still waits for a thread
-            self._files.close()
-        if self._errors:
-            del self._errors[1:]
-            raise self._errors.pop()  # else it would keep the output by its traceback
-
-    def run_alone(self) -> None:
-        """Read what is waiting in this thread: the interpreter is ending."""
-        try:
-            while self._waiting:
-                self._read(self._waiting.popleft(), self._batch.out)
-        finally:
-            self._files.close()
-
-    def let_go_of_output(self) -> None:
-        """Wait until no thread changes the output; if the read was cancelled, none will."""
-        for out in self._outputs:
+        for out in outputs:  # no thread changes the output any more, if the read was cancelled
             with out.lock:
                 pass
 
-    def _start_helpers(self, is_wanted: IsWanted, num_workers: int) -> None:
-        """Have other threads help, so that `num_workers` read in all."""
-        most = min(num_workers, len(self._waiting) + 1, MAX_FILE_THREADS)
-        with contextlib.suppress(NoThreadError):
-            while len(self._helpers) < most - 1:
-                context = contextvars.copy_context()
-                work = partial(self._work, is_wanted)
-                self._helpers.append(submit(helper_pool(), partial(context.run, work)))
 
-    def _work(self, is_wanted: IsWanted, *, may_start_helpers: bool = False) -> None:
-        """Read one chunk after the other, as several threads do."""
-        with self._state:
-            if self._is_over:  # this thread has started too late
-                return
-            self._num_working += 1
-            out = self._batch.out.for_thread(is_wanted)
-            self._outputs.append(out)
-        try:
-            self._read_waiting(out, may_start_helpers=may_start_helpers)
-        except BaseException as error:  # noqa: BLE001 # raised by `run`
-            self._errors.append(error)
-            self._waiting.clear()
-        finally:
-            with self._state:
-                self._num_working -= 1
-                self._state.notify_all()
-
-    def _read_waiting(self, out: Output, *, may_start_helpers: bool) -> None:
-        """Read what is waiting; see now and then whether files are cold: then others help."""
-        num_read = 0
-        while self._waiting and out.is_wanted() and not is_ending():
-            is_measured = may_start_helpers and num_read % constants.LOOK_EVERY == 0
-            before = files.usage() if is_measured else None
-            try:
-                chunk = self._waiting.popleft()
-            except IndexError:  # another thread has taken the last one
-                return
-            self._read(chunk, out)
-            num_read += 1
-            if is_measured and files.has_waited(before, is_alone=not self._helpers):
-                may_start_helpers = False  # as many threads wait for files as zarr itself would use
-                num_workers = concurrency() or MAX_FILE_THREADS
-                self._start_helpers(out.is_wanted, num_workers)
-
-    def _read(self, chunk: ChunkRead, out: Output) -> None:
-        """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
-        try:
-            _read_chunk(chunk, self._files, out, self._batch.gap)
-        except LeftToZarr as why:
-            leave([chunk], why)
-        except OSError as error:
-            leave([chunk], LeftToZarr(str(error) or type(error).__name__))
-        except Exception as error:
-            add_name(error, chunk.getter)
-            raise
+def _read_or_leave(chunk: ChunkRead, shared: "_SharedFiles", out: Output, gap: int | None) -> None:
+    """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
+    try:
+        _read_chunk(chunk, shared, out, gap)
+    except LeftToZarr as why:
+        leave([chunk], why)
+    except OSError as error:
+        leave([chunk], LeftToZarr(str(error) or type(error).__name__))
+    except Exception as error:
+        add_name(error, chunk.getter)
+        raise
 
 
 class _SharedFiles:

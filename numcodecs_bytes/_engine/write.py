@@ -41,20 +41,20 @@ from numcodecs_bytes._threads import (
 logger = logging.getLogger("numcodecs_bytes")
 
 
-def find_path(chunk: ChunkWrite) -> str:
-    """Return the path of a chunk's file; raise `LeftToZarr` if it is not written in place."""
-    if locks.fcntl is None:
+def find_path(setter: Any) -> str:
+    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
+    if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
-    if type(chunk.setter) is not StorePath:
-        raise LeftToZarr(f"{name_of_class(chunk.setter)} is not a StorePath")
-    store: Any = chunk.setter.store
+    if type(setter) is not StorePath:
+        raise LeftToZarr(f"{name_of_class(setter)} is not a StorePath")
+    store: Any = setter.store
     if type(store) is not LocalStore:
         raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
         raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
     if store.read_only:
         raise LeftToZarr("the store is read-only")
-    return join(str(store.root), chunk.setter.path)
+    return join(str(store.root), setter.path)
 
 
 async def with_own_memory(values: Any) -> Any:

@@ -15,7 +15,7 @@ from numcodecs_bytes._engine.chunks import ChunkWrite
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
-from numcodecs_bytes._engine.plan import plan_of, shape_of, split
+from numcodecs_bytes._engine.plan import plan_of, shape_of
 from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
@@ -151,7 +151,7 @@ class ChunkFile:
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
-        if self._are_only_fill_values(self._planned):
+        if self._adds_nothing(self._planned):
             return True
         with locks.temporary(self.chunk.path) as (new, name):
             self._write(new, self._fill(new, None, is_wanted), is_wanted)
@@ -162,24 +162,16 @@ class ChunkFile:
 
     def _is_enough(self, space: Space) -> bool:
         """Whether everything can be written to an open file, except what zarr would not store."""
-        return not self.is_mapped and self._are_only_fill_values(space.missing)
+        return not self.is_mapped and self._adds_nothing(space.missing)
 
     def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
         self.has_begun = True
         for planned, start in placed:
             write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=self._in_hulls)
 
-    def _are_only_fill_values(self, planned: Sequence[PlannedWrite]) -> bool:
-        """Whether zarr would not store chunks of these elements, as all equal the fill value."""
-        if self.chunk.spec.config.write_empty_chunks:
-            return not planned
-        fill_value = fill_value_or_default(self.chunk.spec)
-        buffer_of: Any = self.chunk.spec.prototype.nd_buffer.from_numpy_array
-        return all(
-            buffer_of(each.elements[(*place, ...)]).all_equal(fill_value)
-            for each in planned
-            for place, _ in split(each.run_plan, self._layout.item_size)
-        )
+    def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:
+        """Whether zarr would not store chunks of these elements."""
+        return not planned or self.chunk.would_be_empty(write_file.blocks_of(planned))
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)

@@ -6,7 +6,7 @@ runs, but with a larger gap.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,13 @@ def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
     while values.ndim > len(shape) and len(values) == 1:  # as NumPy's assignment does
         values = values.reshape(values.shape[1:])
     return np.broadcast_to(values, shape)
+
+
+def blocks_of(planned: Sequence[PlannedWrite]) -> Iterator[Array]:
+    """Yield the elements of all that is written, in blocks that stay in the CPU cache."""
+    for each in planned:
+        for place, _ in split(each.run_plan, each.layout.item_size):
+            yield each.elements[(*place, ...)]
 
 
 def write_planned(

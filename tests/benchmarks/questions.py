@@ -1,4 +1,4 @@
-"""The four questions. Each yields the cases that answer it: the rows of its table."""
+"""The five questions. Each yields the cases that answer it: the rows of its table."""
 
 import contextlib
 import functools
@@ -149,6 +149,47 @@ def references(kind: str, url: str, folder: Path, _who: str) -> Any:
     targets["zarr.json"] = json.dumps(metadata)
     file_system = fsspec.filesystem("reference", fo=targets, fs={"http": http}, **options)
     return zarr.storage.FsspecStore(file_system, read_only=True, path="")
+
+
+def whole_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
+    for num, rows, columns in ((2048, 16, 64), (1024, 64, 256), (256, 256, 256), (16, 2048, 1024)):
+        num_chunks, kib = num // 8 if quick else num, rows * columns // 256
+        length = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
+        cell = f"{num_chunks:,} of {length}"
+        shape, chunks = (rows * num_chunks, columns), (rows, columns)
+        values = np.random.default_rng(0).random(shape, np.float32)
+        for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
+            names = [*contenders.PIPELINES, "TensorStore", "os.write"]
+            paths = {who: folder / f"{rows}-{endian}-{who}" for who in names}
+            for path in paths.values():
+                contenders.create(path, endian, shape=shape, chunks=chunks, dtype="f4")
+            writers = {
+                who: functools.partial(array.__setitem__, np.s_[:, :], values)
+                for who, array in contenders.opened_in_files(paths.get, mode="r+").items()
+            }
+            stored = values.astype("<f4" if endian == "little" else ">f4")
+            files = {
+                str(paths["os.write"] / f"c/{i}/0"): raw.data
+                for i, raw in enumerate(np.split(stored, num_chunks))
+            }
+            writers["os.write"] = functools.partial(replace, files)
+            seconds = contenders.measure(writers, quick=quick)
+            for who in writers:
+                if not np.array_equal(zarr.open_array(paths[who], mode="r")[...], values):
+                    raise RuntimeError(f"{who} did not write the values")
+            yield Case("all", f"{cell}, {byte_order}", seconds, endian == NATIVE)
+            for path in paths.values():
+                shutil.rmtree(path)
+
+
+def replace(files: dict[str, memoryview]) -> None:
+    """Replace files, one after the other, with as few calls of the system as possible."""
+    for path, raw in files.items():
+        name = f"{path}.new"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT, 0o666)
+        os.write(descriptor, raw)
+        os.close(descriptor)
+        os.replace(name, path)  # noqa: PTH105 # a Path takes 2 us
 
 
 def writes_in_place(folder: Path, *, quick: bool) -> Iterator[Case]:

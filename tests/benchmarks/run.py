@@ -29,6 +29,7 @@ QUESTIONS = {  # and how they are called in the picture
     "one_large_chunk": "Read part of one chunk of 128 MiB",
     "many_chunks": "Read 1,024 chunks of 128 KiB",
     "far_stores": "Read from a server that is 30 ms away",
+    "whole_chunks": "Write whole chunks",
     "writes_in_place": "Write in place",
 }
 PACKAGES = ("numcodecs_bytes", "zarr", "numpy", "zarrs", "tensorstore", "fsspec", "obstore")
@@ -92,6 +93,7 @@ def picture(answers: dict[str, list[Case]]) -> str:
                 if who in seconds and who != "ours":
                     dot(x_of(zarr / seconds[who]), colour)
             name = f"{selection} of a {of.split()[0]}" if "writes" in question else selection
+            name = of.rpartition(",")[0] if question == "whole_chunks" else name
             text(left - 8, name, more='text-anchor="end"')
             text(left + 420, f"{digits(zarr / ours, 2)} x", GREEN, 'font-weight="bold"')
             text(left + 475, f"{digits(1e3 * ours)} ms instead of {digits(1e3 * zarr)} ms")

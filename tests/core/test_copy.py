@@ -1,13 +1,15 @@
-"""The kernels: swap units give what NumPy's own cast gives."""
+"""The kernels: swap units and tiles give what NumPy's own cast gives."""
 
 import itertools
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from numcodecs_bytes import Bytes
-from numcodecs_bytes._core.copy import decode_into, encode_array
-from numcodecs_bytes._core.dtypes import stored_dtype
+from numcodecs_bytes._core import copy
+from numcodecs_bytes._core.copy import copy_elements, decode_into, encode_array
+from numcodecs_bytes._core.dtypes import copied_as, stored_dtype
 
 SHAPES = [(30, 26), (7, 64, 3), (5, 7, 9, 4)]
 DTYPES = [
@@ -48,6 +50,115 @@ def test_every_order_of_axes_is_stored_and_filled_in_c_order(shape, dtype):
         values = np.resize(elements, out.shape).astype(out.dtype)
         decode_into(encode_array(values, stored).reshape(-1).view(np.uint8), stored, out)
         assert out.tobytes() == values.tobytes()
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Tiles of 8 x 3 elements, in arrays of any size."""
+    for name, value in {"LENGTH": 8, "WIDTH": 3}.items():
+        monkeypatch.setattr(copy, f"TILE_{name}", value)
+    monkeypatch.setattr(copy, "TILED_BYTES", 1)
+    monkeypatch.setattr(copy, "FAR_BYTES", 1)
+
+
+TITLED = np.dtype([(("title", "a"), "<i2"), ("b", ">f8")])
+PADDED = np.dtype("u1,<f8,S3,>i2", align=True)
+
+
+def arrays_in_any_order(dtype, num=60):
+    """Yield views of arrays of random elements, and the same views of zeros, with their memory."""
+    rng = np.random.default_rng(11)
+    for _ in range(num):
+        shape = rng.choice([1, 2, 3, 5, 6, 7, 8, 9, 16, 17], rng.integers(1, 5))
+        axes = rng.permutation(len(shape))
+        steps = tuple(slice(None, None, step) for step in rng.choice([1, 1, 2, -1], len(shape)))
+        zeros = np.zeros(shape, dtype)
+        yield array_of(shape, dtype).transpose(axes)[steps], zeros.transpose(axes)[steps], zeros
+
+
+IN_TILES = [*DTYPES, "m8[ms]", ">U2", ml_dtypes.bfloat16, ml_dtypes.int4, TITLED, PADDED]
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize("dtype", IN_TILES, ids=str)
+def test_tiles_encode_each_element(dtype, endian):
+    num_tiled = 0
+    for array, _, _ in arrays_in_any_order(dtype):
+        for view in (array, np.broadcast_to(array[:1], array.shape)):
+            stored = stored_dtype(view.dtype, endian)
+            expected = view.view(copied_as(view.dtype)).astype(stored, order="C")
+            assert encode_array(view, stored).tobytes() == expected.tobytes()
+            num_tiled += is_tiled(np.empty(view.shape, stored), view)
+    assert num_tiled >= 10
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("endian", ["little", "big"])
+@pytest.mark.parametrize("dtype", IN_TILES, ids=str)
+def test_tiles_decode_each_element_and_change_nothing_else(dtype, endian):
+    num_tiled = 0
+    for values, out, memory in arrays_in_any_order(dtype):
+        if copy.is_column_major(out):
+            continue  # is filled column by column
+        stored = stored_dtype(out.dtype, endian)
+        elements = values.view(copied_as(out.dtype)).astype(stored, order="C")
+        expected = np.zeros(memory.shape, dtype)
+        np.ndarray(  # the same view of other memory
+            out.shape, copied_as(out.dtype), expected, offset_of(out, memory), out.strides
+        )[...] = elements
+        decode_into(elements.reshape(-1).view(np.uint8), stored, out)
+        assert memory.tobytes() == expected.tobytes()
+        num_tiled += is_tiled(out, elements)
+    assert num_tiled >= 5
+
+
+def offset_of(view, memory):
+    """Return where the first element of a view is in its memory, in bytes."""
+    return view.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+
+
+def is_tiled(out, source):
+    return copy._plan_tiles(out, source) != [...]
+
+
+@pytest.mark.parametrize("num_lines", [255, 256, 263, 264, 265])
+@pytest.mark.parametrize("length", [255, 256, 511, 512, 513, 1025])
+@pytest.mark.parametrize("dtype", ["<f4", ">i8"])
+def test_sizes_around_those_of_tiles(num_lines, length, dtype):
+    array = np.arange(num_lines * 2048, dtype=dtype).reshape(num_lines, 2048)[:, :length].T
+    for order in "<>":
+        stored = array.dtype.newbyteorder(order)
+        out = np.empty(array.shape, stored)
+        assert is_tiled(out, array) == (length >= 256)
+        assert encode_array(array, stored).tobytes() == array.astype(stored, order="C").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("out", "source"),
+    [
+        (np.empty((1024, 1024), "<f4"), np.empty((1024, 1024), ">f4")),
+        (np.empty((1024, 1024), "<f4").T, np.empty((1024, 1024), ">f4").T),
+        (np.empty((1000, 1000), "<f4"), np.empty((1000, 1000), ">f4").T),
+        (
+            np.empty((1024, 1024), "<f4"),
+            np.broadcast_to(np.empty((1, 1024), "<f4").T, (1024, 1024)),
+        ),
+        (np.empty((1024, 1024), "<f4"), np.empty((2048, 2048), "<f4")[::2, ::2].T),
+        (np.empty((16, 4096), "<f4"), np.empty((4096, 512), "<f4")[:, :16].T),
+    ],
+    ids=["C", "F", "lines spread over the cache", "broadcast", "not contiguous", "short"],
+)
+def test_without_tiles_if_they_do_not_help(out, source):
+    assert not is_tiled(out, source)
+
+
+def test_a_large_array_that_is_transposed_onto_itself():
+    """NumPy copies the source first; tiles would read what others have overwritten."""
+    array = np.arange(1 << 18, dtype="<i8").reshape(512, 512)
+    expected = array.T.copy()
+    copy_elements(array, array.T)
+    assert np.array_equal(array, expected)
 
 
 def test_an_out_that_overlaps_its_bytes():

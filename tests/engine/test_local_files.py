@@ -272,7 +272,7 @@ class TestWhatIsRead:
     @pytest.mark.needs("resource")
     def test_small_chunks_are_read_by_one_thread(self, folder, calls, monkeypatch):
         """Threads wait for each other: most of the time is spent in Python."""
-        usage = files.resource.getrusage(files.resource.RUSAGE_SELF)
+        usage = files.usage()
         monkeypatch.setattr(files, "usage", lambda: usage)  # nobody ever waits
         np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == 1

@@ -9,7 +9,7 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, kept
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20
@@ -95,6 +95,7 @@ class TestWhatIsKept:
         set_constants(KEPT_BYTES=MIB, BLOCK_BYTES=1 << 12)  # each thread has a block of its own
 
         def check(use):
+            kept.forget()  # what was kept before is not counted
             tracemalloc.start()
             try:
                 use()
@@ -105,11 +106,11 @@ class TestWhatIsKept:
         return check
 
     def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
-        """60 of them over 65,536 inner chunks kept 619 MiB."""
+        """60 of them over 65,536 inner chunks kept 619 MiB; these 3 would keep 3.4 MiB."""
         create(tmp_path, (1 << 13,), (1,), "u1", shards=(1 << 13,))[0] = 1
         array = zarr.open_array(tmp_path, mode="r")
         assert array[:].sum() == 1
-        check_kept(lambda: [array[first:] for first in range(6)])
+        check_kept(lambda: [array[first:] for first in range(3)])
 
     def test_of_selections_of_many_arrays(self, tmp_path, check_kept):
         for k in range(30):

@@ -181,6 +181,19 @@ class TestWrites:
         assert array[1, 3] == -1
         assert "please report this" in caplog.text
 
+    @pytest.mark.parametrize("error", UNEXPECTED)
+    @pytest.mark.parametrize("name", ["encode_array", "Workers"])
+    def test_zarr_writes_whole_chunks_that_are_not_done(
+        self, array, monkeypatch, caplog, error, name
+    ):
+        def fail(*_args, **_options):
+            raise error("a mistake of ours")
+
+        monkeypatch.setattr(f"numcodecs_bytes._engine.write_whole.{name}", fail)
+        array[...] = -DATA
+        assert np.array_equal(array[...], -DATA)
+        assert "please report this" in caplog.text
+
     @pytest.mark.parametrize(
         ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]
     )

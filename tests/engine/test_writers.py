@@ -183,7 +183,7 @@ def test_killed_writers_harm_nobody(tmp_path, writers, seed, kind):
 
 
 START = """
-import atexit, os, signal, sys, threading, zarr
+import atexit, os, signal, sys, threading, time, zarr
 zarr.config.set({"codec_pipeline.path": sys.argv[2], "numcodecs_bytes.write_in_place": "require"})
 array = zarr.open_array(sys.argv[1], mode="r+")
 array[1, 1:] = 5
@@ -208,12 +208,24 @@ WAITING = """
 import fcntl
 file = open(sys.argv[1] + "/c/0/0", "rb")
 fcntl.flock(file, fcntl.LOCK_EX)  # as another process would
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
+
+def interrupt(*_):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+def press():
+    # Again and again: if a signal arrives just before the main thread waits, CPython raises
+    # KeyboardInterrupt only after the wait, or when another signal ends it.
+    while True:
+        time.sleep(0.8)  # then all wait
+        os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, interrupt)
 part = (1, slice(1, None))
 threads = [threading.Thread(target=array.__setitem__, args=(part, 6)) for _ in range(40)]
 for thread in threads:
     thread.start()
-threading.Timer(0.8, os.kill, (os.getpid(), signal.SIGINT)).start()  # when all wait
+threading.Thread(target=press, daemon=True).start()
 array[2, 1:] = 6
 """
 
