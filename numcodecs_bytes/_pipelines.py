@@ -313,11 +313,12 @@ class ReadsParts(PickledAsConfigured):
         """Write chunks that are selected as a whole, or leave them to zarr."""
         from numcodecs_bytes._engine.write_whole import Values, write_whole
 
-        def merge(chunk: ChunkWrite) -> Any:
-            return merge_chunk(self, chunk, value, drop_axes).as_ndarray_like()
-
         try:
-            values = Values(np.asarray(value.as_ndarray_like()), drop_axes, merge)
+            values = Values(
+                np.asarray(value.as_ndarray_like()),
+                drop_axes,
+                merge=lambda chunk: merge_chunk(self, chunk, value, drop_axes).as_ndarray_like(),
+            )
             await write_whole(chunks, values, self._num_threads())
         except Exception as error:
             if not unexpected.is_unexpected(error):
@@ -357,7 +358,7 @@ class ReadsParts(PickledAsConfigured):
             return [], value
         return chunks, value
 
-    def _can_write_whole(self, items: "Sequence[ZarrItem]", value: Any) -> bool:
+    def _can_write_whole(self, items: "Sequence[ZarrItem]", value: object) -> bool:
         """Whether chunks that are selected as a whole, if there are any, can be written here."""
         if not has_whole_chunks(items):
             return False

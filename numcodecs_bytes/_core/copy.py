@@ -11,7 +11,7 @@ dtypes differ only in byte order, padding, titles and the integers that `copied_
 import itertools
 import math
 from collections.abc import Iterable
-from typing import Any
+from types import EllipsisType
 
 import numpy as np
 
@@ -96,7 +96,7 @@ def copy_elements(out: Array, source: Array) -> None:
         np.copyto(out[tile], source[tile], casting="unsafe")
 
 
-def _plan_tiles(out: Array, source: Array) -> Iterable[Any]:
+def _plan_tiles(out: Array, source: Array) -> Iterable[EllipsisType | tuple[slice, ...]]:
     """Return an index for each tile; one of everything if NumPy alone is as fast.
 
     NumPy copies in the order of `out`. If the source is contiguous along another axis, each element

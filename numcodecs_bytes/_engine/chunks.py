@@ -154,7 +154,7 @@ class ChunkWrite:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
 
-def _differs(element: Any, fill_value: Any) -> bool:
+def _differs(element: np.generic, fill_value: object) -> bool:
     """Whether an element is surely not the fill value."""
     if element.dtype.kind not in "biufc" or element != element:  # noqa: PLR0124 # NaN
         return False

@@ -65,7 +65,7 @@ def open_file(path: str) -> int:
     Raises IsADirectoryError for a directory, and `LeftToZarr` for anything else: opening and
     closing a pipe, for example, would kill its writer.
     """
-    mode = os.stat(path).st_mode  # noqa: PTH116 # a Path takes 2 us
+    mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(path)
     if not stat.S_ISREG(mode):

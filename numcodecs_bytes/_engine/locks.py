@@ -108,7 +108,7 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     folder, name = os.path.split(path)
     is_temporary = False
     with _explained("searched for other names"):
-        for other in os.listdir(folder):  # noqa: PTH208
+        for other in os.listdir(folder):
             if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
                 Path(folder, other).unlink(missing_ok=True)
                 is_temporary = True
@@ -141,7 +141,7 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
     finally:
         try:
             with contextlib.suppress(FileNotFoundError):  # it was renamed
-                os.unlink(name)  # noqa: PTH108 # name is a string
+                os.unlink(name)
         finally:
             _release(descriptor)
 
@@ -166,7 +166,7 @@ def replace(name: str, path: str, descriptor: int) -> None:
     """Give a new file the name of another one, which is open and locked exclusively."""
     check_name(descriptor, path)  # zarr takes no locks
     try:
-        os.replace(name, path)  # noqa: PTH105 # a Path would be made for nothing
+        os.replace(name, path)
     except FileNotFoundError:  # another writer took it for a leftover
         raise ReplacedError from None
 

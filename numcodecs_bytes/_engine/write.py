@@ -41,7 +41,7 @@ from numcodecs_bytes._threads import (
 logger = logging.getLogger("numcodecs_bytes")
 
 
-def find_path(setter: Any) -> str:
+def find_path(setter: object) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
     if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")

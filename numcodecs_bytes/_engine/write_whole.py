@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from zarr.core.buffer import cpu
@@ -34,12 +33,14 @@ from numcodecs_bytes._zarr_versions import concurrency
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
-def are_plain(value: Any, layout: AnyLayout) -> bool:
+def are_plain(value: object, layout: AnyLayout) -> bool:
     """Whether whole chunks of a layout can be written from the values that zarr passes."""
     if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
         return False
+    if type(value) is not cpu.NDBuffer:
+        return False
     array = value.as_ndarray_like()
-    is_of_numpy = type(value) is cpu.NDBuffer and type(array) in (np.ndarray, np.memmap)
+    is_of_numpy = isinstance(array, np.ndarray) and type(array) in (np.ndarray, np.memmap)
     return is_of_numpy and has_same_elements(array.dtype, layout.dtype)
 
 
@@ -104,10 +105,10 @@ def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted:
         _replace(chunk.path, suffix, pieces, layout.stored_dtype, is_wanted)
         return
     raise_unless(is_wanted)
-    if os.path.isdir(chunk.path):  # noqa: PTH112 # also if it is a link
+    if os.path.isdir(chunk.path):  # also if it is a link
         raise LeftToZarr("there is a folder of its name")
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(chunk.path)  # noqa: PTH108
+        os.unlink(chunk.path)
 
 
 def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
@@ -145,8 +146,8 @@ def _replace(
         finally:
             os.close(descriptor)
         raise_unless(is_wanted)
-        os.replace(name, path)  # noqa: PTH105
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(name)  # noqa: PTH108
+            os.unlink(name)
         raise
