@@ -128,7 +128,7 @@ class ChunkWrite:
         fill_value = fill_value_or_default(self.spec)
         buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
         return all(
-            not _differs(block[(0,) * block.ndim], fill_value)  # as most often: that takes no time
+            not _begins_differently(block, fill_value)  # as most often: that takes no time
             and buffer_of(block).all_equal(fill_value)
             for block in blocks
         )
@@ -154,11 +154,12 @@ class ChunkWrite:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
 
-def _differs(element: np.generic, fill_value: object) -> bool:
-    """Whether an element is surely not the fill value."""
-    if element.dtype.kind not in "biufc" or element != element:  # noqa: PLR0124 # NaN
+def _begins_differently(elements: Array, fill_value: object) -> bool:
+    """Whether the first of some elements is surely not the fill value."""
+    if not elements.size or elements.dtype.kind not in "biufc":
         return False
-    return bool(element != fill_value)
+    first = elements[(0,) * elements.ndim]
+    return bool(first == first and first != fill_value)  # noqa: PLR0124 # NaN may be the fill value
 
 
 def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:

@@ -194,10 +194,8 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
     read once. Elements of a piece at the same place are in the order of the selection.
     """
     undivided = [((slice(None),) * len(plan.shape), plan)]
-    if plan.num_bytes <= max(
-        constants.BLOCK_BYTES, item_size
-    ):  # most often; what follows takes 3 us
-        return undivided
+    if plan.num_bytes <= max(constants.BLOCK_BYTES, item_size):
+        return undivided  # most often, and what follows takes 3 us
     is_scattered = plan.has_index or list(plan.stored_axes) != sorted(plan.stored_axes)
     is_group = plan.num_runs == 1 and is_scattered
     most = constants.GROUP_BYTES if is_group else constants.BLOCK_BYTES
