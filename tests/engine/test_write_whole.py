@@ -8,6 +8,7 @@ import random
 import stat
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ class Arrays:
         assert files_in(self.folder / "ours") == files_in(self.folder / "alone"), self.settings
 
 
-@pytest.mark.parametrize("seed", range(300 if EVERYTHING else 20))
+@pytest.mark.parametrize("seed", range(120 if EVERYTHING else 20))
 def test_the_same_files_as_zarr_alone(tmp_path, set_constants, our_pipeline, seed):
     """After each of 10 writes; some make files, some replace them, some delete them."""
     rng = random.Random(seed)  # noqa: S311
@@ -541,7 +542,14 @@ for value in range(1, 1 << 30):
 """
 
 
-@pytest.mark.needs("fcntl", "os.fork")
+def is_on_fuse(path):
+    """Whether the file system is FUSE's: there, a name that is replaced is missing for a moment."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
+    types = {place: kind for _, place, kind, *_ in mounts if path.is_relative_to(place)}
+    return types[max(types, key=len)].startswith("fuse")
+
+
+@pytest.mark.needs("fcntl", "os.fork", "/proc/mounts")
 def test_a_killed_writer_leaves_whole_chunks(tmp_path, our_pipeline, everything):
     """Of one write or the other; and a reader sees nothing else meanwhile."""
     create(tmp_path, (16, 4096), (1, 4096))[...] = 0
@@ -552,7 +560,11 @@ def test_a_killed_writer_leaves_whole_chunks(tmp_path, our_pipeline, everything)
             until = time.monotonic() + 0.05 * (number + 1)
             while time.monotonic() < until:
                 for path in tmp_path.glob("c/*/0"):
-                    raw = path.read_bytes()
+                    try:
+                        raw = path.read_bytes()
+                    except FileNotFoundError:
+                        assert is_on_fuse(tmp_path)
+                        continue
                     assert len(raw) == 4096 * 8
                     assert len(set(np.frombuffer(raw))) == 1
     values = zarr.open_array(tmp_path)[...]
