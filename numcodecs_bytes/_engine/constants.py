@@ -43,7 +43,8 @@ PARALLEL_BYTES = 1 << 19
 LOOK_EVERY = 8
 
 # If a thread has waited for longer than this, and longer than it has worked, it was for a file, not
-# for the other threads: then more of them help.
+# for the other threads: then more of them help. If each rename takes 10 or 50 ms, chunks of 1 MiB
+# take 0.6 of zarr's time to write, and 1.3 to 1.4 without this rule; if none does, as long.
 OTHER_THREADS_SECONDS = 1e-3
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
