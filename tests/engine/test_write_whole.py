@@ -186,7 +186,9 @@ def test_the_same_files_as_zarr_alone(tmp_path, set_constants, our_pipeline, see
     """After each of 10 writes; some make files, some replace them, some delete them."""
     rng = random.Random(seed)  # noqa: S311
     set_constants(
-        BLOCK_BYTES=rng.choice([16, 64, 1 << 20]), LARGE_WHOLE_BYTES=rng.choice([0, 1 << 17])
+        BLOCK_BYTES=rng.choice([16, 64, 1 << 20]),
+        GROUP_BYTES=rng.choice([16, 64, 1 << 23]),
+        LARGE_WHOLE_BYTES=rng.choice([0, 1 << 17]),
     )
     umask = os.umask(rng.choice([0, 0o22, 0o77]))
     try:
