@@ -269,7 +269,7 @@ class TestWhatIsRead:
         assert len(set(calls.opened)) == len(calls.opened) == calls.num_closed == num_chunks
         assert len(calls.reads) == num_chunks
 
-    @pytest.mark.needs("resource")
+    @pytest.mark.needs("resource.RUSAGE_THREAD")
     def test_small_chunks_are_read_by_one_thread(self, folder, calls, monkeypatch):
         """Threads wait for each other: most of the time is spent in Python."""
         usage = files.usage()
