@@ -1,5 +1,6 @@
 """How the chunks of an array are stored, by the codecs of its pipeline."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +14,18 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
+    AnyDType,
     copied_as,
     has_byte_order,
     has_variable_length,
     leaf_dtypes,
     name_of_ml_dtype,
     stored_dtype,
+)
+from numcodecs_bytes._elementwise import (
+    conversion_of_codecs,
+    conversion_of_filters,
+    is_elementwise,
 )
 from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.chunks import LayoutOf
@@ -70,32 +77,35 @@ def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
 
 def _find_layout_of(pipeline: Any) -> LayoutOf:
     """Return a function from the specification of a chunk to its layout."""
-    codec, transposes = pipeline.array_bytes_codec, pipeline.array_array_codecs
-    others = [c for c in transposes if type(c) is not TransposeCodec]
+    codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
+    others = [c for c in before if type(c) is not TransposeCodec and not is_elementwise(c)]
     others += pipeline.bytes_bytes_codecs
     if type(codec) is V2Codec:
         codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
         only: Any = codecs[0] if codecs else None
         if len(codecs) < 2 and (only is None or type(only) is Bytes):
-            return partial(_layout_of_v2, only)
-        others += [c for c in codecs if type(c) is not Bytes] or codecs  # several `Bytes`
+            return partial(_layout_of_v2, only, ())
+        if codec.compressor is None and all(map(is_elementwise, codecs)):
+            return partial(_layout_of_v2, None, codecs)
+        unknown = [c for c in codecs if type(c) is not Bytes and not is_elementwise(c)]
+        others += unknown or codecs  # several `Bytes`, or one and others
     if others:
         names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
         raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")
     if type(codec) is zarr.codecs.ShardingCodec:
         # If a codec of the index needs an event loop, threads can't decode the index.
-        if transposes or not has_sync_index(codec):
-            raise LeftToZarr("transposed shards, or an index encoded by an unknown codec")
+        if before or not has_sync_index(codec):
+            raise LeftToZarr("transposed or converted shards, or an index of an unknown codec")
         inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
         return partial(_layout_of_shard, codec, inner)
     if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
-        return partial(_layout_of_v3, transposes, codec)
+        return partial(_layout_of_v3, before, codec)
     raise LeftToZarr(f"stored by {name_of_class(codec)}")
 
 
-def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
-    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
-    dtype = chunk_spec.dtype.to_native_dtype()
+def _layout_of_v2(codec: Bytes | None, filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored: by `Bytes`, by filters, or without any codec."""
+    dtype, conversion = chunk_spec.dtype.to_native_dtype(), None
     if has_variable_length(dtype):
         raise LeftToZarr(f"elements of variable length ({dtype})")
     stored = copied_as(dtype)  # the array's own order, but NumPy copies some types only as integers
@@ -105,23 +115,39 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
         if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
             raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
         stored = stored_dtype(dtype, codec.endian)
+    if filters:
+        conversion = conversion_of_filters(filters, dtype)
+        stored = conversion.dtype
     is_column_major = chunk_spec.order == "F"
     axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
+    return layout_of(chunk_spec.shape, dtype, stored, axis_order, conversion)
 
 
 def _layout_of_v3(
-    transposes: tuple[TransposeCodec, ...], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
+    before: Sequence[Any], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
 ) -> Layout:
-    """Return how a Zarr v3 chunk is stored: transposed, or not, then by the bytes codec."""
+    """Return how a Zarr v3 chunk is stored: converted and transposed, or not, then by "bytes"."""
+    transposes: list[TransposeCodec] = [c for c in before if type(c) is TransposeCodec]
     axis_order = None
     for transpose in transposes:
-        before = axis_order or range(len(transpose.order))
-        axis_order = tuple(before[axis] for axis in transpose.order)
-    if isinstance(codec, BytesCodec):
-        return layout_of(chunk_spec.shape, *codec._dtypes(chunk_spec), axis_order)  # noqa: SLF001
-    # zarr's own codec, which stores some data types differently.
+        order = axis_order or range(len(transpose.order))
+        axis_order = tuple(order[axis] for axis in transpose.order)
+    if len(transposes) == len(before):
+        return layout_of(chunk_spec.shape, *_dtypes_of(codec, chunk_spec), axis_order)
+    conversion, converted_spec = conversion_of_codecs(before, chunk_spec)
+    converted, stored = _dtypes_of(codec, converted_spec)
+    if stored != converted and not isinstance(codec, BytesCodec):
+        raise LeftToZarr("zarr's own codec does not swap bytes for the codecs before it")
     dtype = chunk_spec.dtype.to_native_dtype()
+    return layout_of(chunk_spec.shape, dtype, stored, axis_order, conversion)
+
+
+def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType, AnyDType]:
+    """Return the dtype of elements, and the dtype that they are stored as."""
+    if isinstance(codec, BytesCodec):
+        return codec._dtypes(spec)  # noqa: SLF001
+    # zarr's own codec, which stores some data types differently.
+    dtype = spec.dtype.to_native_dtype()
     endian = getattr(codec.endian, "value", codec.endian)
     try:
         stored = stored_dtype(dtype, endian)
@@ -130,7 +156,7 @@ def _layout_of_v3(
     is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
     if stored is None or is_unknown:
         raise LeftToZarr(f"zarr's own codec stores {dtype}")
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order)
+    return dtype, stored
 
 
 def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:

@@ -13,7 +13,6 @@ from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output
@@ -83,8 +82,7 @@ class ChunkRead:
         """Raise ValueError unless a chunk has the length that its layout gives."""
         layout = self.layout
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
-            name = name_of_chunk(self.getter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored_dtype, name)
+            layout.check_length(num_bytes, name_of_chunk(self.getter))
 
     def trace(self, batch: "Batch") -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""

@@ -2,15 +2,19 @@
 
 import math
 
-from numcodecs_bytes._core.dtypes import AnyDType, copied_as, leaf_dtypes
+from numcodecs_bytes._core.copy import encode_array
+from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as, leaf_dtypes
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
+from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import kept
+from numcodecs_bytes._engine.conversion import Conversion
 
 
 class Layout:
     """How the elements of a chunk are stored. Get one from `layout_of`: plans are kept for each.
 
-    Elements along the last axis of `axis_order`, by default C order, are adjacent.
+    Elements along the last axis of `axis_order`, by default C order, are adjacent. If there is a
+    conversion, `dtype` is that of the array, and `stored_dtype` that of converted elements.
     """
 
     def __init__(
@@ -19,8 +23,10 @@ class Layout:
         dtype: AnyDType,
         stored_dtype: AnyDType,
         axis_order: tuple[int, ...] | None = None,
+        conversion: Conversion | None = None,
     ) -> None:
         self.shape, self.dtype, self.stored_dtype = shape, dtype, stored_dtype
+        self.conversion = conversion
         self.axis_order = tuple(range(len(shape))) if axis_order is None else axis_order
         self.item_size = stride = stored_dtype.itemsize
         strides = [0] * len(shape)
@@ -32,7 +38,18 @@ class Layout:
         # Whether NumPy's copy converts stored elements: it can swap them, and no bits are invalid.
         self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
-        self.is_plain = self.is_converted_by_copy and stored_dtype == dtype
+        self.is_plain = self.is_converted_by_copy and stored_dtype == dtype and conversion is None
+
+    def encode(self, elements: Array) -> Array:
+        """Return elements as they are stored, C-contiguous and in the same shape."""
+        if self.conversion is not None:
+            elements = self.conversion.encode(elements)
+        return encode_array(elements, self.stored_dtype)
+
+    def check_length(self, num_bytes: int, name: str) -> None:
+        """Raise LengthError unless a chunk of this name has the right length."""
+        dtype = self.dtype if self.conversion is None else self.stored_dtype
+        check_length(num_bytes, self.shape, dtype, self.stored_dtype, name)
 
     @property
     def most_memory(self) -> int:
@@ -45,8 +62,9 @@ def layout_of(
     dtype: AnyDType,
     stored_dtype: AnyDType,
     axis_order: tuple[int, ...] | None = None,
+    conversion: Conversion | None = None,
 ) -> Layout:
     """Return how chunks are stored; it is kept, so arrays of equal chunks share their plans."""
-    key = Layout, shape, dtype, stored_dtype, axis_order
+    key = Layout, shape, dtype, stored_dtype, axis_order, conversion
     layout: Layout | None = kept.find(key)
-    return layout or kept.add(key, Layout(shape, dtype, stored_dtype, axis_order))
+    return layout or kept.add(key, Layout(*key[1:]))

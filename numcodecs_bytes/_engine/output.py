@@ -95,8 +95,11 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Plac
 def ready_to_copy(elements: Array, layout: Layout) -> Array:
     """Return stored elements as an array that NumPy copies correctly into one of `layout.dtype`.
 
-    Shares memory with them, unless NumPy can't swap that dtype, or there are invalid bytes.
+    Shares memory with them, unless codecs convert them, NumPy can't swap that dtype, or there are
+    invalid bytes.
     """
+    if layout.conversion is not None:
+        return layout.conversion.decode(elements)
     if layout.is_converted_by_copy:
         return elements
     dtype = layout.dtype

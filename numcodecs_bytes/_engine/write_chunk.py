@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import as_bytes, encode_array
+from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import constants, locks, write_file
 from numcodecs_bytes._engine.chunks import ChunkWrite
 from numcodecs_bytes._engine.layout import Layout
@@ -51,6 +50,7 @@ class ChunkFile:
 
     def __post_init__(self) -> None:
         self._planned = self._plan(self.chunk.selection)
+        write_file.try_to_convert(self._planned)
         self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
         self._locked_since = 0.0
@@ -71,8 +71,7 @@ class ChunkFile:
         """Return what has space in an open file, and what has none; raise if it is invalid."""
         layout = self._layout
         if num_bytes != layout.num_bytes:
-            name = name_of_chunk(self.chunk.setter)
-            check_length(num_bytes, layout.shape, layout.dtype, layout.stored_dtype, name)
+            layout.check_length(num_bytes, name_of_chunk(self.chunk.setter))
         return Space(descriptor, [PlacedWrite(planned, 0) for planned in self._planned])
 
     def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
@@ -175,7 +174,7 @@ class ChunkFile:
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
-        return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
+        return as_bytes(self._layout.encode(fill_value))
 
     def _note_written(self, num_bytes_before: int) -> None:
         """Note what was written to a file, given its length before."""

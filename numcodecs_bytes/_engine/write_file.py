@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import as_bytes, encode_array
+from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.layout import Layout
@@ -65,6 +65,12 @@ def blocks_of(planned: Sequence[PlannedWrite]) -> Iterator[Array]:
             yield each.elements[(*place, ...)]
 
 
+def try_to_convert(planned: Sequence[PlannedWrite]) -> None:
+    """Raise `LeftToZarr` if codecs can't convert an element: before anything is written."""
+    for elements in blocks_of([each for each in planned if each.layout.conversion is not None]):
+        planned[0].layout.encode(elements)
+
+
 def write_planned(
     descriptor: int, planned: PlannedWrite, start: int, is_wanted: IsWanted, *, in_hulls: bool
 ) -> None:
@@ -76,14 +82,14 @@ def write_planned(
         starts = piece.starts(start).tolist()
         if piece.is_solid:
             in_stored_order = elements.transpose(piece.stored_axes)
-            raw = as_bytes(encode_array(in_stored_order, layout.stored_dtype))
+            raw = as_bytes(layout.encode(in_stored_order))
         else:
             raw = np.empty(piece.num_bytes, np.uint8)
             if piece.gap:  # else all bytes are selected
                 files.read_runs_into(descriptor, starts, raw.data)
             window: Array = np.ndarray(piece.shape, layout.stored_dtype, raw, 0, piece.strides)
             index = mesh(piece.index, piece.shape) if piece.has_index else ...
-            window[index] = encode_array(elements, layout.stored_dtype)
+            window[index] = layout.encode(elements)
         if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
             files.prefetch(descriptor, starts, piece.length)  # the system reads the pages around
         write_runs(descriptor, raw, starts, piece.length, is_wanted)

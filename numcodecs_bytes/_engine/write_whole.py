@@ -37,6 +37,8 @@ def are_plain(value: object, layout: AnyLayout) -> bool:
     """Whether whole chunks of a layout can be written from the values that zarr passes."""
     if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
         return False
+    if layout.conversion is not None:
+        return False
     if type(value) is not cpu.NDBuffer:
         return False
     array = value.as_ndarray_like()
