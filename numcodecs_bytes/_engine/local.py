@@ -124,13 +124,11 @@ def _read_shard(
     chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, gap: int | None
 ) -> Fetched:
     """Read what is selected of the inner chunks of a shard."""
-    if file.start:
-        raise LeftToZarr("a shard is a part of a file")
     shard_plan = shard.plan_of(chunk.selection, out.drop_axes, gap)
     raw = files.new_memory(shard.index_bytes)
-    files.read_exactly(file.descriptor, shard.index_start(file.num_bytes), raw)
+    files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
     index = shard.decode_index(np.asarray(raw))
-    present, missing, num_by_zarr = shard_plan.locate(index, file.num_bytes)
+    present, missing, num_by_zarr = shard_plan.locate(index, file.start, file.num_bytes)
     out, place_of = view_of(out, chunk.place)
     with out.lock:
         out.check()

@@ -285,8 +285,6 @@ class _Reader:
     def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
         """Plan how to read a shard, in part if that saves more than a request is worth."""
         remote, budget = _remote_of(chunk), self.budget_of_one  # zarr gives each shard that much
-        if remote.num_bytes is not None:
-            raise LeftToZarr("a shard is a part of an object")
         target = RemoteObject(remote)
         shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
         num_bytes = sum([plan.num_bytes for plan in shard_plan.plans])
@@ -415,19 +413,30 @@ class _Reader:
     ) -> tuple[list[PlacedPlan], int]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
         (chunk,), target, shard = planned.chunks, planned.target, shard_plan.shard
-        num_bytes = shard.index_bytes
-        index_range = (0, num_bytes) if shard.is_index_first else (-num_bytes, None)
-        raw = await target.ask(*index_range)
+        raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
             index = shard.decode_index(raw)
         except LeftToZarr as why:
             raise Unexpected(str(why)) from None
-        located = shard_plan.locate(index, target.length or sys.maxsize)
+        start, end = target.remote.start, target.length or sys.maxsize
+        num_bytes = min(target.remote.num_bytes or end, end - start)
+        located = shard_plan.locate(index, start, num_bytes)
         for place in located.missing:
             inner = place_within(chunk.place, place)
             self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
         return placed, located.num_bytes_by_zarr
+
+
+def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None]:
+    """Return the range of the index of a shard in its object; see `requests.Get`.
+
+    Raises `LeftToZarr` if the shard is too short for its index.
+    """
+    if remote.num_bytes is None:  # the length of the object is not known yet
+        return (0, shard.index_bytes) if shard.is_index_first else (-shard.index_bytes, None)
+    start = remote.start + shard.index_start(remote.num_bytes)
+    return start, start + shard.index_bytes
 
 
 def _remote_of(chunk: ChunkRead) -> Remote:

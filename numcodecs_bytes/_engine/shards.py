@@ -56,10 +56,11 @@ class ShardPlan(NamedTuple):
         plans = {id(plan): plan.most_memory for plan in self.plans}
         return num_bytes + 8 * len(self.plans) + sum(plans.values())
 
-    def locate(self, index: Any, num_bytes: int) -> InnerChunks:
-        """Return where the selected inner chunks of a shard of `num_bytes` are.
+    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+        """Return where the selected inner chunks are in the object that holds the shard.
 
-        Raises `LeftToZarr` if the length of one is not its layout's, or it ends beyond the shard.
+        The shard has `num_bytes`, from `shard_start` on. Raises `LeftToZarr` if the length of an
+        inner chunk is not its layout's, or it ends beyond the shard.
         """
         entries = index[(*self.coordinates, slice(None))].reshape(-1, 2)
         starts, lengths, length = entries[:, 0], entries[:, 1], self.shard.inner.num_bytes
@@ -69,7 +70,7 @@ class ShardPlan(NamedTuple):
         if (is_wrong & ~is_missing).any():
             raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
         present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
-        begins = starts[present].astype(np.int64)
+        begins = starts[present].astype(np.int64) + shard_start
         num_by_zarr = 0
         if _trace.active:
             num_by_zarr = self.shard.index_bytes + len(set(begins.tolist())) * length

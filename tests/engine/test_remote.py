@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import zarr
+import zarr.codecs
 import zarr.storage
-from helpers import CountingStore, create, ranges_from
+from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 from servers import Server, is_struck, objects_of, references, store_of
+from test_local_files import outcome
+from zarr.codecs import ShardingCodec
 
 from numcodecs_bytes._engine import constants
 
@@ -277,16 +280,76 @@ class TestReferences:
             with pytest.raises(ValueError, match=f"holds {self.NUM_BYTES - 5} bytes"):
                 array[selection]
 
-    def test_shards_are_zarr_s(self, server):
-        """The index was read at the end of the file."""
-        data = np.random.default_rng(2).integers(1, 256, (64, 64), np.uint8)
-        objects = objects_of("a", data, chunks=(8, 64), shards=data.shape)
-        shard = objects["a/c/0/0"]
-        server.objects["file"] = shard + bytes(1000)
-        url = f"{server.url('properly', 'shards')}/file"
-        store = references(url, {"c/0/0": (0, len(shard))}, objects["a/zarr.json"])
-        array = zarr.open_array(store, mode="r")
-        assert np.array_equal(array[3:30, 5], data[3:30, 5])
+
+class TestReferencesToShards:
+    """Three shards of 8 rows of 64 bytes, in a file with other bytes around each."""
+
+    OTHER = bytes(range(1, 101))
+    NUM_INDEX_BYTES = 8 * 16 + 4
+
+    def open(self, server, location, kind="properly"):
+        """Return an array, its values, where its shards begin, and the requests for it."""
+        data = np.random.default_rng(2).integers(1, 256, (24, 64), np.uint8)
+        codec = ShardingCodec(
+            chunk_shape=(1, 64), codecs=[zarr.codecs.BytesCodec()], index_location=location
+        )
+        objects = objects_of("a", data, chunks=(8, 64), serializer=codec)
+        parts, file = {}, self.OTHER
+        for k in range(3):
+            shard = objects[f"a/c/{k}/0"]
+            parts[f"c/{k}/0"] = (len(file), len(shard))
+            file += shard + self.OTHER
+        server.objects["file"] = file
+        token = f"{random.randrange(10**12)}"  # noqa: S311
+        url = f"{server.url(kind, token)}/file"
+        array = zarr.open_array(references(url, parts, objects["a/zarr.json"]), mode="r")
+        return array, data, [start for start, _ in parts.values()], server.requests[token]
+
+    @pytest.mark.parametrize("location", ["start", "end"])
+    def test_what_is_requested(self, server, location):
+        """The index of each by its position in the file, then what is selected."""
+        array, data, starts, requests = self.open(server, location)
+        assert np.array_equal(array[3:20:8, 5:9], data[3:20:8, 5:9])
+        num = self.NUM_INDEX_BYTES
+        index, rows = (0, num) if location == "start" else (8 * 64, 0)
+        expected = []
+        for start in starts:
+            expected += [(start + index, num), (start + rows + 3 * 64 + 5, 4)]
+        expected = [f"bytes={first}-{first + length - 1}" for first, length in expected]
+        assert sorted(asked for _, asked in requests) == sorted(expected)
+        for selection in (np.s_[...], np.s_[:, 7], np.s_[6:18:2]):
+            assert np.array_equal(array[selection], data[selection])
+        assert not is_struck(array, FIRST)
+
+    @pytest.mark.parametrize("num_times", [1, 2])
+    def test_a_file_that_is_replaced_after_an_index(self, server, monkeypatch, num_times):
+        """All is of one version: it is asked for once more, then left to zarr."""
+        array, data, _, requests = self.open(server, "end", "an ETag of the content")
+        raw = server.objects["file"]
+        versions = [raw, raw[:-1] + b"?"]
+
+        class Replaced(dict):
+            def get(self, name):
+                if name == "file":
+                    times = (len(requests) + 1) // 2  # after each index
+                    self[name] = versions[min(times, num_times) % 2]
+                return super().get(name)
+
+        monkeypatch.setattr(server, "objects", Replaced(server.objects))
+        assert np.array_equal(array[3, 5:9], data[3, 5:9])
+        assert len(requests) == 2 * (num_times + 1)
+        assert is_struck(array, FIRST) == (num_times == 2)
+
+    @pytest.mark.parametrize("location", ["start", "end"])
+    def test_a_file_that_ends_in_a_shard(self, server, location):
+        """Is read as by zarr alone: what is there, or an error; its last row was cut."""
+        array, data, *_ = self.open(server, location)
+        server.objects["file"] = server.objects["file"][: -len(self.OTHER) - 5]
+        assert np.array_equal(array[:16, 5], data[:16, 5])
+        for selection in (np.s_[17, 5], np.s_[23, 5:9], np.s_[23]):
+            expected = outcome(array.store, selection, ZARR_ALONE)
+            assert isinstance(expected, type) == (location == "end" or selection != np.s_[17, 5])
+            assert outcome(array.store, selection) == expected
         assert not is_struck(array, FIRST)
 
 

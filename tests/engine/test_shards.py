@@ -3,8 +3,12 @@
 Values of any selection: test_random_selections.py.
 """
 
+import contextlib
+import importlib
+import itertools
 import os
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -18,10 +22,12 @@ from helpers import (
     PIPELINES,
     ZARR_ALONE,
     CountingStore,
+    has,
+    module_or_none,
     random_selections,
     ranges_from,
 )
-from test_local_files import opened, opened_references, opened_zip, outcome
+from test_local_files import opened, outcome
 from zarr.codecs import Crc32cCodec, ShardingCodec, ZstdCodec
 
 import numcodecs_bytes
@@ -39,6 +45,63 @@ def create_shards(store, shape=(32, 32), shard=(32, 32), inner=(8, 8), **setting
     return zarr.create_array(
         store, shape=shape, chunks=shard, dtype="f4", serializer=codec, compressors=None
     )
+
+
+def shards_in(folder):
+    return [path for path in sorted(folder.glob("c/**/*")) if path.is_file()]
+
+
+def zipped(folder, compression=zipfile.ZIP_STORED):
+    """Return a store of a folder in a zip archive."""
+    path = folder.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for file in [folder / "zarr.json", *shards_in(folder)]:
+            archive.write(file, file.relative_to(folder).as_posix())
+    return zarr.storage.ZipStore(path, mode="r")
+
+
+REQUESTED = [CountingStore]  # what the tests name as stores whose byte ranges can be relied on
+local_files = module_or_none("fsspec.implementations.local")
+if local_files:
+
+    class RequestedFiles(local_files.LocalFileSystem):
+        """Files that are not known to be local."""
+
+    REQUESTED.append(RequestedFiles)
+
+
+def in_one_file(folder, kind):
+    """Return a store of references: the shards of a folder lie in one file, with other bytes.
+
+    `kind` is the class of file systems that reads the file.
+    """
+    fsspec = importlib.import_module("fsspec")
+    wrapper = importlib.import_module("fsspec.implementations.asyn_wrapper")
+    path, other = folder.with_suffix(".bin"), bytes(range(1, 100))
+    parts, raw = {"zarr.json": (folder / "zarr.json").read_text()}, other
+    for shard in shards_in(folder):
+        name = shard.relative_to(folder).as_posix()
+        parts[name] = [path.as_uri(), len(raw), shard.stat().st_size]
+        raw += shard.read_bytes() + other
+    path.write_bytes(raw)
+    how = {"asynchronous": True, "skip_instance_cache": True}
+    by_protocol = {"file": wrapper.AsyncFileSystemWrapper(kind(), **how)}
+    files = fsspec.filesystem("reference", fo=parts, fs=by_protocol, **how)
+    return zarr.storage.FsspecStore(files, read_only=True)
+
+
+@contextlib.contextmanager
+def open_stores(folder, *, is_sharded=True):
+    """Give stores of a folder, by how they are read; shards lie in parts of files as well."""
+    stores = {"files": folder, "requests": CountingStore(folder)}
+    with contextlib.ExitStack() as archives, ranges_from(*REQUESTED):
+        if is_sharded and has("os.pread"):
+            stores["members of an archive"] = archives.enter_context(zipped(folder))
+            opened(stores["members of an archive"])  # else zarr 3.1.6 can't close it
+        if is_sharded and local_files:
+            stores["parts of a file"] = in_one_file(folder, local_files.LocalFileSystem)
+            stores["requests for parts"] = in_one_file(folder, RequestedFiles)
+        yield stores
 
 
 @pytest.mark.usefixtures("_never_looks")
@@ -87,6 +150,62 @@ class TestWhatIsRead:
         assert calls.num_bytes == NUM_INDEX_BYTES
 
 
+@pytest.mark.usefixtures("_never_looks")
+class TestPartsOfFiles:
+    """Shards that are members of a zip archive, or references into a file, with other bytes."""
+
+    @pytest.fixture(params=["start", "end"])
+    def folder(self, request, tmp_path):
+        """Return a folder of two shards, side by side."""
+        array = create_shards(tmp_path / "a", (32, 64), index_location=request.param)
+        array[...] = np.hstack([DATA, -DATA])
+        return tmp_path / "a"
+
+    @pytest.mark.needs("os.pread")
+    @pytest.mark.parametrize(
+        "how", ["members of an archive", "parts of a file", "requests for parts"]
+    )
+    def test_what_is_read(self, folder, calls, set_constants, how):
+        """As of a file of its own; a file is opened once, and no byte of others is read."""
+        set_constants(GAP_BYTES=0, LATENCY_BYTES=0)
+        with open_stores(folder) as stores:
+            array = opened(stores.get(how) or pytest.skip("there are no such stores"))
+            calls.opened.clear()
+            with numcodecs_bytes.trace() as traced:
+                assert array[9, 18:54:32].tolist() == [DATA[9, 18], -DATA[9, 18]]
+                points = array.vindex[[31, 0, 9], [63, 31, 18]]
+                assert points.tolist() == [-DATA[31, 31], DATA[0, 31], DATA[9, 18]]
+        total, num_shards, num_elements = traced.report()["total"], 4, 5
+        assert total["bytes_fetched"] == num_shards * NUM_INDEX_BYTES + num_elements * 4
+        assert total["requests"] == num_shards + num_elements
+        assert traced.report()["not_seen"] == total["why_whole"] == {}
+        assert len(calls.opened) == (2 if how == "parts of a file" else 0)
+        if how != "requests for parts":
+            num_header_bytes = 30 * num_shards if how == "members of an archive" else 0
+            assert calls.num_bytes == total["bytes_fetched"] + num_header_bytes
+
+    @pytest.mark.skipif(not local_files, reason="fsspec is not installed")
+    def test_a_reference_and_an_entry_beyond_any_file(self, tmp_path):
+        """Its position was negative, and counted from the end of the file."""
+        unchecked = {"index_codecs": [BytesCodec(endian="little")], "index_location": "start"}
+        create_shards(tmp_path, (8, 4), (8, 4), (4, 4), **unchecked)[...] = DATA[:8, :4]
+        shard = tmp_path / "c/0/0"
+        index = np.array([32, 64, 2**64 - 200, 64], "<u8").tobytes()
+        shard.write_bytes(index + shard.read_bytes()[len(index) :])
+        with open_stores(tmp_path) as stores:
+            for store in (stores["parts of a file"], stores["requests for parts"]):
+                store.fs.references["c/0/0"][2] = 2**64
+                assert opened(store)[2, 3] == DATA[2, 3]
+                expected = outcome(store, np.s_[5, 3], ZARR_ALONE)
+                assert isinstance(expected, type)
+                assert outcome(store, np.s_[5, 3]) == expected
+
+    def test_a_compressed_member_is_zarr_s(self, folder):
+        with zipped(folder, zipfile.ZIP_DEFLATED) as archive, numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(opened(archive)[:, 5], DATA[:, 5])
+        assert "compressed, or encrypted, in its zip archive" in str(traced.report()["not_seen"])
+
+
 # What the index of a shard says of its second inner chunk, from what it says of the first one.
 ENTRIES = {
     "length": lambda offset, _: (offset + 64, 60),
@@ -122,10 +241,7 @@ def damage(raw, kind, start):
 class TestDamage:
     @pytest.fixture
     def _exact(self):
-        with (
-            ranges_from(CountingStore),
-            zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}),
-        ):
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             yield
 
     @pytest.mark.parametrize("location", ["start", "end"])
@@ -145,18 +261,19 @@ class TestDamage:
         path = tmp_path / "c/0/0"
         raw, size = path.read_bytes(), 64 + 4 * (index == "checked")
         path.write_bytes(damage(raw, kind, 0 if location == "start" else len(raw) - size))
-        for selection in (np.s_[:], np.s_[5, 2], np.s_[:, 1], np.s_[2:6]):
-            for store in (tmp_path, CountingStore(tmp_path)):
-                expected = outcome(store, selection, alone)
-                array = opened(store)
+        selections = (np.s_[:], np.s_[5, 2], np.s_[:, 1], np.s_[2:6])
+        with open_stores(tmp_path) as stores:
+            for selection, name in itertools.product(selections, stores):
+                expected = outcome(stores[name], selection, alone)
+                array = opened(stores[name])
                 with numcodecs_bytes.trace() as traced:
                     if not isinstance(expected, type):
-                        assert array[selection].tolist() == expected, selection
+                        assert array[selection].tolist() == expected, (selection, name)
                         continue
                     with pytest.raises(Exception, match=".") as caught:
                         array[selection]
                 assert "chunk 'c/0/0' of " in "".join(caught.value.__notes__)
-                is_zarr_s = store != tmp_path and selection == np.s_[:]  # without an attempt
+                is_zarr_s = "requests" in name and selection == np.s_[:]  # without an attempt
                 assert traced.report()["not_seen"] or is_zarr_s
 
     @pytest.mark.parametrize("location", ["start", "end"])
@@ -182,14 +299,15 @@ class TestDamage:
                     changes = rng.choice(list(ENTRIES.values()))(int(entry[0]), len(raw))
                     entry[:] = [number % 2**64 for number in changes]
             path.write_bytes(changed)
-            for way, selection, _ in random_selections(rng, (16, 8), 1):
-                expected = outcome(tmp_path, selection, ZARR_ALONE, way)
-                if isinstance(expected, type):  # also of inner chunks that are not selected
-                    continue
-                for store in (tmp_path, CountingStore(tmp_path)):
-                    with ranges_from(CountingStore):
-                        assert outcome(store, selection, way=way) == expected, (way, selection)
-                    num_same += 1
+            with open_stores(tmp_path) as stores:
+                for way, selection, _ in random_selections(rng, (16, 8), 1):
+                    expected = outcome(tmp_path, selection, ZARR_ALONE, way)
+                    if isinstance(expected, type):  # also of inner chunks that are not selected
+                        continue
+                    for name, store in stores.items():
+                        got = outcome(store, selection, way=way)
+                        assert got == expected, (name, way, selection)
+                        num_same += 1
         assert num_same > 20
 
     def test_a_shard_that_is_shorter_than_its_inner_chunk(self, tmp_path):
@@ -252,13 +370,3 @@ def test_other_shards_are_zarr_s(tmp_path, name):
         for selection in (np.s_[:], np.s_[3:9, 2], np.s_[::5, 1:15:3]):
             np.testing.assert_array_equal(array[selection], data[selection])
     assert traced.report()["arrays"] == {}
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_shards_in_parts_of_files_are_zarr_s(tmp_path):
-    create_shards(tmp_path / "a", (32, 64))[...] = np.hstack([DATA, -DATA])
-    for open_array in (opened_zip, opened_references):
-        array = open_array(tmp_path / "a", tmp_path)
-        assert array[9, 18] == -array[9, 50] == DATA[9, 18]
-        np.testing.assert_array_equal(array[...], np.hstack([DATA, -DATA]))
-        array.store.close()

@@ -12,6 +12,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import create, has, random_selections, ranges_from, select
+from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
 
@@ -145,7 +146,9 @@ def icechunk_store(folder):
     icechunk = import_optional("icechunk")
     repository = icechunk.Repository.create(icechunk.in_memory_storage())
     session = repository.writable_session("main")
-    create(session.store, SHAPE)[:] = zarr.open_array(folder, mode="r")[:]
+    for path in files_in(folder):
+        raw = zarr.core.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+        zarr.core.sync.sync(session.store.set(path.relative_to(folder).as_posix(), raw))
     session.commit("all")
     return repository.readonly_session("main").store
 
@@ -157,7 +160,8 @@ def manifest_store(folder, length=None):
 
     chunk = folder / "c/0/0"
     chunk.with_name("file").write_bytes(b"header" + chunk.read_bytes() + bytes(1000))
-    place = {"path": chunk.with_name("file").as_uri(), "offset": 6, "length": length or NUM_BYTES}
+    length = length or chunk.stat().st_size
+    place = {"path": chunk.with_name("file").as_uri(), "offset": 6, "length": length}
     array = manifests.ManifestArray(
         metadata=zarr.open_array(folder, mode="r").metadata,
         chunkmanifest=manifests.ChunkManifest({"0.0": place}),
@@ -237,6 +241,25 @@ def test_every_store_gives_the_same_values(open_store, name):
         assert np.array_equal(select(array, way, selection), expected(DATA))
     needs_pread = name == "ZipStore"
     assert is_read_in_part(array) == (name in IN_PART and (not needs_pread or has("os.pread")))
+
+
+@pytest.mark.parametrize("location", ["start", "end"])
+@pytest.mark.parametrize("name", IN_PART)
+def test_a_shard_is_read_in_part(open_store, folder, name, location):
+    """Its index, and what is selected, wherever it begins in its object."""
+    if name == "ZipStore" and not has("os.pread"):
+        pytest.skip("zarr reads it")
+    if (name, location) == ("fsspec, obstore", "end"):
+        pytest.skip("it has no requests for the end of a file, with zarr alone either")
+    codec = ShardingCodec(chunk_shape=(8, 1100), codecs=[BytesCodec()], index_location=location)
+    settings = {"chunks": SHAPE, "serializer": codec, "compressors": None}
+    zarr.create_array(folder, data=DATA, overwrite=True, **settings)
+    array = open_v3(open_store(name), mode="r")
+    with numcodecs_bytes.trace() as traced:
+        assert np.array_equal(array[7], DATA[7])
+    total = traced.report()["total"]
+    assert (total["requests"], total["bytes_fetched"]) == (2, 8 * 16 + 4 + DATA[7].nbytes)
+    assert np.array_equal(array[3:60:9, ::7], DATA[3:60:9, ::7])
 
 
 @BY_STORE
