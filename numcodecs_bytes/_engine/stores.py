@@ -10,7 +10,6 @@ store and returns a function from paths to sources; add a file system of fsspec 
 """
 
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine.archives import locate_member, open_archive
 from numcodecs_bytes._engine.files import File, join, open_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.objects import folder_of, is_file_name
+from numcodecs_bytes._engine.objects import folder_of, is_file_name, requests_of
 from numcodecs_bytes._engine.requests import (
     NOT_FOUND,
     Get,
@@ -138,24 +137,18 @@ def _of_any(store: Any) -> SourceOf:
 
 
 def _of_manifest_store(store: Any) -> SourceOf:
-    """Return a function that says where VirtualiZarr's chunks are; a manifest gives their lengths.
-
-    Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
-    """
-    module = sys.modules[type(store).__module__]
+    """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
+    request_of = requests_of(store)
+    sources: dict[int, SourceOfPart] = {}  # of each object store, by its `id`
 
     def find(path: str) -> Source:
-        try:
-            array, _ = module._get_deepest_group_or_array(store._group, path)  # noqa: SLF001
-            separator = getattr(array.metadata.chunk_key_encoding, "separator", ".")
-            index = module.parse_manifest_index(path, separator, expand_pattern=True)
-            entry = array.manifest.get_entry(index)
-            num_bytes = entry and int(entry["length"])
-        except Exception as error:  # another version may raise anything
-            raise LeftToZarr("its manifest is of an unknown form") from error
-        if num_bytes is None:
-            raise LeftToZarr  # missing
-        return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+        request = request_of(path)
+        objects, num_bytes = request.objects, request.end - request.start
+        if type(objects).__module__ != "obstore.store":
+            return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+        if id(objects) not in sources:
+            sources[id(objects)] = _in_objects(store, objects)
+        return sources[id(objects)](request.path, request.start, num_bytes)
 
     return find
 
