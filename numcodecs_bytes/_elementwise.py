@@ -26,8 +26,13 @@ _OF_ZARR = {  # zarr 3.2 and newer
     "zarr.codecs.cast_value.CastValue",  # casts each element, or looks it up in a table
     "zarr.codecs.scale_offset.ScaleOffset",  # one scale and one offset for all elements
 }
-_WRAPPERS = {
-    f"zarr.codecs.numcodecs._codecs.{name.rpartition('.')[2]}": name for name in _OF_NUMCODECS
+_WRAPPERS = {  # of those of numcodecs, in Zarr v3
+    "zarr.codecs.numcodecs._codecs.AsType": "numcodecs.astype.AsType",
+    "zarr.codecs.numcodecs._codecs.BitRound": "numcodecs.bitround.BitRound",
+    "zarr.codecs.numcodecs._codecs.FixedScaleOffset": (
+        "numcodecs.fixedscaleoffset.FixedScaleOffset"
+    ),
+    "zarr.codecs.numcodecs._codecs.Quantize": "numcodecs.quantize.Quantize",
 }
 
 

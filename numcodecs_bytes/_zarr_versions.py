@@ -24,6 +24,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 PRIVATE_NAMES = {
     "zarr.codecs._v2": "V2Codec",
     "zarr.codecs.bytes": "BytesCodec",
+    "zarr.codecs.numcodecs._codecs": "AsType BitRound FixedScaleOffset Quantize",
     "zarr.codecs.sharding": "_ShardIndex",
     "zarr.core.array_spec": "ArrayConfig ArraySpec",
     "zarr.core.buffer": "ArrayLike Buffer BufferPrototype NDArrayLike NDBuffer cpu "
@@ -37,8 +38,8 @@ PRIVATE_NAMES = {
     "zarr.storage._local": "LocalStore",
     "zarr.storage._obstore": "ObjectStore",
     "zarr.storage._zip": "ZipStore",
-    "attributes of objects": "_decode_shard_index_sync _decode_sync _encode_shard_index_sync "
-    "_encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard _get_index_chunk_spec "
+    "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
+    "_encode_shard_index_sync _encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard _get_index_chunk_spec "
     "_index_codecs_sync_capable _is_open _lock _merge_chunk_array _shard_index_size _zf",
 }
 

@@ -10,7 +10,6 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 # What codecs raise if they can't convert an element, and what NumPy's warnings may be turned into.
 _ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, Warning)
-_MEMORY = ["C", "ALIGNED"]  # for cast_value_rs, which panics if memory is not aligned
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +29,7 @@ class Conversion:
 
         Raises `LeftToZarr` if a codec raises an error: zarr raises it as well.
         """
-        flat = _apply(self.encoders, np.require(elements, None, _MEMORY).reshape(-1))
+        flat = _apply(self.encoders, _flatten(elements, elements.dtype))
         if len(flat) != elements.size or flat.itemsize != self.dtype.itemsize:
             raise LeftToZarr(f"a codec encodes to {flat.dtype}, expected {self.dtype}")
         # BitRound returns integers that hold floats.
@@ -41,8 +40,13 @@ class Conversion:
 
         Raises `LeftToZarr` if a codec raises an error: zarr raises it as well.
         """
-        flat = np.require(encoded, self.dtype, _MEMORY).reshape(-1)
-        return _apply(self.decoders, flat).reshape(encoded.shape)
+        flat = _apply(self.decoders, _flatten(encoded, self.dtype))
+        return flat.reshape(encoded.shape)
+
+
+def _flatten(array: Array, dtype: AnyDType) -> Array:
+    """Return elements along one axis, aligned in memory: otherwise, cast_value_rs panics."""
+    return np.require(array, dtype, ["C", "ALIGNED"]).reshape(-1)
 
 
 def _apply(functions: tuple[Callable[[Array], Array], ...], elements: Array) -> Array:

@@ -10,7 +10,6 @@ store and returns a function from paths to sources; add a file system of fsspec 
 """
 
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine.archives import locate_member, open_archive
 from numcodecs_bytes._engine.files import File, join, open_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.objects import folder_of, is_file_name, requests_of
 from numcodecs_bytes._engine.requests import (
     NOT_FOUND,
     Get,
@@ -48,6 +48,8 @@ class Remote(NamedTuple):
 
 Source = File | Remote
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
+# Takes also where a chunk is in its object: the offset and the length, in bytes.
+SourceOfPart = Callable[..., Source]
 
 
 def find_source(byte_getter: Any) -> Source:
@@ -75,10 +77,10 @@ def sources_of(store: Any) -> SourceOf:
     return _leave_all("" if isinstance(store, MemoryStore) else _why_unknown(store))
 
 
-def _leave_all(why: str = "") -> SourceOf:
+def _leave_all(why: str = "") -> SourceOfPart:
     """Return a function for a store of which all chunks are left to zarr."""
 
-    def leave(_path: str) -> Source:
+    def leave(_path: str, _start: int = 0, _num_bytes: int | None = None) -> Source:
         raise LeftToZarr(why)
 
     return leave
@@ -135,33 +137,49 @@ def _of_any(store: Any) -> SourceOf:
 
 
 def _of_manifest_store(store: Any) -> SourceOf:
-    """Return a function that says where VirtualiZarr's chunks are; a manifest gives their lengths.
-
-    Before 2.8, its store returns bytes beyond a chunk if the manifest gives too short a length.
-    """
-    module = sys.modules[type(store).__module__]
+    """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
+    request_of = requests_of(store)
+    sources: dict[int, SourceOfPart] = {}  # of each object store, by its `id`
 
     def find(path: str) -> Source:
-        try:
-            array, _ = module._get_deepest_group_or_array(store._group, path)  # noqa: SLF001
-            separator = getattr(array.metadata.chunk_key_encoding, "separator", ".")
-            index = module.parse_manifest_index(path, separator, expand_pattern=True)
-            entry = array.manifest.get_entry(index)
-            num_bytes = entry and int(entry["length"])
-        except Exception as error:  # another version may raise anything
-            raise LeftToZarr("its manifest is of an unknown form") from error
-        if num_bytes is None:
-            raise LeftToZarr  # missing
-        return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+        request = request_of(path)
+        objects, num_bytes = request.objects, request.end - request.start
+        if type(objects).__module__ != "obstore.store":
+            return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+        if id(objects) not in sources:
+            sources[id(objects)] = _in_objects(store, objects)
+        return sources[id(objects)](request.path, request.start, num_bytes)
 
     return find
 
 
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
-    objects = store.store
-    if name_of_class(objects) == "obstore.store.MemoryStore":
+    return _in_objects(store, store.store)
+
+
+def _in_objects(store: Any, objects: Any) -> SourceOfPart:
+    """Return a function that says where the objects of an object store, or parts of them, are."""
+    name = name_of_class(objects)
+    if name == "obstore.store.MemoryStore":
         return _leave_all()
-    return lambda path: Remote(partial(from_objects, objects, path), store, tells_versions=True)
+    folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
+
+    def find(path: str, start: int = 0, num_bytes: int | None = None) -> Source:
+        if folder is not None and is_file_name(path):
+            return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
+        key = None if num_bytes is None else (id(objects), path)
+        get = partial(from_objects, objects, path)
+        return Remote(get, store, tells_versions=True, start=start, num_bytes=num_bytes, key=key)
+
+    return find
+
+
+def _in_file(path: str, missing: Any, start: int, num_bytes: int | None) -> File:
+    """Return the source of a chunk that is a local file, or `num_bytes` of one."""
+    if num_bytes is None:
+        return File(partial(open_file, path), missing)
+    key = path if hasattr(os, "pread") else None  # else threads would share one position
+    return File(partial(open_file, path), (), key, lambda _descriptor: (start, num_bytes))
 
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:
@@ -199,11 +217,7 @@ def _in_file_system(
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
         file = inner._strip_protocol(path)  # noqa: SLF001
-        missing: Any = store.allowed_exceptions
-        if num_bytes is None:
-            return File(partial(open_file, file), missing)
-        key = file if hasattr(os, "pread") else None  # else threads would share one position
-        return File(partial(open_file, file), (), key, lambda _descriptor: (start, num_bytes))
+        return _in_file(file, store.allowed_exceptions, start, num_bytes)
     get = _FILE_SYSTEMS.get(name)
     # obstore has a class of file systems for each protocol.
     if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):

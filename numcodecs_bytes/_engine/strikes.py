@@ -38,6 +38,7 @@ class StoreState:
 
     has_answered = False  # whether it has answered a range properly
     tells_versions = True  # until the versions in its answers differ or are missing
+    folder: str | None = None  # that obstore's LocalStore reads, once it is found
     _until = 0.0
     _why = ""
 

@@ -1,4 +1,4 @@
-"""Codecs that convert each element by itself: parts are what zarr's own pipelines make of chunks."""
+"""Codecs that convert each element by itself: parts are what zarr makes of whole chunks."""
 
 import random
 import shutil
@@ -256,10 +256,9 @@ def test_random_writes_in_place(tmp_path, set_constants, layout, seed):
                 values[...] = rng.choice(list(stored))
             array = made.open(made.path, OUR_PIPELINES[0])
             writer = array if way == "basic" else getattr(array, way)
-            with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
-                with numcodecs_bytes.trace() as traced:
-                    given = values.astype(array.dtype)
-                    result = outcome(lambda w=writer, s=selection, v=given: w.__setitem__(s, v))
+            given, in_place = values.astype(array.dtype), {"numcodecs_bytes.write_in_place": True}
+            with zarr.config.set(in_place), numcodecs_bytes.trace() as traced:
+                result = outcome(lambda w=writer, s=selection, v=given: w.__setitem__(s, v))
             expected, which = before.copy(), (way, selection, values, array.metadata)
             before, total = made.stored(made.path), traced.report()["total"]
             num_in_place += total["chunks_in_place"]
