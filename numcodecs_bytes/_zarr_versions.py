@@ -40,7 +40,8 @@ PRIVATE_NAMES = {
     "zarr.storage._zip": "ZipStore",
     "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
     "_encode_shard_index_sync _encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard "
-    "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock _merge_chunk_array _shard_index_size _zf",
+    "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock _merge_chunk_array "
+    "_shard_index_size _zf",
 }
 
 UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
