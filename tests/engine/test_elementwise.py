@@ -272,3 +272,161 @@ def test_random_writes_in_place(tmp_path, set_constants, layout, seed):
             expected.reshape(-1)[places.ravel()] = encoded
             assert_same(before, expected, which)
     assert num_in_place
+
+
+both_pipelines = pytest.mark.usefixtures("our_pipeline")
+SCALE = {"scale": 10, "offset": 5, "dtype": "<f8", "astype": "<i2"}
+
+
+def create(path, codec="FixedScaleOffset", settings=SCALE, zarr_format=3, **more):
+    """Return an array of 4 x 6 float64, of chunks of 4 x 3, behind a codec of numcodecs."""
+    made = getattr(wrappers if zarr_format == 3 else numcodecs, codec)(**settings)
+    more = {"dtype": "f8", "fill_value": 5, "filters": [made]} | more
+    more = {"shape": (4, 6), "chunks": (4, 3), "compressors": None} | more
+    if zarr_format == 3:
+        more = {"serializer": BytesCodec(endian="big")} | more
+    return zarr.create_array(path, zarr_format=zarr_format, **more)
+
+
+def in_place(mode):
+    return zarr.config.set({"numcodecs_bytes.write_in_place": mode})
+
+
+@both_pipelines
+def test_missing_chunks_hold_the_fill_value_itself(tmp_path):
+    array = create(tmp_path)
+    array[:, :3] = 6
+    assert array[0].tolist() == [6, 6, 6, 5, 5, 5]
+
+
+@both_pipelines
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_new_chunk_is_stored_as_by_zarr_alone(tmp_path, zarr_format):
+    """Its fill value is encoded, too."""
+    for name, mode in (("ours", "require"), ("alone", False)):
+        array = create(tmp_path / name, zarr_format=zarr_format)
+        with in_place(mode):
+            array[1, 2] = 7
+    (chunk,) = [p for p in (tmp_path / "ours").rglob("*") if p.is_file() and p.name in ("0", "0.0")]
+    alone = tmp_path / "alone" / chunk.relative_to(tmp_path / "ours")
+    assert chunk.read_bytes() == alone.read_bytes()
+    order = "<i2" if zarr_format == 2 else ">i2"
+    assert np.frombuffer(chunk.read_bytes(), order).tolist() == [0] * 5 + [20] + [0] * 6
+
+
+@both_pipelines
+@pytest.mark.needs("fcntl")
+def test_no_other_element_changes(tmp_path):
+    """zarr alone decodes and encodes all of them, and so rounds them to float32."""
+    path, stored = tmp_path / "c/0/0", np.full(12, 0.1, ">f8")
+    settings = {"encode_dtype": "<f8", "decode_dtype": "<f4"}
+    array = create(tmp_path, "AsType", settings, dtype="f4")
+    array[:, :3] = 1
+    path.write_bytes(stored.tobytes())
+    with in_place("require"):
+        array[1, 2] = 7
+    stored[5] = 7
+    assert path.read_bytes() == stored.tobytes()
+    array[1, 2] = 7
+    assert path.read_bytes() != stored.tobytes()
+
+
+@both_pipelines
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("mode", [True, "require"])
+@pytest.mark.parametrize("kind", ["chunk", "shard", "new"])
+def test_values_that_can_not_be_encoded_change_nothing(tmp_path, set_constants, kind, mode):
+    """The first block could be encoded, and was written."""
+    set_constants(BLOCK_BYTES=4)
+    settings = {"encode_dtype": "<i2", "decode_dtype": "<f8"}
+    more = {"chunks": (2, 3), "shards": (4, 6)} if kind == "shard" else {}
+    array = create(tmp_path, "AsType", settings, **more)
+    if kind != "new":
+        array[...] = 1
+    before = files_in(tmp_path)
+    with in_place(mode), pytest.raises((RuntimeError, RuntimeWarning), match="invalid value"):
+        array[:, 1] = [3, 3, 3, np.nan]
+    assert files_in(tmp_path) == before
+
+
+def files_in(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@both_pipelines
+def test_an_error_of_an_element_that_was_not_selected(tmp_path):
+    """zarr alone raises it as well; of one that was selected, the error is zarr's."""
+    settings = {"encode_dtype": "<f8", "decode_dtype": "<i2"}
+    array = create(tmp_path, "AsType", settings, dtype="i2")
+    array[...] = np.arange(24).reshape(4, 6)
+    stored = np.frombuffer((tmp_path / "c/0/0").read_bytes(), ">f8").copy()
+    stored[4] = np.nan
+    (tmp_path / "c/0/0").write_bytes(stored.tobytes())
+    assert array[0].tolist() == list(range(6))
+    with pytest.raises(RuntimeWarning, match="invalid value"):
+        array[1, 1]
+
+
+@both_pipelines
+def test_a_chunk_of_the_wrong_length(tmp_path):
+    array = create(tmp_path)
+    array[...] = 6
+    (tmp_path / "c/0/0").write_bytes(bytes(23))
+    with pytest.raises(ValueError, match=r"holds 23 bytes, expected 24 for shape .* of >i2"):
+        array[0]
+
+
+class Subclass(wrappers.FixedScaleOffset):
+    """It may do anything."""
+
+
+@both_pipelines
+@pytest.mark.parametrize(
+    ("name", "settings", "why"),
+    [
+        ("Delta", {"dtype": "<f8"}, "filtered by numcodecs.delta"),
+        ("FixedScaleOffset", SCALE | {"scale": [1, 2, 3]}, "not plain numbers"),
+        ("Quantize", {"digits": 1, "dtype": "<f8", "astype": "<f4"}, "another size"),
+        ("AsType", {"encode_dtype": "<c16", "decode_dtype": "<f8"}, "complex128"),
+    ],
+    ids=["delta", "lists", "another size", "complex"],
+)
+def test_other_codecs_are_left_to_zarr(tmp_path, name, settings, why):
+    assert why in why_left(create(tmp_path, name, settings))
+
+
+@both_pipelines
+def test_subclasses_are_left_to_zarr(tmp_path):
+    filters = [Subclass(**SCALE)]
+    assert "filtered by numcodecs.fixedscaleoffset" in why_left(create(tmp_path, filters=filters))
+
+
+@both_pipelines
+def test_zarr_s_own_codec_hands_swapped_elements_to_others(tmp_path):
+    array = create(tmp_path, serializer=zarr.codecs.BytesCodec(endian="big"))
+    assert "does not swap bytes" in why_left(array)
+
+
+@both_pipelines
+def test_chunks_that_zarr_flattens_before_it_transposes_them(tmp_path):
+    """It can't write them."""
+    filters = [wrappers.FixedScaleOffset(**SCALE), TransposeCodec(order=(1, 0))]
+    assert "followed by transpose" in why_left(create(tmp_path, filters=filters))
+
+
+@both_pipelines
+@pytest.mark.filterwarnings("ignore:Combining a `sharding_indexed` codec")
+def test_converted_shards_are_left_to_zarr(tmp_path):
+    """A missing inner chunk would hold a converted fill value."""
+    sharding = ShardingCodec(chunk_shape=(2, 3), codecs=[BytesCodec(endian="big")])
+    array = create(tmp_path, chunks=(4, 6), serializer=sharding)
+    assert "converted shards" in why_left(array)
+
+
+def why_left(array):
+    """Return why zarr reads an array that has no chunks."""
+    with numcodecs_bytes.trace() as traced:
+        assert (array[0] == array.fill_value).all()
+    (reason,) = traced.report()["not_seen"]
+    return reason
