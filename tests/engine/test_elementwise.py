@@ -15,11 +15,14 @@ from helpers import (
     HAS_STRUCT,
     OUR_PIPELINES,
     PIPELINES,
+    ZARR_ALONE,
     CountingStore,
     module_or_none,
     random_selections,
     ranges_from,
     select,
+    write_array,
+    write_v2,
 )
 from zarr.codecs import Crc32cCodec, ShardingCodec, TransposeCodec
 
@@ -174,6 +177,115 @@ def assert_same(got, expected, which):
         assert not isinstance(got, type), (got, which)
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape), which
         assert got.tobytes() == expected.tobytes(), which
+
+
+# Codecs: name, settings, data type of the array, byte order of what is stored, elements, and the
+# bytes that are stored.
+STORED = {
+    "FITS, BZERO": (
+        "numcodecs.fixedscaleoffset",
+        {"offset": 32768, "scale": 1, "dtype": "<u2", "astype": ">i2"},
+        *("uint16", "big", [0, 32767, 32768, 65535], "8000 ffff 0000 7fff"),
+    ),
+    "fixedscaleoffset": (
+        "numcodecs.fixedscaleoffset",
+        {"offset": 10.0, "scale": 4, "dtype": "<f8", "astype": "|u1"},
+        *("float64", "little", [10, 10.25, 14, 73.75], "00 01 10 ff"),
+    ),
+    "astype": (
+        "numcodecs.astype",
+        {"encode_dtype": "<i2", "decode_dtype": "<f4"},
+        *("float32", "little", [0, -2, 258, -32768], "0000 feff 0201 0080"),
+    ),
+    "bitround": (
+        "numcodecs.bitround",
+        {"keepbits": 2},
+        *("float32", "little", [1, 1.25, -0.5, 96], "0000803f 0000a03f 000000bf 0000c042"),
+    ),
+    "quantize": (
+        "numcodecs.quantize",
+        {"digits": 1, "dtype": "<f4"},
+        *("float32", "little", [1, 0.5, -0.25, 64], "0000803f 0000003f 000080be 00008042"),
+    ),
+    "scale_offset": (
+        "scale_offset",
+        {"offset": 5, "scale": 2},
+        *("int32", "big", [5, 6, 4, 133], "00000000 00000002 fffffffe 00000100"),
+    ),
+    "cast_value": (
+        "cast_value",
+        {"data_type": "int16"},
+        *("float64", "big", [0, -2, 258, -32768], "0000 fffe 0102 8000"),
+    ),
+}
+
+V2 = [case for case in STORED if STORED[case][0].startswith("numcodecs.")]
+
+
+@pytest.fixture(params=[*(f"{case}, v3" for case in STORED), *(f"{case}, v2" for case in V2)])
+def stored(tmp_path, request):
+    """Return the path of an array of literal bytes, its elements, and those bytes."""
+    case, _, zarr_format = request.param.rpartition(", v")
+    name, settings, dtype, endian, values, raw = STORED[case]
+    if not {"scale_offset": HAS_STRUCT, "cast_value": HAS_CAST}.get(name, True):
+        pytest.skip("zarr has no such codec")
+    raw, values = bytes.fromhex(raw), np.array(values, dtype)
+    if zarr_format == "3":
+        convert = {"name": name, "configuration": settings}
+        codecs = [convert, {"name": "bytes", "configuration": {"endian": endian}}]
+        return write_array(tmp_path / "a", raw, dtype, codecs), values, raw
+    filters = [{"id": name.removeprefix("numcodecs."), **settings}]
+    return write_v2(tmp_path / "a", raw, values.dtype.str, filters=filters), values, raw
+
+
+EXACT = {"numcodecs_bytes.max_gap_bytes": 0}
+
+
+@pytest.mark.usefixtures("our_pipeline", "_never_looks")
+class TestLiteralBytes:
+    """Of a chunk of four elements, only those that are selected are read or written."""
+
+    def test_by_zarr_alone(self, stored):
+        path, values, _ = stored
+        with zarr.config.set(ZARR_ALONE):
+            assert zarr.open_array(path, mode="r")[...].tolist() == values.tolist()
+
+    @pytest.mark.needs("os.pread")
+    def test_in_a_file(self, stored, calls):
+        path, values, raw = stored
+        size = len(raw) // 4
+        array = zarr.open_array(path, mode="r")
+        with zarr.config.set(EXACT):
+            assert array[2] == values[2]
+            assert calls.reads == [(2 * size, size)]
+            assert array[::3].tolist() == values[::3].tolist()
+            assert calls.reads[1:] == [(0, size), (3 * size, size)]
+        assert array[...].tolist() == values.tolist()
+
+    def test_in_a_store_that_is_requested(self, stored):
+        path, values, raw = stored
+        size = len(raw) // 4
+        array = zarr.open_array(CountingStore(path, read_only=True), mode="r")
+        with ranges_from(CountingStore), zarr.config.set(EXACT):
+            with numcodecs_bytes.trace() as traced:
+                assert array[2] == values[2]
+                assert array[::3].tolist() == values[::3].tolist()
+            assert array[...].tolist() == values.tolist()
+        total = traced.report()["total"]
+        assert (total["requests"], total["bytes_fetched"]) == (3, 3 * size)
+        starts = [(asked.start, num) for _, asked, num in array.store.requests[:3]]
+        assert sorted(starts) == [(0, size), (2 * size, size), (3 * size, size)]
+
+    @pytest.mark.needs("fcntl")
+    def test_written_in_place(self, stored):
+        """Zero bytes around an element stay."""
+        path, values, raw = stored
+        size = len(raw) // 4
+        (chunk,) = [file for file in path.rglob("0") if file.is_file()]
+        chunk.write_bytes(bytes(len(raw)))
+        with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+            zarr.open_array(path, mode="r+")[1] = values[1]
+        assert chunk.read_bytes() == bytes(size) + raw[size : 2 * size] + bytes(2 * size)
 
 
 LAYOUTS = ["v2 C", "v2 F", "v3", "transposed", "shards"]
