@@ -276,15 +276,14 @@ class TestLiteralBytes:
         starts = [(asked.start, num) for _, asked, num in array.store.requests[:3]]
         assert sorted(starts) == [(0, size), (2 * size, size), (3 * size, size)]
 
-    @pytest.mark.needs("fcntl")
+    @pytest.mark.usefixtures("_in_place")
     def test_written_in_place(self, stored):
         """Zero bytes around an element stay."""
         path, values, raw = stored
         size = len(raw) // 4
         (chunk,) = [file for file in path.rglob("0") if file.is_file()]
         chunk.write_bytes(bytes(len(raw)))
-        with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
-            zarr.open_array(path, mode="r+")[1] = values[1]
+        zarr.open_array(path, mode="r+")[1] = values[1]
         assert chunk.read_bytes() == bytes(size) + raw[size : 2 * size] + bytes(2 * size)
 
 
