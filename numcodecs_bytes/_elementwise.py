@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from zarr.codecs import TransposeCodec
 from zarr.core.array_spec import ArraySpec
@@ -42,14 +42,22 @@ def is_elementwise(codec: object) -> bool:
     return name in _OF_ZARR or name in _OF_NUMCODECS or name in _WRAPPERS
 
 
+class _Step(NamedTuple):
+    """What a codec does to elements."""
+
+    encode: Callable[[Array], Array]
+    decode: Callable[[Array], Array]
+    encoded_dtype: AnyDType
+    sees_bytes: bool = False  # whether it takes them for those of another data type
+
+
 def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> Conversion:
     """Return what the filters of a Zarr v2 array of a dtype do; may raise `LeftToZarr`."""
-    encoded = dtype
+    steps, encoded_dtype = list[_Step](), dtype
     for codec in filters:
-        encoded = _encoded_dtype(codec, encoded)
-    decoders: list[Callable[[Array], Array]] = [codec.decode for codec in reversed(filters)]
-    decoders.append(lambda flat: flat.view(dtype))
-    return Conversion(encoded, tuple([codec.encode for codec in filters]), tuple(decoders))
+        steps.append(_step_of_numcodecs(codec, encoded_dtype))
+        encoded_dtype = steps[-1].encoded_dtype
+    return _chain(steps, encoded_dtype, lambda flat: flat.view(dtype))
 
 
 def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conversion, ArraySpec]:
@@ -57,58 +65,70 @@ def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conver
 
     Raises `LeftToZarr` if it depends on more than the element, or if zarr itself fails.
     """
-    try:
-        return _conversion_of_codecs(codecs, spec)
-    except (ArithmeticError, ImportError, LookupError, TypeError, ValueError) as error:
-        raise LeftToZarr(f"converted in an unknown way: {error}") from error
-
-
-def _conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conversion, ArraySpec]:
+    dtype, steps = spec.dtype.to_native_dtype(), list[_Step]()
     if not spec.shape:  # NumPy returns scalars, which have no byte order
         raise LeftToZarr("a single element is converted")
-    dtype = spec.dtype.to_native_dtype()
-    encoders = list[Callable[[Array], Array]]()
-    decoders = list[Callable[[Array], Array]]()
-    for number, codec in enumerate(codecs):
-        decoded, spec = spec, codec.resolve_metadata(spec)
-        if type(codec) is TransposeCodec:
-            continue
-        if name_of_class(codec) in _OF_ZARR:
-            encode = partial(_convert, codec._encode_sync, decoded)  # noqa: SLF001
-            decode = partial(_convert, codec._decode_sync, decoded)  # noqa: SLF001
-        else:
-            _check_wrapper(codec, decoded, spec, codecs[number + 1 :])
-            encode, decode = codec._codec.encode, codec._codec.decode  # noqa: SLF001
-        encoders.append(encode)
-        decoders.insert(0, decode)
-    decoders.append(lambda flat: flat.astype(dtype, copy=False))
-    encoded_dtype = spec.dtype.to_native_dtype()
+    _check_order(codecs)
+    try:
+        for codec in codecs:
+            decoded, spec = spec, codec.resolve_metadata(spec)
+            if type(codec) is not TransposeCodec:
+                steps.append(_step_of_zarr(codec, decoded, spec))
+    except (ArithmeticError, ImportError, LookupError, TypeError, ValueError) as error:
+        raise LeftToZarr(f"converted in an unknown way: {error}") from error
+    conversion = _chain(
+        steps, spec.dtype.to_native_dtype(), lambda flat: flat.astype(dtype, copy=False)
+    )
+    # Of those, zarr itself stores parts of a chunk otherwise than all of it.
+    is_read_only = any(step.sees_bytes for step in steps)
+    return replace(conversion, is_read_only=is_read_only), spec
+
+
+def _chain(
+    steps: Sequence[_Step], encoded_dtype: AnyDType, to_array: Callable[[Array], Array]
+) -> Conversion:
+    """Return what codecs do one after the other, given what makes elements of the array at last."""
+    encoders = tuple([step.encode for step in steps])
+    decoders = tuple([step.decode for step in reversed(steps)])
+    return Conversion(encoded_dtype, encoders, (*decoders, to_array))
+
+
+def _check_order(codecs: Sequence[Any]) -> None:
+    """Raise `LeftToZarr` if zarr can't write chunks, and reads them in another order than we would.
+
+    FixedScaleOffset flattens them, so they can't be transposed.
+    """
+    names = [name_of_class(codec).rpartition(".")[2] for codec in codecs]
+    flattened = names.index("FixedScaleOffset") if "FixedScaleOffset" in names else len(names)
+    if "TransposeCodec" in names[flattened:]:
+        raise LeftToZarr("numcodecs.fixedscaleoffset is followed by transpose")
+
+
+def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
+    """Return what a codec of zarr does, between the specifications of a chunk before and after."""
+    dtype, encoded_dtype = decoded.dtype.to_native_dtype(), encoded.dtype.to_native_dtype()
     _check_numbers(dtype, encoded_dtype)
-    return Conversion(encoded_dtype, tuple(encoders), tuple(decoders)), spec
+    if name_of_class(codec) in _OF_ZARR:
+        encode = partial(_convert, codec._encode_sync, decoded)  # noqa: SLF001
+        decode = partial(_convert, codec._decode_sync, decoded)  # noqa: SLF001
+        return _Step(encode, decode, encoded_dtype)
+    inner = codec._codec  # noqa: SLF001
+    if name_of_class(inner) != _WRAPPERS[name_of_class(codec)]:
+        raise LeftToZarr(f"converted by {name_of_class(inner)}")
+    step = _step_of_numcodecs(inner, dtype)
+    if step.encoded_dtype.itemsize != encoded_dtype.itemsize:
+        raise LeftToZarr("a codec encodes to elements of another size than zarr expects")
+    return step
 
 
 def _convert(method: Any, spec: ArraySpec, flat: Array) -> Array:
     """Return what a method of a codec of zarr makes of elements."""
-    elements = cpu.NDBuffer.from_numpy_array(flat)
-    converted: Array = method(elements, replace(spec, shape=flat.shape)).as_numpy_array()
+    converted: Array = method(cpu.NDBuffer.from_numpy_array(flat), spec).as_numpy_array()
     return converted
 
 
-def _check_wrapper(codec: Any, decoded: ArraySpec, encoded: ArraySpec, after: Any) -> None:
-    """Raise `LeftToZarr` unless elements are converted alone by one of zarr's numcodecs codecs."""
-    name, inner = name_of_class(codec), codec._codec  # noqa: SLF001
-    if name_of_class(inner) != _WRAPPERS[name]:
-        raise LeftToZarr(f"converted by {name_of_class(inner)}")
-    if name.endswith("FixedScaleOffset") and any(type(c) is TransposeCodec for c in after):
-        # It flattens chunks: zarr can't write them, and reads whole ones in another order.
-        raise LeftToZarr("numcodecs.fixedscaleoffset is followed by transpose")
-    dtype = _encoded_dtype(inner, decoded.dtype.to_native_dtype())
-    if dtype.itemsize != encoded.dtype.to_native_dtype().itemsize:
-        raise LeftToZarr("a codec encodes to elements of another size than zarr expects")
-
-
-def _encoded_dtype(codec: Any, dtype: AnyDType) -> AnyDType:
-    """Return what a codec of numcodecs encodes elements of a dtype to.
+def _step_of_numcodecs(codec: Any, dtype: AnyDType) -> _Step:
+    """Return what a codec of numcodecs does to elements of a dtype.
 
     Raises `LeftToZarr` unless it takes elements of that size: it would see others in their bytes.
     """
@@ -127,7 +147,7 @@ def _encoded_dtype(codec: Any, dtype: AnyDType) -> AnyDType:
     _check_numbers(dtype, decoded, encoded)
     if dtype.itemsize != decoded.itemsize:
         raise LeftToZarr("a codec decodes to elements of another size than the array's")
-    return encoded
+    return _Step(codec.encode, codec.decode, encoded, decoded != dtype)
 
 
 def _check_numbers(*dtypes: AnyDType) -> None:

@@ -6,6 +6,7 @@ the interpreter shuts down or at a limit of the system, it runs in the calling t
 
 import asyncio
 import concurrent.futures.thread
+import contextvars
 import functools
 import os
 from collections.abc import Callable
@@ -67,11 +68,12 @@ async def run_in_thread(pool: Executor, function: Callable[[], T]) -> T:
 async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) -> T:
     """Like `run_in_thread`, but the function can ask whether its result is still wanted.
 
-    A caller that is cancelled waits for the function to end, but only `LAST_SECONDS`.
+    It runs in the context of the caller, with NumPy's errstate, for example. A caller that is
+    cancelled waits for the function to end, but only `LAST_SECONDS`.
     """
-    is_wanted = True
+    is_wanted, context = True, contextvars.copy_context()
     try:
-        future = submit(pool, lambda: function(lambda: is_wanted))
+        future = submit(pool, lambda: context.run(function, lambda: is_wanted))
     except NoThreadError:
         return function(lambda: True)
     running = asyncio.wrap_future(future)

@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from numcodecs_bytes._core.copy import encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as, leaf_dtypes
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
@@ -45,6 +47,14 @@ class Layout:
         if self.conversion is not None:
             elements = self.conversion.encode(elements)
         return encode_array(elements, self.stored_dtype)
+
+    def keeps(self, value: object) -> bool:
+        """Whether a value is the same after it was stored."""
+        if self.conversion is None:
+            return True
+        element: Array = np.full(1, value, self.dtype)
+        read = self.conversion.decode(self.conversion.encode(element))
+        return read.tobytes() == element.tobytes()
 
     def check_length(self, num_bytes: int, name: str) -> None:
         """Raise LengthError unless a chunk of this name has the right length."""

@@ -85,15 +85,15 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Plac
     window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
     if plan.has_index:
         window = window[mesh(plan.index, plan.shape)]
-    elements = ready_to_copy(window, layout)
+    elements = decoded_elements(window, layout)
     if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
         copy_elements(target, elements)
     else:
         out[place] = elements
 
 
-def ready_to_copy(elements: Array, layout: Layout) -> Array:
-    """Return stored elements as an array that NumPy copies correctly into one of `layout.dtype`.
+def decoded_elements(elements: Array, layout: Layout) -> Array:
+    """Return what stored elements hold, as an array that NumPy copies into one of `layout.dtype`.
 
     Shares memory with them, unless codecs convert them, NumPy can't swap that dtype, or there are
     invalid bytes.

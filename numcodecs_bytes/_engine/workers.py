@@ -53,8 +53,7 @@ class Workers(Generic[Chunk]):
 
     async def run(self, pool: ThreadPoolExecutor) -> None:
         """Work on all chunks, in a thread of a pool and those that help it."""
-        context = contextvars.copy_context()  # with NumPy's errstate, for example
-        await run_while_wanted(pool, lambda is_wanted: context.run(self._run, is_wanted))
+        await run_while_wanted(pool, self._run)
         if is_ending():  # which the threads of pools notice, and stop
             self._run_alone()
 

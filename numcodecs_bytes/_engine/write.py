@@ -102,7 +102,7 @@ class _Write:
     def try_once(self, is_wanted: IsWanted) -> None:
         """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
         try:
-            self._file = self._file or self._plan()
+            self._file = self._file or self._plan(is_wanted)
             self._file.write(is_wanted)
             self.chunk.outcome = Outcome("written in place")
         except LockedError:
@@ -118,11 +118,13 @@ class _Write:
             leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
         self.is_done = True
 
-    def _plan(self) -> ChunkFile:
+    def _plan(self, is_wanted: IsWanted) -> ChunkFile:
         chunk, values = self.chunk, self._values
         selected = values if values.shape == () else values[chunk.place]
         kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
-        return kind(chunk, selected, self._drop_axes, may_be_mapped(values))
+        file = kind(chunk, selected, self._drop_axes, may_be_mapped(values))
+        file.check_encodable(is_wanted)
+        return file
 
 
 async def _try_all(writes: Sequence[_Write], values: Any) -> list[_Write]:

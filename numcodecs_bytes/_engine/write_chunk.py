@@ -50,11 +50,15 @@ class ChunkFile:
 
     def __post_init__(self) -> None:
         self._planned = self._plan(self.chunk.selection)
-        write_file.try_to_convert(self._planned)
         self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
         self._locked_since = 0.0
         self.has_begun = False  # whether something may have been written
+
+    def check_encodable(self, is_wanted: IsWanted) -> None:
+        """Raise `LeftToZarr` if codecs can't convert an element: before anything is written."""
+        for planned in self._planned:
+            write_file.check_encodable(planned, is_wanted)
 
     def _plan(self, selection: Any) -> list[PlannedWrite]:
         """Return what is written to each of the chunks in the file."""
@@ -164,9 +168,10 @@ class ChunkFile:
         return not self.is_mapped and self._adds_nothing(space.missing)
 
     def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
-        self.has_begun = True
-        for planned, start in placed:
-            write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=self._in_hulls)
+        self.has_begun, in_hulls = True, self._in_hulls
+        with np.errstate(all="ignore"):  # `check_encodable` has warned, or raised an error
+            for planned, start in placed:
+                write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=in_hulls)
 
     def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:
         """Whether zarr would not store chunks of these elements."""

@@ -65,10 +65,12 @@ def blocks_of(planned: Sequence[PlannedWrite]) -> Iterator[Array]:
             yield each.elements[(*place, ...)]
 
 
-def try_to_convert(planned: Sequence[PlannedWrite]) -> None:
-    """Raise `LeftToZarr` if codecs can't convert an element: before anything is written."""
-    for elements in blocks_of([each for each in planned if each.layout.conversion is not None]):
-        planned[0].layout.encode(elements)
+def check_encodable(planned: PlannedWrite, is_wanted: IsWanted) -> None:
+    """Raise `LeftToZarr` if codecs can't convert an element."""
+    if planned.layout.conversion is not None:
+        for elements in blocks_of([planned]):
+            raise_unless(is_wanted)
+            planned.layout.encode(elements)
 
 
 def write_planned(

@@ -24,7 +24,7 @@ from numcodecs_bytes._engine.shards import MISSING, ShardLayout
 from numcodecs_bytes._engine.write_chunk import ChunkFile, PlacedWrite, Space
 from numcodecs_bytes._engine.write_file import PlannedWrite
 from numcodecs_bytes._threads import IsWanted
-from numcodecs_bytes._zarr_versions import UInt64Array, encode_index
+from numcodecs_bytes._zarr_versions import UInt64Array, encode_index, fill_value_or_default
 
 
 class ShardFile(ChunkFile):
@@ -123,11 +123,13 @@ class ShardFile(ChunkFile):
     def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
         """Return which inner chunks get space, as bools in the shape of their grid."""
         is_missing: Array = index[..., 0] == MISSING
-        if are_free:
-            return is_missing
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
+        if not self._layout.keeps(fill_value_or_default(self.chunk.spec)):
+            return is_new  # others would hold what codecs make of the fill value
+        if are_free:
+            return is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
         others = np.flatnonzero(is_missing & ~is_new)
         is_new.flat[others[: max(num_more, 0)]] = True
