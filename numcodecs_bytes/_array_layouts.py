@@ -84,9 +84,9 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
         codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
         only: Any = codecs[0] if codecs else None
         if len(codecs) < 2 and (only is None or type(only) is Bytes):
-            return partial(_layout_of_v2, only, ())
+            return partial(_layout_of_v2, only)
         if codec.compressor is None and all(map(is_elementwise, codecs)):
-            return partial(_layout_of_v2, None, codecs)
+            return partial(_layout_of_filtered_v2, codecs)
         unknown = [c for c in codecs if type(c) is not Bytes and not is_elementwise(c)]
         others += unknown or codecs  # several `Bytes`, or one and others
     if others:
@@ -103,9 +103,9 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
     raise LeftToZarr(f"stored by {name_of_class(codec)}")
 
 
-def _layout_of_v2(codec: Bytes | None, filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
-    """Return how a Zarr v2 chunk is stored: by `Bytes`, by filters, or without any codec."""
-    dtype, conversion = chunk_spec.dtype.to_native_dtype(), None
+def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
+    dtype = chunk_spec.dtype.to_native_dtype()
     if has_variable_length(dtype):
         raise LeftToZarr(f"elements of variable length ({dtype})")
     stored = copied_as(dtype)  # the array's own order, but NumPy copies some types only as integers
@@ -115,12 +115,21 @@ def _layout_of_v2(codec: Bytes | None, filters: Sequence[Any], chunk_spec: Array
         if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
             raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
         stored = stored_dtype(dtype, codec.endian)
-    if filters:
-        conversion = conversion_of_filters(filters, dtype)
-        stored = conversion.dtype
+    return layout_of(chunk_spec.shape, dtype, stored, _axis_order_of_v2(chunk_spec))
+
+
+def _layout_of_filtered_v2(filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored by filters that convert each element by itself."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    conversion = conversion_of_filters(filters, dtype)
+    axis_order = _axis_order_of_v2(chunk_spec)
+    return layout_of(chunk_spec.shape, dtype, conversion.dtype, axis_order, conversion)
+
+
+def _axis_order_of_v2(chunk_spec: ArraySpec) -> tuple[int, ...] | None:
+    """Return the axes in the order in which a Zarr v2 chunk is stored; None for C order."""
     is_column_major = chunk_spec.order == "F"
-    axis_order = tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order, conversion)
+    return tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
 
 
 def _layout_of_v3(

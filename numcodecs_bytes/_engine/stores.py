@@ -48,8 +48,8 @@ class Remote(NamedTuple):
 
 Source = File | Remote
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
-# Takes also where a chunk is in its object: the offset and the length, in bytes.
-SourceOfPart = Callable[..., Source]
+# Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
+SourceOfPart = Callable[[str, int, int | None], Source]
 
 
 def find_source(byte_getter: Any) -> Source:
@@ -77,10 +77,10 @@ def sources_of(store: Any) -> SourceOf:
     return _leave_all("" if isinstance(store, MemoryStore) else _why_unknown(store))
 
 
-def _leave_all(why: str = "") -> SourceOfPart:
+def _leave_all(why: str = "") -> Callable[..., Source]:
     """Return a function for a store of which all chunks are left to zarr."""
 
-    def leave(_path: str, _start: int = 0, _num_bytes: int | None = None) -> Source:
+    def leave(*_: Any) -> Source:
         raise LeftToZarr(why)
 
     return leave
@@ -139,7 +139,7 @@ def _of_any(store: Any) -> SourceOf:
 def _of_manifest_store(store: Any) -> SourceOf:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
-    sources: dict[int, SourceOfPart] = {}  # of each object store, by its `id`
+    sources: dict[int, SourceOfPart] = {}  # by the `id` of an object store, which is kept with them
 
     def find(path: str) -> Source:
         request = request_of(path)
@@ -154,7 +154,8 @@ def _of_manifest_store(store: Any) -> SourceOf:
 
 
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
-    return _in_objects(store, store.store)
+    find = _in_objects(store, store.store)
+    return lambda path: find(path, 0, None)
 
 
 def _in_objects(store: Any, objects: Any) -> SourceOfPart:
@@ -164,7 +165,7 @@ def _in_objects(store: Any, objects: Any) -> SourceOfPart:
         return _leave_all()
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
-    def find(path: str, start: int = 0, num_bytes: int | None = None) -> Source:
+    def find(path: str, start: int, num_bytes: int | None) -> Source:
         if folder is not None and is_file_name(path):
             return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
         key = None if num_bytes is None else (id(objects), path)
