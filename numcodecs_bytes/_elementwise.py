@@ -93,7 +93,7 @@ def _chain(
     return Conversion(encoded_dtype, encoders, (*decoders, to_array))
 
 
-def _check_order(codecs: Sequence[Any]) -> None:
+def _check_order(codecs: Sequence[object]) -> None:
     """Raise `LeftToZarr` if zarr can't write chunks, and reads them in another order than we would.
 
     FixedScaleOffset flattens them, so they can't be transposed.
@@ -109,10 +109,10 @@ def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
     dtype, encoded_dtype = decoded.dtype.to_native_dtype(), encoded.dtype.to_native_dtype()
     _check_numbers(dtype, encoded_dtype)
     if name_of_class(codec) in _OF_ZARR:
-        encode = partial(_convert, codec._encode_sync, decoded)  # noqa: SLF001
-        decode = partial(_convert, codec._decode_sync, decoded)  # noqa: SLF001
+        encode = partial(_convert, codec._encode_sync, decoded)
+        decode = partial(_convert, codec._decode_sync, decoded)
         return _Step(encode, decode, encoded_dtype)
-    inner = codec._codec  # noqa: SLF001
+    inner = codec._codec
     if name_of_class(inner) != _WRAPPERS[name_of_class(codec)]:
         raise LeftToZarr(f"converted by {name_of_class(inner)}")
     step = _step_of_numcodecs(inner, dtype)

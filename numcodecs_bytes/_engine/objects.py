@@ -18,7 +18,7 @@ from numcodecs_bytes._engine.strikes import state_of
 class Request(NamedTuple):
     """A range of an object, in bytes, that VirtualiZarr's store asks an object store for."""
 
-    objects: Any
+    objects: object
     path: str
     start: int
     end: int
@@ -27,7 +27,7 @@ class Request(NamedTuple):
 class _Recorder:
     """Stands for an object store: hands requests to whoever runs the coroutine that makes them."""
 
-    def __init__(self, objects: Any) -> None:
+    def __init__(self, objects: object) -> None:
         self._objects = objects
         for name in ("prefix", "url"):  # with them, a URL becomes a path
             if hasattr(objects, name):

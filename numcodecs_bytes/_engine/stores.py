@@ -80,7 +80,7 @@ def sources_of(store: Any) -> SourceOf:
 def _leave_all(why: str = "") -> Callable[..., Source]:
     """Return a function for a store of which all chunks are left to zarr."""
 
-    def leave(*_: Any) -> Source:
+    def leave(*_: object) -> Source:
         raise LeftToZarr(why)
 
     return leave
