@@ -366,6 +366,8 @@ def test_random_writes_in_place(tmp_path, set_constants, layout, seed):
                 has_errors = not errors.isdisjoint(values.ravel().tolist())
                 by_zarr = {*LEFT, "the whole chunk is written", WRITTEN_OTHERWISE}
                 assert reasons <= by_zarr | (CANNOT if has_errors else set()), which
+                if isinstance(result, type):
+                    break  # zarr may still be writing other chunks
                 continue
             assert not isinstance(result, type), which
             encoded = np.array([stored[number] for number in values.ravel()], before.dtype)
