@@ -53,7 +53,8 @@ class Layout:
         if self.conversion is None:
             return True
         element: Array = np.full(1, value, self.dtype)
-        read = self.conversion.decode(self.conversion.encode(element))
+        with np.errstate(all="ignore"):
+            read = self.conversion.decode(self.conversion.encode(element))
         return read.tobytes() == element.tobytes()
 
     def check_length(self, num_bytes: int, name: str) -> None:

@@ -57,6 +57,19 @@ class ShardFile(ChunkFile):
             planned.append(PlannedWrite(plan, hulls[id(plan)], selected, self._layout))
         return planned
 
+    def check_encodable(self, is_wanted: IsWanted) -> None:
+        """Raise `LeftToZarr` if codecs can't convert an element, or change the fill value in it.
+
+        zarr does not store an inner chunk of nothing but fill values: it still holds them.
+        """
+        super().check_encodable(is_wanted)
+        fill_value = fill_value_or_default(self.chunk.spec)
+        self._keeps_fill_value = self._layout.keeps(fill_value)
+        if not self._keeps_fill_value:
+            is_nan, elements = np.isnan(fill_value), self._elements
+            if (np.isnan(elements) if is_nan else elements == fill_value).any():
+                raise LeftToZarr("codecs change the fill value, which is among what is written")
+
     def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
@@ -126,8 +139,8 @@ class ShardFile(ChunkFile):
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
-        if not self._layout.keeps(fill_value_or_default(self.chunk.spec)):
-            return is_new  # others would hold what codecs make of the fill value
+        if not self._keeps_fill_value:  # others would hold what codecs make of it
+            return is_new
         if are_free:
             return is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)

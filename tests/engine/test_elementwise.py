@@ -475,6 +475,26 @@ def test_no_other_inner_chunk_is_made_if_codecs_change_the_fill_value(tmp_path, 
 
 @both_pipelines
 @pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("fill_value", [7.5, np.nan])
+@pytest.mark.parametrize("is_full", [True, False])
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_inner_chunks_of_fill_values_that_codecs_change_are_zarr_s(tmp_path, fill_value, is_full):
+    """zarr does not store them; stored, they would hold other values."""
+    for name, mode in (("ours", True), ("alone", False)):
+        more = {"chunks": (2, 3), "shards": (4, 6), "fill_value": fill_value}
+        array = create(tmp_path / name, settings=SCALE | {"scale": 1}, **more)
+        if is_full:
+            array[...] = 12
+        with in_place(mode):
+            array[0, 1:5] = [15, fill_value, fill_value, fill_value]
+            array[2:, :3] = fill_value
+            array.vindex[[3, 3], [0, 5]] = [15, fill_value]
+    values = [zarr.open_array(tmp_path / name)[...] for name in ("ours", "alone")]
+    np.testing.assert_array_equal(*values)
+
+
+@both_pipelines
+@pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("mode", [True, "require"])
 def test_errstate_holds_for_writes(tmp_path, mode):
     array = create(tmp_path, "AsType", {"encode_dtype": "<i2", "decode_dtype": "<f8"})
