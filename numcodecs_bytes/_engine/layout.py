@@ -65,7 +65,8 @@ class Layout:
     @property
     def most_memory(self) -> int:
         """See `kept.Kept`; its data types may be as large as their fields are many."""
-        return 512 + 64 * len(self.shape) + 768 * len(list(leaf_dtypes(self.dtype)))
+        num_bytes = 512 + 64 * len(self.shape) + 768 * len(list(leaf_dtypes(self.dtype)))
+        return num_bytes + (0 if self.conversion is None else 4096)
 
 
 def layout_of(

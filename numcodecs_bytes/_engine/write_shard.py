@@ -63,12 +63,14 @@ class ShardFile(ChunkFile):
         zarr does not store an inner chunk of nothing but fill values: it still holds them.
         """
         super().check_encodable(is_wanted)
-        fill_value = fill_value_or_default(self.chunk.spec)
-        self._keeps_fill_value = self._layout.keeps(fill_value)
-        if not self._keeps_fill_value:
-            is_nan, elements = np.isnan(fill_value), self._elements
+        if not self._keeps_fill_value():
+            fill_value, elements = fill_value_or_default(self.chunk.spec), self._elements
+            is_nan = np.isnan(fill_value)
             if (np.isnan(elements) if is_nan else elements == fill_value).any():
                 raise LeftToZarr("codecs change the fill value, which is among what is written")
+
+    def _keeps_fill_value(self) -> bool:
+        return self._layout.keeps(fill_value_or_default(self.chunk.spec))
 
     def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
@@ -139,7 +141,7 @@ class ShardFile(ChunkFile):
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
-        if not self._keeps_fill_value:  # others would hold what codecs make of it
+        if not self._keeps_fill_value():  # others would hold what codecs make of it
             return is_new
         if are_free:
             return is_missing

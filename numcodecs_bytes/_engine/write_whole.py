@@ -37,7 +37,7 @@ def are_plain(value: object, layout: AnyLayout) -> bool:
     """Whether whole chunks of a layout can be written from the values that zarr passes."""
     if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
         return False
-    if layout.conversion is not None:
+    if layout.conversion is not None:  # zarr itself encodes whole chunks
         return False
     if type(value) is not cpu.NDBuffer:
         return False
