@@ -10,6 +10,7 @@ from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine import kept
 from numcodecs_bytes._engine.conversion import Conversion
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 
 class Layout:
@@ -49,12 +50,15 @@ class Layout:
         return encode_array(elements, self.stored_dtype)
 
     def keeps(self, value: object) -> bool:
-        """Whether a value is the same after it was stored."""
+        """Whether a value can be stored, and is the same then."""
         if self.conversion is None:
             return True
         element: Array = np.full(1, value, self.dtype)
-        with np.errstate(all="ignore"):
-            read = self.conversion.decode(self.conversion.encode(element))
+        try:
+            with np.errstate(all="ignore"):
+                read = self.conversion.decode(self.conversion.encode(element))
+        except LeftToZarr:
+            return False
         return read.tobytes() == element.tobytes()
 
     def check_length(self, num_bytes: int, name: str) -> None:
