@@ -91,8 +91,9 @@ def folder_of(objects: Any) -> str | None:
 def is_file_name(path: str) -> bool:
     """Whether an obstore LocalStore reads a path just as the system does.
 
-    It refuses names that end with "#1", reads "C|" as "C:" at the root, and leaves out empty
-    segments at either end; those that are not printable are not worth the doubt.
+    It refuses names that end with "#1", reads "C|" as "C:" at the root, and in version 0.8 "x:y" as
+    "x:/y"; it leaves out empty segments at either end. Those that are not printable are not worth
+    the doubt.
     """
-    is_plain = path.isprintable() and not any(char in path for char in "#|\\")
+    is_plain = path.isprintable() and not any(char in path for char in "#|:\\")
     return is_plain and not {"", ".", ".."}.intersection(path.split("/"))
