@@ -200,6 +200,7 @@ class TestPartsOfFiles:
                 assert isinstance(expected, type)
                 assert outcome(store, np.s_[5, 3]) == expected
 
+    @pytest.mark.needs("os.pread")
     def test_a_compressed_member_is_zarr_s(self, folder):
         with zipped(folder, zipfile.ZIP_DEFLATED) as archive, numcodecs_bytes.trace() as traced:
             np.testing.assert_array_equal(opened(archive)[:, 5], DATA[:, 5])
