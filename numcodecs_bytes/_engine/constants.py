@@ -31,23 +31,35 @@ KEPT_BYTES = 1 << 24
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12
 
-# If there are at least LOOK_FROM runs, a few are read first. If the thread had to wait for those,
-# the system is asked to prefetch all runs: 1,000 cold points take 12 ms instead of 60. Always
-# asking takes 1.6 times as long if nothing is cold; looking takes 5 us.
-LOOK_FROM, NUM_LOOKED_AT = 5, 4
+# Of LOOK_FROM and more runs of a chunk, up to NUM_LOOKED_AT are looked at first, which takes 3 us.
+# If a look takes longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold
+# points take 12 ms instead of 60; if nothing is cold, always asking takes 1.6 times as long as
+# never. A read takes 1 us from memory, and 30 from a fast disk.
+LOOK_FROM, NUM_LOOKED_AT, WAIT_SECONDS = 5, 4, 2e-5
+
+# If files are slow, gaps are read over that take less time than another request: what is read at
+# BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
+BYTES_PER_SECOND, MAX_GAP_BYTES, NUM_PREFETCHED = 2e9, 1 << 21, 16
+
+# Of a longer range, Linux prefetches only the first part, which has this size by default.
+PREFETCH_BYTES = 1 << 17
 
 # If at least this much is selected per chunk, all cores together are faster than one thread. Below
 # it, threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 
-# After how many chunks a thread checks again whether it had to wait, which takes 1 us. If it had,
-# as many threads read as zarr itself would use: cold chunks of 64 KiB take 4 ms instead of 18.
-LOOK_EVERY = 8
+# After how many chunks a batch looks again whether files are slow, or still are. If they are, as
+# many threads read as zarr itself would use: cold chunks of 64 KiB take 4 ms instead of 18.
+LOOK_EVERY, LOOK_EVERY_SLOW = 8, 32
 
-# If a thread has waited for longer than this, and longer than it has worked, it was for a file, not
-# for the other threads: then more of them help. If each rename takes 10 or 50 ms, chunks of 1 MiB
-# take 0.6 of zarr's time to write, and 1.3 to 1.4 without this rule; if none does, as long.
-OTHER_THREADS_SECONDS = 1e-3
+# A look that takes longer than this did not wait for other threads. Opening or writing a file may
+# take SHORT_SECONDS; if a batch has waited for longer than WAITED_SECONDS beyond that, more threads
+# help: if each rename takes 10 or 50 ms, chunks of 1 MiB take 0.6 of zarr's time, and 1.3 to 1.4
+# without.
+WAITED_SECONDS, SHORT_SECONDS = 1e-3, 1e-4
+
+# How fast whole chunks are written at least, if nothing has to wait.
+WRITTEN_PER_SECOND = 5e8
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
 # 30 ms at 100 MB/s is worth 3 MB. With a quarter of this gap, reads took up to 20 times as long;
@@ -94,6 +106,9 @@ REWRITE_FROM = 8
 # How long it takes to write a run. A writer of hulls waits for the exclusive lock no longer than
 # writing its runs would take.
 RUN_SECONDS = 5e-6
+
+# The first of many runs are timed: it may be faster to rewrite longer hulls.
+TIMED_RUNS = slice(0, 8), slice(8, 64), slice(64, None)
 
 # Values that may be mapped from a file are copied up to this size, in 20 ms. If they are larger,
 # the files of the chunks are copied: zarr alone reads and writes as much.

@@ -5,22 +5,17 @@ No file is mapped into memory, because truncating a mapped file crashes the proc
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-
-resource: Any
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 # Non-blocking, in case a regular file is replaced by a pipe while it is opened.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -50,7 +45,7 @@ class OpenFile(NamedTuple):
     descriptor: int
     start: int
     num_bytes: int
-    is_prefetched: bool = False  # whether the system was already asked to prefetch its runs
+    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
 
 
 def join(root: str, path: str) -> str:
@@ -108,56 +103,34 @@ def _count_bytes(descriptor: int) -> int:
     return num_bytes
 
 
-class Usage(NamedTuple):
-    """What this thread has used until now."""
-
-    seconds: float  # by the clock
-    cpu_seconds: float
-    num_waits: int
-    num_from_disk: int
+def seconds_to_read(descriptor: int, position: int) -> float:
+    """Read one byte of a file; return how long that took."""
+    before = time.perf_counter()
+    _read_at(descriptor, 1, position)
+    return time.perf_counter() - before
 
 
-def usage() -> Usage | None:
-    """Return what this thread has used until now; None if the system does not report it."""
-    try:
-        used = resource.getrusage(resource.RUSAGE_THREAD)
-    except (AttributeError, OSError, ValueError):  # on Windows and macOS, or in a sandbox
-        return None
-    return Usage(time.monotonic(), time.thread_time(), used.ru_nvcsw, used.ru_inblock)
+def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], gap: int = 0) -> None:
+    """Ask the system to prefetch runs of a file, all at once, if it can.
 
-
-def has_waited(before: Usage | None, *, is_alone: bool = True) -> bool:
-    """Whether this thread had to wait for a file since `usage` returned `before`.
-
-    Python's other threads make it wait, too: if it is not alone, only reads from a disk count, and
-    waits that are longer than those. True if the system does not report it.
+    A run is its start and its length. Runs with gaps of up to `gap` bytes are prefetched together.
     """
-    after = usage()
-    if before is None or after is None or after.num_from_disk > before.num_from_disk:
-        return True
-    if is_alone:
-        return after.num_waits > before.num_waits
-    seconds, cpu_seconds, *_ = np.subtract(after, before)
-    return bool(seconds > 2 * cpu_seconds + constants.OTHER_THREADS_SECONDS)
-
-
-def is_cold(descriptor: int, starts: Sequence[int]) -> bool:
-    """Whether this thread had to wait for a few runs of a file, and can prefetch all of them."""
     if not hasattr(os, "posix_fadvise"):
-        return False
-    before = usage()
-    for start in starts[:: max(len(starts) // constants.NUM_LOOKED_AT, 1)]:
-        os.pread(descriptor, 1, start)
-        if has_waited(before):
-            return True
-    return False
-
-
-def prefetch(descriptor: int, starts: Sequence[int], length: int) -> None:
-    """Ask the system to prefetch runs of a file, all at once."""
+        return
+    begin = end = 0
     with contextlib.suppress(OSError):  # it is only a hint
-        for start in starts:
-            os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
+        for start, length in runs:
+            if not 0 <= start - end <= gap:
+                _prefetch_range(descriptor, begin, end)
+                begin = start
+            end = start + length
+        _prefetch_range(descriptor, begin, end)
+
+
+def _prefetch_range(descriptor: int, begin: int, end: int) -> None:
+    for start in range(begin, end, constants.PREFETCH_BYTES):
+        num_bytes = min(constants.PREFETCH_BYTES, end - start)
+        os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
 def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
@@ -224,5 +197,7 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
 
 
 def new_memory(num_bytes: int) -> memoryview:
-    """Return new memory of `num_bytes`."""
-    return np.empty(num_bytes, np.uint8).data
+    """Return new memory of `num_bytes`, which begins where a page of the system does."""
+    memory = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
+    first = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[first : first + num_bytes].data

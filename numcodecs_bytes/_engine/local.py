@@ -5,11 +5,13 @@ help if chunks are large, or their files cold.
 """
 
 import contextlib
+import itertools
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ import numpy as np
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.chunks import Batch, ChunkRead, leave
 from numcodecs_bytes._engine.files import File, OpenFile
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output, memory_of, place_within, view_of, write_selected
-from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_of, split
-from numcodecs_bytes._engine.shards import ShardLayout
+from numcodecs_bytes._engine.plan import Place, Plan, plan_of, split
+from numcodecs_bytes._engine.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._threads import IsWanted, file_pool
@@ -37,16 +40,18 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     Raises ValueError if a file has the wrong length.
     """
     shared, outputs = _SharedFiles(), list[Output]()
+    latency = Latency(looks_first=len(chunks) > 1)
 
     def begin(is_wanted: IsWanted) -> Callable[[ChunkRead], None]:
         out = batch.out.for_thread(is_wanted)
         outputs.append(out)
-        return partial(_read_or_leave, shared=shared, out=out, gap=batch.gap)
+        return _Reader(out, batch.gap, latency, shared).read_or_leave
 
     is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
     workers = Workers(
         chunks,
         begin,
+        latency,
         num_threads=batch.num_workers,
         num_default=os.cpu_count() or 1 if is_parallel else 1,
         close=shared.close,
@@ -57,19 +62,6 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
         for out in outputs:  # no thread changes the output any more, if the read was cancelled
             with out.lock:
                 pass
-
-
-def _read_or_leave(chunk: ChunkRead, shared: "_SharedFiles", out: Output, gap: int | None) -> None:
-    """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
-    try:
-        _read_chunk(chunk, shared, out, gap)
-    except LeftToZarr as why:
-        leave([chunk], why)
-    except OSError as error:
-        leave([chunk], LeftToZarr(str(error) or type(error).__name__))
-    except Exception as error:
-        add_name(error, chunk.getter)
-        raise
 
 
 class _SharedFiles:
@@ -93,68 +85,116 @@ class _SharedFiles:
                 os.close(self._descriptors.popitem()[1])
 
 
-def _read_chunk(chunk: ChunkRead, shared: _SharedFiles, out: Output, gap: int | None) -> None:
-    """Read what is selected of a chunk, or fill it if it is missing."""
-    file = chunk.source
-    if not isinstance(file, File):
-        raise TypeError(f"not a file: {file!r}")
-    try:
-        descriptor = file.open() if file.key is None else shared.open(file)
-    except LeftToZarr:
-        raise
-    except file.missing:
-        chunk.fill(out)
-        return
-    try:
-        opened = files.locate(file, descriptor)
-        if opened is None:
-            chunk.fill(out)
-        elif isinstance(chunk.layout, ShardLayout):
-            chunk.note_present(_read_shard(chunk, chunk.layout, opened, out, gap))
-        else:
-            chunk.check_length(opened.num_bytes)
-            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, gap)
-            chunk.note_present(_read_plan(opened, chunk.layout, plan, out, chunk.place))
-    finally:
-        if file.key is None:
-            os.close(descriptor)
+@dataclass(slots=True)
+class _Reader:
+    """What reads chunks in one of the threads of a batch."""
 
+    out: Output
+    gap: int | None  # the largest gap to read, in bytes, if the user has set it
+    latency: Latency  # of the batch
+    shared: _SharedFiles
 
-def _read_shard(
-    chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, gap: int | None
-) -> Fetched:
-    """Read what is selected of the inner chunks of a shard."""
-    shard_plan = shard.plan_of(chunk.selection, out.drop_axes, gap)
-    raw = files.new_memory(shard.index_bytes)
-    files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
-    index = shard.decode_index(np.asarray(raw))
-    present, missing, num_by_zarr = shard_plan.locate(index, file.start, file.num_bytes)
-    out, place_of = view_of(out, chunk.place)
-    with out.lock:
-        out.check()
-        for place in missing:
-            out.array[place_of(place)] = fill_value_or_default(chunk.spec)
-    present.sort(key=operator.attrgetter("start"))
-    is_prefetched = len(present) > 1
-    if is_prefetched:
-        _prefetch(file.descriptor, present)
-    num_requests, num_read = 1, shard.index_bytes
-    for plan, start, place in present:
-        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes, is_prefetched)
-        fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
-        num_requests += fetched.num_requests
-        num_read += fetched.num_bytes
-    return Fetched(num_requests, num_read, num_by_zarr)
+    def read_or_leave(self, chunk: ChunkRead) -> None:
+        """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
+        try:
+            self._read_chunk(chunk)
+        except LeftToZarr as why:
+            leave([chunk], why)
+        except OSError as error:
+            leave([chunk], LeftToZarr(str(error) or type(error).__name__))
+        except Exception as error:
+            add_name(error, chunk.getter)
+            raise
 
+    def _read_chunk(self, chunk: ChunkRead) -> None:
+        """Read what is selected of a chunk, or fill it if it is missing."""
+        file = chunk.source
+        if not isinstance(file, File):
+            raise TypeError(f"not a file: {file!r}")
+        before = time.perf_counter()
+        try:
+            descriptor = file.open() if file.key is None else self.shared.open(file)
+        except LeftToZarr:
+            raise
+        except file.missing:
+            chunk.fill(self.out)
+            return
+        try:
+            self.latency.note(time.perf_counter() - before)
+            opened = files.locate(file, descriptor)
+            if opened is None:
+                chunk.fill(self.out)
+            elif isinstance(chunk.layout, ShardLayout):
+                chunk.note_present(self._read_shard(chunk, chunk.layout, opened))
+            else:
+                chunk.check_length(opened.num_bytes)
+                chunk.note_present(self._read_selection(chunk, chunk.layout, opened))
+        finally:
+            if file.key is None:
+                os.close(descriptor)
 
-def _prefetch(descriptor: int, inner_chunks: list[PlacedPlan]) -> None:
-    """Ask the system to prefetch all runs of inner chunks, unless they seem to be in memory."""
-    some = inner_chunks[:: max(len(inner_chunks) // constants.NUM_LOOKED_AT, 1)]
-    firsts = [int(first) for plan, start, _ in some for first in plan.starts(start)[:1]]
-    num_runs = sum([plan.num_runs for plan, *_ in inner_chunks])
-    if num_runs >= constants.LOOK_FROM and files.is_cold(descriptor, firsts):
-        for plan, start, _ in inner_chunks:
-            files.prefetch(descriptor, plan.starts(start).tolist(), plan.length)
+    def _read_selection(self, chunk: ChunkRead, layout: Layout, file: OpenFile) -> Fetched:
+        """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
+        drop_axes, latency = self.out.drop_axes, self.latency
+        plan = plan_of(chunk.selection, layout, drop_axes, self.gap)
+        if latency.is_due(plan.num_runs):
+            latency.look(file.descriptor, plan.sample(file.start))
+        if latency.seconds:
+            file = file._replace(is_prefetched=latency.are_prefetched)
+            if self.gap is None:
+                plan = plan_of(chunk.selection, layout, drop_axes, latency.gap)
+        return _read_plan(file, layout, plan, self.out, chunk.place)
+
+    def _read_shard(self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile) -> Fetched:
+        """Read what is selected of the inner chunks of a shard."""
+        raw = files.new_memory(shard.index_bytes)
+        files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
+        inner_chunks = self._find_inner_chunks(
+            chunk, shard, file, shard.decode_index(np.asarray(raw))
+        )
+        out, place_of = view_of(self.out, chunk.place)
+        with out.lock:
+            out.check()
+            for place in inner_chunks.missing:
+                out.array[place_of(place)] = fill_value_or_default(chunk.spec)
+        num_requests, num_read = 1, shard.index_bytes
+        for plan, start, place in inner_chunks.present:
+            inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
+            fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
+            num_requests += fetched.num_requests
+            num_read += fetched.num_bytes
+        return Fetched(num_requests, num_read, inner_chunks.num_bytes_by_zarr)
+
+    def _find_inner_chunks(
+        self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any
+    ) -> InnerChunks:
+        """Return where the selected inner chunks are; prefetch them if the file is slow."""
+        drop_axes, latency = self.out.drop_axes, self.latency
+
+        def locate(gap: int | None) -> InnerChunks:
+            shard_plan = shard.plan_of(chunk.selection, drop_axes, gap)
+            found = shard_plan.locate(index, file.start, file.num_bytes)
+            found.present.sort(key=operator.attrgetter("start"))
+            return found
+
+        found = locate(self.gap)
+        present = found.present
+        if present and latency.is_due(sum([plan.num_runs for plan, *_ in present])):
+            some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
+            num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
+            positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]
+            latency.look(file.descriptor, positions)
+        if latency.seconds:
+            if self.gap is None:
+                found = locate(latency.gap)
+            if latency.are_prefetched:
+                runs = (
+                    (at, plan.length)
+                    for plan, start, _ in found.present
+                    for at in plan.starts(start).tolist()
+                )
+                files.prefetch(file.descriptor, runs, latency.gap)
+        return found
 
 
 def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:
@@ -248,13 +288,10 @@ def _read_run(descriptor: int, start: int, run: memoryview, out: Output) -> None
 
 
 def _prefetched_starts(file: OpenFile, plan: Plan) -> list[int]:
-    """Return the offset of each run of a plan in the file; prefetch them if the file is cold."""
-    if not plan.num_outer:
-        return [plan.start + file.start]
-    starts: list[int] = plan.starts(file.start).tolist()
-    is_many = plan.num_runs >= constants.LOOK_FROM and not file.is_prefetched
-    if is_many and files.is_cold(file.descriptor, starts):
-        files.prefetch(file.descriptor, starts, plan.length)
+    """Return the offset of each run of a plan in the file; prefetch them if the file is slow."""
+    starts = plan.starts(file.start).tolist() if plan.num_outer else [plan.start + file.start]
+    if file.is_prefetched and (len(starts) > 1 or plan.length > constants.PREFETCH_BYTES):
+        files.prefetch(file.descriptor, zip(starts, itertools.repeat(plan.length)))
     return starts
 
 

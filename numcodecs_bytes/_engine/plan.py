@@ -80,6 +80,20 @@ class Plan:
         starts: Indices = self._offsets + (self.start + start)
         return starts
 
+    def sample(self, start: int) -> list[int]:
+        """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
+
+        The last one comes first: after a read at the start of a file, Linux ignores some of what it
+        is asked to prefetch over FUSE.
+        """
+        num = constants.NUM_LOOKED_AT
+        if self.num_runs > 1:
+            sampled: list[int] = self.starts(start)[:: -max(self.num_runs // num, 1)][:num].tolist()
+            return sampled
+        first = self.start + start
+        step = max(self.length // num, constants.PREFETCH_BYTES)
+        return list(range(first + self.length - 1, first - 1, -step))
+
 
 class PlacedPlan(NamedTuple):
     """What is read of a chunk, and where that belongs."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._threads import (
     MAX_FILE_THREADS,
     IsWanted,
@@ -34,22 +34,24 @@ class Workers(Generic[Chunk]):
     `close` is called when no thread works any more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         chunks: Sequence[Chunk],
         begin: Callable[[IsWanted], Callable[[Chunk], None]],
+        latency: Latency,
         *,
         num_threads: int | None,  # if the user has set it
-        num_default: int,  # else; more if threads have to wait for files
+        num_default: int,  # else; as many as zarr itself would use if the latency is long
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._waiting, self._begin, self._close = deque(chunks), begin, close
-        self._num_threads = num_threads or num_default
-        self._may_start_more = num_threads is None
+        self._num_threads, self._num_default = num_threads, num_default
+        self._latency = latency
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
         self._helpers: list[Future[None]] = []
         self._num_working, self._is_over = 0, False
+        self._is_wanted: IsWanted = lambda: True
 
     async def run(self, pool: ThreadPoolExecutor) -> None:
         """Work on all chunks, in a thread of a pool and those that help it."""
@@ -59,15 +61,19 @@ class Workers(Generic[Chunk]):
 
     def _run(self, is_wanted: IsWanted) -> None:
         """Work on all chunks; when this returns, no thread works any more."""
+        self._is_wanted = is_wanted
+        self._latency.on_look = self._start_helpers
         try:
-            self._start_helpers(is_wanted, self._num_threads)
-            self._work(is_wanted, may_start_more=self._may_start_more)
+            if self._num_threads or not self._latency.looks_first:
+                self._start_helpers()
+            self._work()
         finally:
             with self._state:
                 self._is_over = True
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
+            del self._latency.on_look  # else the two would keep each other, and the output
             self._close()
         if self._errors:
             del self._errors[1:]
@@ -82,24 +88,32 @@ class Workers(Generic[Chunk]):
         finally:
             self._close()
 
-    def _start_helpers(self, is_wanted: IsWanted, num_threads: int) -> None:
-        """Have other threads help, so that `num_threads` work in all."""
-        most = min(num_threads, len(self._waiting) + 1, MAX_FILE_THREADS)
-        with contextlib.suppress(NoThreadError):
+    def _start_helpers(self) -> None:
+        """Have other threads help: as many as zarr itself would use if they wait for files."""
+        num = self._num_threads or self._num_default
+        if self._latency.is_long and not self._num_threads:
+            num = concurrency() or MAX_FILE_THREADS
+        most = min(num, self._num_working + len(self._waiting), MAX_FILE_THREADS)
+        with self._state, contextlib.suppress(NoThreadError):
             while len(self._helpers) < most - 1:
                 context = contextvars.copy_context()
-                work = partial(self._work, is_wanted)
-                self._helpers.append(submit(helper_pool(), partial(context.run, work)))
+                self._helpers.append(submit(helper_pool(), partial(context.run, self._work)))
+                self._latency.has_helpers = True
 
-    def _work(self, is_wanted: IsWanted, *, may_start_more: bool = False) -> None:
+    def _work(self) -> None:
         """Work on one chunk after the other, as several threads do."""
         with self._state:
             if self._is_over:  # this thread has started too late
                 return
             self._num_working += 1
         try:
-            work_on = self._begin(is_wanted)
-            self._work_on_waiting(work_on, is_wanted, may_start_more=may_start_more)
+            work_on = self._begin(self._is_wanted)
+            while self._waiting and self._is_wanted() and not is_ending():
+                try:
+                    chunk = self._waiting.popleft()
+                except IndexError:  # another thread has taken the last one
+                    return
+                work_on(chunk)
         except BaseException as error:  # noqa: BLE001 # raised by `_run`
             self._errors.append(error)
             self._waiting.clear()
@@ -107,21 +121,3 @@ class Workers(Generic[Chunk]):
             with self._state:
                 self._num_working -= 1
                 self._state.notify_all()
-
-    def _work_on_waiting(
-        self, work_on: Callable[[Chunk], None], is_wanted: IsWanted, *, may_start_more: bool
-    ) -> None:
-        """Take what waits; see now and then whether files are slow: then others help."""
-        num_done = 0
-        while self._waiting and is_wanted() and not is_ending():
-            is_measured = may_start_more and num_done % constants.LOOK_EVERY == 0
-            before = files.usage() if is_measured else None
-            try:
-                chunk = self._waiting.popleft()
-            except IndexError:  # another thread has taken the last one
-                return
-            work_on(chunk)
-            num_done += 1
-            if is_measured and files.has_waited(before, is_alone=not self._helpers):
-                may_start_more = False  # as many threads wait for files as zarr itself would use
-                self._start_helpers(is_wanted, concurrency() or MAX_FILE_THREADS)

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from zarr.storage import LocalStore, StorePath
 from numcodecs_bytes._engine import constants, locks, unexpected
 from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._engine.files import join
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError
 from numcodecs_bytes._engine.output import may_be_mapped
 from numcodecs_bytes._engine.stores import name_of_class
+from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_chunk import ChunkFile
 from numcodecs_bytes._engine.write_shard import ShardFile
 from numcodecs_bytes._names import add_name, name_of_chunk
@@ -34,7 +36,6 @@ from numcodecs_bytes._threads import (
     IsWanted,
     is_ending,
     run_in_thread,
-    run_while_wanted,
     write_pool,
 )
 
@@ -73,9 +74,12 @@ async def write(
     chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...], *, is_required: bool
 ) -> None:
     """Write values to selections of chunks, or leave chunks to zarr; note what became of each."""
-    waiting = [_Write(chunk, values, drop_axes, is_required=is_required) for chunk in chunks]
+    latency = Latency()
+    waiting = [
+        _Write(chunk, values, drop_axes, latency, is_required=is_required) for chunk in chunks
+    ]
     begun, has_warned = time.monotonic(), False
-    while waiting := await _try_all(waiting, values):
+    while waiting := await _try_all(waiting, values, latency):
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.setter)
         if seconds > constants.LONG_SECONDS and not has_warned:
@@ -93,10 +97,16 @@ class _Write:
     """A write to part of a chunk, which may have to be tried several times."""
 
     def __init__(
-        self, chunk: ChunkWrite, values: Any, drop_axes: tuple[int, ...], *, is_required: bool
+        self,
+        chunk: ChunkWrite,
+        values: Any,
+        drop_axes: tuple[int, ...],
+        latency: Latency,
+        *,
+        is_required: bool,
     ) -> None:
         self.chunk, self.is_done, self._is_required = chunk, False, is_required
-        self._values, self._drop_axes = values, drop_axes
+        self._values, self._drop_axes, self._latency = values, drop_axes, latency
         self._file: ChunkFile | None = None  # kept, because it may be locked by another writer
 
     def try_once(self, is_wanted: IsWanted) -> None:
@@ -122,29 +132,24 @@ class _Write:
         chunk, values = self.chunk, self._values
         selected = values if values.shape == () else values[chunk.place]
         kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
-        file = kind(chunk, selected, self._drop_axes, may_be_mapped(values))
+        file = kind(chunk, selected, self._drop_axes, may_be_mapped(values), self._latency)
         file.check_encodable(is_wanted)
         return file
 
 
-async def _try_all(writes: Sequence[_Write], values: Any) -> list[_Write]:
+async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> list[_Write]:
     """Try all writes, in one thread per core if they are large; return those to be tried again."""
-    num_threads = 1
     is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
-    if is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes):
-        num_threads = min(os.cpu_count() or 1, len(writes))
-    running = [
-        run_while_wanted(write_pool(), functools.partial(_try_each, writes[first::num_threads]))
-        for first in range(num_threads)
-    ]
-    for error in await asyncio.gather(*running, return_exceptions=True):
-        if isinstance(error, BaseException):
-            raise error
+    is_parallel = is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes)
+
+    def begin(is_wanted: IsWanted) -> Callable[[_Write], None]:
+        return functools.partial(_Write.try_once, is_wanted=is_wanted)
+
+    await Workers(
+        writes,
+        begin,
+        latency,
+        num_threads=None if is_array else 1,
+        num_default=os.cpu_count() or 1 if is_parallel else 1,
+    ).run(write_pool())
     return [each for each in writes if not each.is_done]
-
-
-def _try_each(writes: Sequence[_Write], is_wanted: IsWanted) -> None:
-    for each in writes:
-        if not is_wanted():
-            return
-        each.try_once(is_wanted)

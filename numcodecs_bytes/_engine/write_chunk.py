@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,21 +11,19 @@ from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, locks, write_file
 from numcodecs_bytes._engine.chunks import ChunkWrite
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, shape_of
-from numcodecs_bytes._engine.write_file import PlannedWrite
+from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 
-class PlacedWrite(NamedTuple):
-    """What is written to a chunk, and the offset of that chunk in the file, in bytes."""
-
-    planned: PlannedWrite
-    start: int
+class SlowFileError(Exception):
+    """Requests to a file take so long that it may be faster to rewrite longer hulls."""
 
 
 @dataclass
@@ -47,8 +45,11 @@ class ChunkFile:
     values: Any  # an array in the shape of the selection, or one that NumPy broadcasts to it
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
     is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
+    latency: Latency  # of the batch
 
     def __post_init__(self) -> None:
+        self._gap = constants.GAP_BYTES  # the largest within a hull
+        self._writes = Latency()
         self._planned = self._plan(self.chunk.selection)
         self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
@@ -69,7 +70,7 @@ class ChunkFile:
         runs = plan_of(selection, layout, self.drop_axes, gap=0)
         shape = shape_of(runs.axes)
         elements = write_file.elements_of(self.values, layout, shape)
-        return [PlannedWrite(runs, write_file.hulls_of(runs, layout), elements, layout)]
+        return [PlannedWrite(runs, write_file.hulls_of(runs, layout, self._gap), elements, layout)]
 
     def _find_space(self, descriptor: int, num_bytes: int) -> Space:
         """Return what has space in an open file, and what has none; raise if it is invalid."""
@@ -102,6 +103,8 @@ class ChunkFile:
                     return
             except ReplacedError:
                 continue
+            except SlowFileError:
+                self._rewrite_longer_hulls()
             except LockedError:
                 if not self._tries_runs_instead():
                     raise
@@ -113,6 +116,17 @@ class ChunkFile:
             return self._change(is_wanted) or self._replace(is_wanted)
         except MissingFileError:
             return self._create(is_wanted)
+
+    def _rewrite_longer_hulls(self) -> None:
+        """Rewrite hulls over longer gaps from now on, if that takes fewer requests."""
+        before, self._gap = self._planned, constants.PREFETCH_BYTES
+        self._planned = self._plan(self.chunk.selection)
+        num = sum([write_file.num_requests(each.hull_plan) for each in self._planned])
+        plans = [each.plan(in_hulls=self._in_hulls) for each in before]
+        if sum(map(write_file.num_requests, plans)) >= 2 * num:  # a hull is read as well
+            self._prefers_hulls = self._in_hulls = True
+        else:
+            self._planned = before
 
     def _tries_runs_instead(self) -> bool:
         """Write runs from now on if it can't get the exclusive lock; return whether it does.
@@ -170,8 +184,14 @@ class ChunkFile:
     def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
         self.has_begun, in_hulls = True, self._in_hulls
         with np.errstate(all="ignore"):  # `check_encodable` has warned, or raised an error
-            for planned, start in placed:
-                write_file.write_planned(descriptor, planned, start, is_wanted, in_hulls=in_hulls)
+            for each in placed:
+                for seconds in write_file.write_placed(
+                    descriptor, each, self.latency, is_wanted, in_hulls=in_hulls
+                ):
+                    self.latency.note(seconds)
+                    self._writes.note(seconds)
+                    if self._writes.is_long and self._gap == constants.GAP_BYTES:
+                        raise SlowFileError
 
     def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:
         """Whether zarr would not store chunks of these elements."""

@@ -6,6 +6,7 @@ runs, but with a larger gap.
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes, split
@@ -28,11 +30,22 @@ class PlannedWrite(NamedTuple):
     elements: Array  # the values, in the dtype of the chunk and the shape of the selection
     layout: Layout
 
+    def plan(self, *, in_hulls: bool) -> Plan:
+        """Return the plan of what is written: runs, or hulls."""
+        return self.hull_plan if in_hulls else self.run_plan
 
-def hulls_of(runs: Plan, layout: Layout) -> Plan:
+
+class PlacedWrite(NamedTuple):
+    """What is written to a chunk, and the offset of that chunk in the file, in bytes."""
+
+    planned: PlannedWrite
+    start: int
+
+
+def hulls_of(runs: Plan, layout: Layout, gap: int) -> Plan:
     """Return the plan of hulls around runs, which is the same plan if there are few runs."""
     are_few = runs.num_runs <= constants.REWRITE_FROM
-    return runs if are_few else plan_axes(runs.axes, layout.item_size)
+    return runs if are_few else plan_axes(runs.axes, layout.item_size, gap)
 
 
 def is_faster_in_hulls(planned: Sequence[PlannedWrite]) -> bool:
@@ -73,28 +86,50 @@ def check_encodable(planned: PlannedWrite, is_wanted: IsWanted) -> None:
             planned.layout.encode(elements)
 
 
-def write_planned(
-    descriptor: int, planned: PlannedWrite, start: int, is_wanted: IsWanted, *, in_hulls: bool
-) -> None:
-    """Write to a chunk that begins at `start` in a file."""
-    plan, layout = planned.hull_plan if in_hulls else planned.run_plan, planned.layout
+def usual_seconds(num_runs: int, length: int) -> float:
+    """Return how long it takes at most to write runs if nothing has to wait."""
+    return num_runs * (2 * constants.RUN_SECONDS + length / constants.WRITTEN_PER_SECOND)
+
+
+def num_requests(plan: Plan) -> int:
+    """Return how many requests to a server it takes to read or write the runs of a plan."""
+    return plan.num_runs * -(-plan.length // constants.PREFETCH_BYTES)
+
+
+def write_placed(
+    descriptor: int, placed: PlacedWrite, latency: Latency, is_wanted: IsWanted, *, in_hulls: bool
+) -> Iterator[float]:
+    """Write to a chunk in a file.
+
+    Yields, now and then, how many seconds writes have taken longer than usual.
+    """
+    planned, start = placed
+    plan, layout = planned.plan(in_hulls=in_hulls), planned.layout
     for place, piece in split(plan, layout.item_size):
         raise_unless(is_wanted)
         elements = planned.elements if piece is plan else planned.elements[(*place, ...)]
-        starts = piece.starts(start).tolist()
+        starts, length = piece.starts(start).tolist(), piece.length
+        is_read = piece.gap and not piece.is_solid  # else all bytes are selected
+        if not latency.seconds and (is_read or len(starts) >= constants.LOOK_FROM):
+            latency.look(descriptor, piece.sample(start))
+        if latency.seconds:  # the system reads the pages around
+            files.prefetch(descriptor, [(start, length) for start in starts], latency.gap)
         if piece.is_solid:
             in_stored_order = elements.transpose(piece.stored_axes)
             raw = as_bytes(layout.encode(in_stored_order))
         else:
             raw = np.empty(piece.num_bytes, np.uint8)
-            if piece.gap:  # else all bytes are selected
+            if is_read:
                 files.read_runs_into(descriptor, starts, raw.data)
             window: Array = np.ndarray(piece.shape, layout.stored_dtype, raw, 0, piece.strides)
             index = mesh(piece.index, piece.shape) if piece.has_index else ...
             window[index] = layout.encode(elements)
-        if len(starts) >= constants.LOOK_FROM and files.is_cold(descriptor, starts):
-            files.prefetch(descriptor, starts, piece.length)  # the system reads the pages around
-        write_runs(descriptor, raw, starts, piece.length, is_wanted)
+        for some in constants.TIMED_RUNS:
+            if starts[some]:
+                raw_of_some = raw.reshape(-1, length)[some].reshape(-1)
+                before = time.perf_counter()
+                write_runs(descriptor, raw_of_some, starts[some], length, is_wanted)
+                yield time.perf_counter() - before - usual_seconds(len(starts[some]), length)
 
 
 def write_runs(

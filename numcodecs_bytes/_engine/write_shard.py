@@ -21,8 +21,8 @@ from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis
 from numcodecs_bytes._engine.shards import MISSING, ShardLayout
-from numcodecs_bytes._engine.write_chunk import ChunkFile, PlacedWrite, Space
-from numcodecs_bytes._engine.write_file import PlannedWrite
+from numcodecs_bytes._engine.write_chunk import ChunkFile, Space
+from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import UInt64Array, encode_index, fill_value_or_default
 
@@ -52,7 +52,7 @@ class ShardFile(ChunkFile):
         planned = []
         for plan, place in zip(shard_plan.plans, shard_plan.places, strict=True):
             if id(plan) not in hulls:
-                hulls[id(plan)] = write_file.hulls_of(plan, self._layout)
+                hulls[id(plan)] = write_file.hulls_of(plan, self._layout, self._gap)
             selected = elements[(*mesh(place, shard_plan.shape), ...)]
             planned.append(PlannedWrite(plan, hulls[id(plan)], selected, self._layout))
         return planned
@@ -75,7 +75,8 @@ class ShardFile(ChunkFile):
     def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
-        return PlannedWrite(runs, write_file.hulls_of(runs, self._layout), elements, self._layout)
+        hulls = write_file.hulls_of(runs, self._layout, self._gap)
+        return PlannedWrite(runs, hulls, elements, self._layout)
 
     def _find_space(self, descriptor: int, num_bytes: int) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)

@@ -7,10 +7,10 @@ whole chunk twice does no harm.
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,13 @@ from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.chunks import ChunkWrite, leave
+from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
-from numcodecs_bytes._engine.write_file import raise_unless, write_runs
+from numcodecs_bytes._engine.write_file import raise_unless, usual_seconds, write_runs
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
 from numcodecs_bytes._zarr_versions import concurrency
 
@@ -75,13 +76,21 @@ async def write_whole(
     layout = chunks[0].layout
     is_large = layout is not None and layout.num_bytes >= constants.LARGE_WHOLE_BYTES
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
+    latency = Latency()
+    usual = usual_seconds(1, layout.num_bytes) if layout else 0.0
 
     def begin(is_wanted: IsWanted) -> Callable[[ChunkWrite], None]:
-        return partial(_write_or_leave, values=values, suffix=suffix, is_wanted=is_wanted)
+        def write(chunk: ChunkWrite) -> None:
+            before = time.perf_counter()
+            _write_or_leave(chunk, values, suffix, is_wanted)
+            latency.note(time.perf_counter() - before - usual)
+
+        return write
 
     num_large = min(2 * (os.cpu_count() or 1), concurrency() or MAX_FILE_THREADS)
     num_default = num_large if is_large else 1
-    await Workers(chunks, begin, num_threads=num_threads, num_default=num_default).run(write_pool())
+    workers = Workers(chunks, begin, latency, num_threads=num_threads, num_default=num_default)
+    await workers.run(write_pool())
 
 
 def _write_or_leave(chunk: ChunkWrite, values: Values, suffix: str, is_wanted: IsWanted) -> None:

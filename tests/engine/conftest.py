@@ -8,7 +8,7 @@ import pytest
 import zarr
 from helpers import has, module_or_none
 
-from numcodecs_bytes._engine import constants, kept
+from numcodecs_bytes._engine import constants, files, kept
 
 
 class Calls:
@@ -103,9 +103,10 @@ def set_constants(monkeypatch):
 
 
 @pytest.fixture
-def _never_looks(set_constants):
-    """Read no byte to find out whether a file is in memory."""
-    set_constants(LOOK_FROM=1 << 60)
+def _files_are_fast(monkeypatch, set_constants):
+    """Read no byte to learn whether a file is slow: none is, however busy the machine is."""
+    monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)
+    set_constants(WAITED_SECONDS=60)
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ def stored(tmp_path, request):
 EXACT = {"numcodecs_bytes.max_gap_bytes": 0}
 
 
-@pytest.mark.usefixtures("our_pipeline", "_never_looks")
+@pytest.mark.usefixtures("our_pipeline", "_files_are_fast")
 class TestLiteralBytes:
     """Of a chunk of four elements, only those that are selected are read or written."""
 

@@ -3,11 +3,11 @@
 Values of any selection: test_random_selections.py. What is wrong with a file: test_files.py.
 """
 
-import errno
 import os
 import random
 import re
 import threading
+import time
 import zipfile
 from contextlib import nullcontext
 
@@ -27,7 +27,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.lengths import LengthError
-from numcodecs_bytes._engine import files, stores
+from numcodecs_bytes._engine import stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
@@ -164,7 +164,6 @@ class TestSystems:
         """Several threads must not share the position in a file."""
         for name in lacks:
             monkeypatch.delattr(os, name, raising=False)
-        monkeypatch.setattr(files, "usage", lambda: None)
         set_constants(LOOK_FROM=1, GAP_BYTES=30)
         for num in (1, 4):
             with use_threads(num):
@@ -214,7 +213,7 @@ def says_what_is_in_memory(tmp_path):
     return True
 
 
-@pytest.mark.usefixtures("_never_looks")
+@pytest.mark.usefixtures("_files_are_fast")
 class TestWhatIsRead:
     @pytest.fixture
     def large(self, tmp_path):
@@ -269,11 +268,8 @@ class TestWhatIsRead:
         assert len(set(calls.opened)) == len(calls.opened) == calls.num_closed == num_chunks
         assert len(calls.reads) == num_chunks
 
-    @pytest.mark.needs("resource.RUSAGE_THREAD")
-    def test_small_chunks_are_read_by_one_thread(self, folder, calls, monkeypatch):
+    def test_small_chunks_are_read_by_one_thread(self, folder, calls):
         """Threads wait for each other: most of the time is spent in Python."""
-        usage = files.usage()
-        monkeypatch.setattr(files, "usage", lambda: usage)  # nobody ever waits
         np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == 1
         assert "zarr_io" not in calls.threads[0]
@@ -350,26 +346,19 @@ class TestThreads:
             np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == num
 
-    def test_as_many_as_zarr_has_where_nobody_knows_whether_files_are_cold(
-        self, folder, calls, monkeypatch
-    ):
+    def test_as_many_as_zarr_has_if_files_are_slow_to_open(self, folder, calls):
         """On macOS and Windows, one thread read all: 6 to 12 times zarr's time."""
-        monkeypatch.setattr(files, "usage", lambda: None)
         together = threading.Barrier(5)
-        calls.at_open = lambda _: len(calls.opened) > 1 and together.wait(30)
+
+        def open_slowly(_):
+            time.sleep(0.005)
+            if len(calls.opened) > 1:
+                together.wait(30)
+
+        calls.at_open = open_slowly
         with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
             np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
         assert len(set(calls.threads)) == 5
-
-    @pytest.mark.needs("resource")
-    def test_the_system_refuses_to_say_whether_files_are_cold(self, folder, monkeypatch):
-        """A sandbox, for example; the read raised its error."""
-
-        def fail(_):
-            raise OSError(errno.EINVAL, "unknown argument")
-
-        monkeypatch.setattr(files.resource, "getrusage", fail)
-        np.testing.assert_array_equal(opened(folder)[:], DATA)
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""

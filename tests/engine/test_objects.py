@@ -21,7 +21,7 @@ from numcodecs_bytes._engine.objects import folder_of, is_file_name
 
 obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
 obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
-pytestmark = pytest.mark.usefixtures("our_pipeline", "_never_looks")
+pytestmark = pytest.mark.usefixtures("our_pipeline", "_files_are_fast")
 
 NUM, NUM_BYTES, GAP = 40, 20 << 10, 4
 DATA = np.random.default_rng(0).integers(0, 256, (NUM, NUM_BYTES), np.uint8)

@@ -104,7 +104,7 @@ def open_stores(folder, *, is_sharded=True):
         yield stores
 
 
-@pytest.mark.usefixtures("_never_looks")
+@pytest.mark.usefixtures("_files_are_fast")
 class TestWhatIsRead:
     """Of a shard of 4 x 4 inner chunks of 8 x 8 float32."""
 
@@ -150,7 +150,7 @@ class TestWhatIsRead:
         assert calls.num_bytes == NUM_INDEX_BYTES
 
 
-@pytest.mark.usefixtures("_never_looks")
+@pytest.mark.usefixtures("_files_are_fast")
 class TestPartsOfFiles:
     """Shards that are members of a zip archive, or references into a file, with other bytes."""
 

@@ -29,7 +29,6 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes import _threads
-from numcodecs_bytes._engine import files
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [
@@ -223,8 +222,8 @@ class TestByWhom:
     """zarr opens files without ``os.open``, so each that `calls` has was opened here."""
 
     @pytest.mark.parametrize("zarr_format", [2, 3])
-    def test_small_chunks_by_one_thread(self, tmp_path, calls, monkeypatch, zarr_format):
-        monkeypatch.setattr(files, "has_waited", lambda *_, **__: False)
+    @pytest.mark.usefixtures("_files_are_fast")
+    def test_small_chunks_by_one_thread(self, tmp_path, calls, zarr_format):
         array = create(tmp_path, (8, 400), (1, 4), zarr_format=zarr_format)
         calls.opened.clear()
         calls.threads.clear()
@@ -273,11 +272,9 @@ class TestByWhom:
             assert len(temporary_files(calls)) == 2
             assert (array[...] == 1).all()
 
-    @pytest.mark.needs("resource.RUSAGE_THREAD")
-    def test_no_more_than_two_for_each_core(self, tmp_path, calls, monkeypatch):
+    @pytest.mark.usefixtures("_files_are_fast")
+    def test_no_more_than_two_for_each_core(self, tmp_path, calls):
         """More of them took 4 times the memory of zarr's fused pipeline."""
-        usage = files.usage()
-        monkeypatch.setattr(files, "usage", lambda: usage)  # nobody ever waits
         array = create(tmp_path, (40, LARGE), (1, LARGE))
         array[...] = 1
         assert len({thread for _, thread in temporary_files(calls)}) <= 2 * os.cpu_count()

@@ -37,8 +37,7 @@ def _be(system: str) -> None:
     for name in [*_LACKS[system], *advice]:
         delattr(os, name)
     if system == "windows":
-        for module in ("fcntl", "resource"):
-            sys.modules[module] = None  # type: ignore[assignment] # importing it raises ImportError
+        sys.modules["fcntl"] = None  # type: ignore[assignment] # importing it raises ImportError
         for name in ("remove", "rename", "replace", "unlink"):
             setattr(os, name, _unless_open(getattr(os, name)))
         del signal.alarm
@@ -46,9 +45,6 @@ def _be(system: str) -> None:
             del multiprocessing.context._concrete_contexts[method]
         multiprocessing.get_all_start_methods = lambda: ["spawn"]
     else:
-        import resource
-
-        del resource.RUSAGE_THREAD
         for name, num_of in (("pread", int), ("preadv", _total), ("pwrite", len)):
             setattr(os, name, _limited(getattr(os, name), num_of))
     spawn = multiprocessing.context._concrete_contexts["spawn"]
