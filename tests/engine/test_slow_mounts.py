@@ -1,0 +1,92 @@
+"""Reads and writes on a mount where each request takes a while: no more requests than zarr's."""
+
+import numpy as np
+import pytest
+import zarr
+from helpers import ZARR_ALONE
+from slow_mounts import slow_mount
+
+import numcodecs_bytes
+
+UNIT = 1 << 17  # what Linux reads ahead by default, and the most that a request reads
+DATA = np.random.default_rng(0).random((2048, 2048), np.float32)
+POINTS = tuple(np.random.default_rng(1).integers(0, 2048, (2, 300)))
+LAYOUTS = {
+    "a large chunk": {"chunks": (2048, 2048)},
+    "chunks of 2 MiB": {"chunks": (512, 1024)},
+    "chunks of 64 KiB": {"chunks": (128, 128)},
+    "a shard": {"chunks": (128, 128), "shards": (2048, 2048)},
+}
+SELECTIONS = {
+    "column": np.s_[:, 700],
+    "first column": np.s_[:, 0],
+    "strided columns": np.s_[:, 600:1100:8],
+    "half of every 2nd row": np.s_[::2, :1024],
+    "every 64th row": np.s_[::64],
+    "box": np.s_[600:664, 600:664],
+    "row": np.s_[700],
+    "points": POINTS,
+    "all": np.s_[:],
+}
+FEW = {  # the most reads of 16 MiB, in 128 units
+    ("a large chunk", "box"): 20,
+    ("a large chunk", "row"): 4,
+    ("a large chunk", "every 64th row"): 64,
+    ("a shard", "row"): 32,
+    ("a shard", "box"): 16,
+}
+
+
+pytestmark = pytest.mark.usefixtures("our_pipeline")
+
+
+@pytest.fixture(scope="module")
+def mounts(tmp_path_factory):
+    """Return mounts that delay reads, and reads and writes; with an array of each layout."""
+    with (
+        slow_mount(tmp_path_factory.mktemp("slow"), reads=1) as reads,
+        slow_mount(tmp_path_factory.mktemp("slower"), reads=1, writes=1) as both,
+    ):
+        for name, settings in LAYOUTS.items():
+            for mount in (reads, both):
+                zarr.create_array(mount.below / name, data=DATA, compressors=None, **settings)
+        yield {"reads": reads, "both": both}
+
+
+def read(mount, name, selection):
+    """Return what is selected of an array, and how many reads that took."""
+    array = zarr.open_array(mount.folder / name, mode="r")
+    mount.forget()
+    points = isinstance(selection, tuple) and isinstance(selection[0], np.ndarray)
+    got = array.vindex[selection] if points else array[selection]
+    return got, mount.num_reads
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("what", SELECTIONS)
+def test_no_more_requests_than_zarr_alone(mounts, name, what):
+    """A column of a chunk of 64 MiB took 4.5 s, and 0.3 with zarr alone."""
+    got, num_reads = read(mounts["reads"], name, SELECTIONS[what])
+    with zarr.config.set(ZARR_ALONE):
+        expected, num_by_zarr = read(mounts["reads"], name, SELECTIONS[what])
+    np.testing.assert_array_equal(got, expected)
+    # It looks at a few positions first, and Linux reads ahead at the start of a file.
+    assert num_reads <= FEW.get((name, what), 1.5 * num_by_zarr + 16)
+
+
+@pytest.mark.parametrize("name", ["a large chunk", "chunks of 2 MiB", "a shard"])
+@pytest.mark.parametrize("what", ["row", "box", "column", "half of every 2nd row"])
+def test_writes_in_place(mounts, name, what):
+    """Many short writes take longer there than to rewrite all that is between them."""
+    mount, selection = mounts["both"], SELECTIONS[what]
+    values = np.random.default_rng(2).random(DATA[selection].shape, np.float32)
+    stored = zarr.open_array(mount.below / name, mode="r")
+    expected = stored[...]
+    expected[selection] = values
+    array = zarr.open_array(mount.folder / name, mode="r+")
+    mount.forget()
+    require = zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+    with require, numcodecs_bytes.trace() as traced:
+        array[selection] = values
+    assert traced.report()["total"]["bytes_in_place"] == values.nbytes
+    np.testing.assert_array_equal(stored[...], expected)
