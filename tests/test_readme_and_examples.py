@@ -50,7 +50,9 @@ def test_code_of_a_page(block, tmp_path, request):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, tmp_path):
-    assert "numcodecs_bytes.zarr" in run_or_skip(example, folder=tmp_path)
+    """Without what its packages no longer recommend."""
+    printed = run_or_skip("-W", "error::DeprecationWarning", example, folder=tmp_path)
+    assert "numcodecs_bytes.zarr" in printed
 
 
 def test_quickstart_says_what_does_not_work_here(tmp_path):
