@@ -1,4 +1,4 @@
-"""Make the README the first page, and add the files outside docs/ that pages link to."""  # noqa: INP001
+"""Make the README the first page, add files outside docs/, and docstrings to the reference."""  # noqa: INP001
 
 import re
 from pathlib import Path
@@ -24,3 +24,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     readme = re.sub(r"(?<=\]\()(?!\w+:|#)", "../", from_root).replace("](../docs/", "](")
     files.append(File.generated(config, "index.md", content=readme))
     return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Return a page with the docstrings of the objects whose signatures stand in its blocks."""
+    for block in re.findall(r"^```py\n.*?^```\n", markdown, re.MULTILINE | re.DOTALL):
+        names = re.findall(r"^numcodecs_bytes[\w.]+", block, re.MULTILINE)
+        markdown = markdown.replace(block, "\n".join(f"::: {name}\n" for name in names))
+    return markdown

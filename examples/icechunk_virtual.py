@@ -35,10 +35,12 @@ def write_repository(folder: Path, values: np.ndarray) -> icechunk.Repository:
     config.set_virtual_chunk_container(
         icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(str(folder)))
     )
+    # Since icechunk 2.3, None for "no credentials" is deprecated.
+    access = getattr(icechunk.credentials, "LocalFileSystemAccess", None)
     repository = icechunk.Repository.create(
         icechunk.local_filesystem_storage(str(folder / "repository")),
         config,
-        authorize_virtual_chunk_access={prefix: None},
+        authorize_virtual_chunk_access={prefix: access},
     )
     session = repository.writable_session("main")
     registry = ObjectStoreRegistry({"file://": LocalStore()})

@@ -1,6 +1,6 @@
 """Read slices of an array on a web server or in a bucket, and count what the server sends.
 
-The server is a small one that this example runs in a thread: it answers byte ranges, as S3, Google
+The server is a small one that this example runs in a thread: it serves byte ranges, as S3, Google
 Cloud Storage and web servers do, and counts the bytes. zarr reads from it through obstore; with
 another of obstore's stores, such as `S3Store("bucket", ...)`, the same code reads a bucket.
 

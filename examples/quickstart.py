@@ -1,4 +1,4 @@
-"""Read and write parts of uncompressed chunks, and count the bytes, compared with zarr alone.
+"""Read and write parts of uncompressed chunks: the bytes, and the speed, compared with zarr alone.
 
 The data stand in for a model's output: 64 time steps of a field of 512 x 512, big-endian float32,
 64 MiB. They are stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for
@@ -6,8 +6,12 @@ every 8 time steps. Reading parts of them takes no settings; writing them in pla
 locks, which Windows lacks: there, zarr writes the whole chunk.
 """
 
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import numcodecs_bytes
 
 SHAPE = (64, 512, 512)
 BIG: dict[str, Any] = {"serializer": {"name": "bytes", "configuration": {"endian": "big"}}}
+ALONE = {"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": True,
     "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
@@ -35,9 +40,19 @@ def count(do: Callable[[], Any]) -> dict[str, Any]:
     return total
 
 
-def show(what: str, alone: str, ours: str) -> None:
+def seconds(do: Callable[[], Any]) -> float:
+    """Return the median of how long a function takes, over seven calls."""
+    taken = []
+    for _ in range(7):
+        start = time.perf_counter()
+        do()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def show(what: str, alone: str, ours: str, speed: str = "") -> None:
     """Print a line of a table."""
-    print(f"{what:36}{alone:>12}{ours:>18}")
+    print(f"{what:34}{alone:>12}{ours:>17}{speed:>17}".rstrip())
 
 
 def size(num_bytes: float) -> str:
@@ -50,7 +65,7 @@ def size(num_bytes: float) -> str:
 
 
 def main() -> None:
-    """Print how many bytes are fetched, or written, with zarr alone and with this package."""
+    """Print the bytes that are fetched, or written, with zarr alone and with this package."""
     data = np.random.default_rng(0).random(SHAPE, np.float32)
     with tempfile.TemporaryDirectory() as folder:
 
@@ -65,7 +80,7 @@ def main() -> None:
         old = create("v2.zarr", chunks=SHAPE, dtype=">f4", zarr_format=2)
 
         print(f"read by {zarr.config.get('codec_pipeline.path')}\n")
-        show("bytes fetched", "zarr alone", "numcodecs_bytes")
+        show("bytes fetched", "zarr alone", "numcodecs_bytes", "times as fast")
         for what, array, selection in (
             ("a row from a chunk", chunk, ROW),
             ("a box of 32 x 32 from a chunk", chunk, BOX),
@@ -74,8 +89,12 @@ def main() -> None:
             ("a row from a shard", shard, ROW),
             ("a series at a point from a shard", shard, SERIES),
         ):
-            found = count(lambda a=array, s=selection: a[s])  # type: ignore[misc]
-            show(what, size(found["bytes_zarr_alone"]), size(found["bytes_fetched"]))
+            read = partial(getitem, array, selection)
+            with zarr.config.set(ALONE):
+                read_alone = partial(getitem, zarr.open_array(array.store, mode="r"), selection)
+            found = count(read)
+            fetched = size(found["bytes_zarr_alone"]), size(found["bytes_fetched"])
+            show(what, *fetched, f"{seconds(read_alone) / seconds(read):.0f}")
             # From the page cache, only what is shown; from a slow disk, more is read at once.
             assert found["bytes_fetched"] <= found["bytes_zarr_alone"] // 4
             assert np.array_equal(array[selection], data[selection])

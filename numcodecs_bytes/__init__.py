@@ -1,7 +1,12 @@
-"""The Zarr ``bytes`` codec, for numcodecs (`Bytes`) and for zarr-python.
+"""Partial reads of uncompressed Zarr chunks, and the ``bytes`` codec, for zarr and numcodecs.
 
-The zarr-python codec is `numcodecs_bytes.zarr.BytesCodec`. It is not imported here, so that using
-`Bytes` through numcodecs does not import zarr.
+Once this package is installed, zarr reads only the selected bytes of uncompressed chunks, through
+`numcodecs_bytes.zarr_pipeline`; nothing has to be imported or set. `trace` counts what is fetched,
+and `dask_chunks` chooses chunks for Dask.
+
+The ``bytes`` codec is `Bytes` for numcodecs and Zarr v2, and `numcodecs_bytes.zarr.BytesCodec` for
+Zarr v3. This module imports neither the latter nor the pipelines, so that using `Bytes` through
+numcodecs does not import zarr.
 """
 
 from numcodecs_bytes._dask_chunks import dask_chunks

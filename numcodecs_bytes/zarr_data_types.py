@@ -1,7 +1,7 @@
 """Data types of the Zarr v3 specification and its registry that zarr-python lacks.
 
-Importing this module registers them with zarr. zarr 3.4.1 and newer import it by themselves when
-they first need a data type; with older versions, ``import numcodecs_bytes.zarr_data_types``.
+Importing this module registers them with zarr. zarr 3.4.1 and newer import it when they
+first need a data type; with older versions, ``import numcodecs_bytes.zarr_data_types``.
 
 Source: https://github.com/zarr-developers/zarr-extensions/tree/main/data-types, and for ``r*`` and
 fill values https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html#data-types.

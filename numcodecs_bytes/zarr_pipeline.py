@@ -3,14 +3,15 @@
 zarr's own pipelines read whole chunks. Importing this module, as the entry points do, makes
 `BatchedBytesPipeline` zarr's default. It reads only what a selection needs, from
 
-- Zarr v3 arrays whose codecs are any number of ``transpose``, followed by ``bytes``
+- Zarr v3 arrays stored by ``bytes``, with or without ``transpose`` and codecs that convert each
+  element by itself before it
 - shards whose inner chunks are stored that way
-- Zarr v2 arrays without filters or a compressor, or with `Bytes` as the only one of them, in either
-  ``order``
+- Zarr v2 arrays of either ``order`` without a compressor, whose filters, if any, convert each
+  element by itself; or with `Bytes` as the only filter or compressor
 
-if the chunks are in files, or in a store that answers byte ranges reliably. Parts of chunks in
-local files are written in place if `numcodecs_bytes.write_in_place` asks for it. Everything else is
-left to zarr's pipeline.
+if the chunks are in files, or in a store that serves byte ranges reliably. Whole chunks of such
+arrays in local files are written together; parts of them are written in place if
+`numcodecs_bytes.write_in_place` asks for it. Everything else is left to zarr's pipeline.
 
 With a version of zarr that this package was not tested with, the classes here are zarr's own
 pipelines, which do not write while `numcodecs_bytes.write_in_place` is "require".

@@ -125,7 +125,7 @@ def run_python(*arguments, status=0, options=None, **environment):
 
 
 def run_program(*arguments, status=0, folder=None, **environment):
-    """Do the same in a third of the time, for a program whose end does not matter: see there."""
+    """Run a program like `run_python`, in a third of the time; `quick_start` says what differs."""
     if not quick_start.HAS_FORKS:
         return run_python(*arguments, status=status, options={"cwd": folder}, **environment)
     done = quick_start.run(*arguments, folder=folder, environment=_environment(environment))

@@ -1,10 +1,13 @@
 """The code of the README and of docs/, and the examples, run and show what they say."""
 
 import re
+import shlex
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 from helpers import has, run_python
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 PAGES = {
@@ -14,6 +17,18 @@ PAGES = {
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # 50 s, mostly of processes that start.
 LONG = ("docs/write-in-place.md", "write_in_place.py", "xarray_regions.py")
+# Of AnnData, which only sets an option of pandas.
+WARNING_OF_OTHERS = "ignore:The 'future.infer_string' option"
+# Run before and after a recipe; the processes that it starts run it, too.
+BEFORE = """
+import numcodecs_bytes
+traced = numcodecs_bytes.trace().__enter__()
+"""
+AFTER = """
+if __name__ == "__main__":
+    total = traced.report()["total"]
+    assert total["chunks"] and not total["chunks_whole"], traced
+"""
 
 
 def parameter(value, file, name):
@@ -38,19 +53,39 @@ def run_or_skip(*arguments, folder, **environment):
     return done.stdout
 
 
+def missing_packages(block):
+    """Yield what the first line of a recipe installs, but this environment lacks."""
+    commands = re.match("# pip install (.*)", block)
+    for requirement in map(Requirement, shlex.split(commands[1]) if commands else ()):
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            yield requirement
+        else:
+            if installed not in requirement.specifier:
+                yield f"{requirement}, got {installed}"
+
+
 @pytest.mark.parametrize("block", BLOCKS)
 def test_code_of_a_page(block, tmp_path, request):
-    """In an empty folder, and without a warning."""
+    """In an empty folder, and without a warning; a recipe reads nothing whole that need not be."""
     environment = request.getfixturevalue("s3") if "S3Store" in block else {}
+    if missing := next(missing_packages(block), None):
+        pytest.skip(f"needs {missing}")
+    if request.node.callspec.id.startswith("docs/recipes.md"):
+        block = BEFORE + block + AFTER
     script, folder = tmp_path / "block.py", tmp_path / "empty"
     script.write_text(block, "utf-8")
     folder.mkdir()
-    run_or_skip("-W", "error", script, folder=folder, **environment)
+    warnings = "-W", "error", "-W", WARNING_OF_OTHERS
+    run_or_skip(*warnings, script, folder=folder, **environment)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, tmp_path):
-    assert "numcodecs_bytes.zarr" in run_or_skip(example, folder=tmp_path)
+    """Without what its packages no longer recommend."""
+    printed = run_or_skip("-W", "error::DeprecationWarning", example, folder=tmp_path)
+    assert "numcodecs_bytes.zarr" in printed
 
 
 def test_quickstart_says_what_does_not_work_here(tmp_path):

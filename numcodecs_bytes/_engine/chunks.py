@@ -1,6 +1,6 @@
-"""A chunk that is read or written: what is known about it, and what became of it.
+"""Chunk reads and chunk writes: what is known about a chunk, and what became of it.
 
-Both are made here from what zarr passes to its pipelines, which is looked into nowhere else.
+They are made from what zarr passes to its pipelines; no other module looks into that.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -153,7 +153,7 @@ class ChunkWrite:
 
 
 def _begins_differently(elements: Array, fill_value: object) -> bool:
-    """Whether the first of some elements is surely not the fill value."""
+    """Whether the first element certainly differs from the fill value."""
     if not elements.size or elements.dtype.kind not in "biufc":
         return False
     first = elements[(0,) * elements.ndim]
@@ -161,7 +161,7 @@ def _begins_differently(elements: Array, fill_value: object) -> bool:
 
 
 def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
-    """Leave chunks to zarr: the reason, a `LeftToZarr`, becomes their outcome, only here."""
+    """Leave chunks to zarr: the one place where the reason, a `LeftToZarr`, becomes an outcome."""
     for chunk in chunks:
         chunk.outcome = Outcome("left to zarr", str(why))
 

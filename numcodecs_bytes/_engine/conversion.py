@@ -1,4 +1,4 @@
-"""What codecs do to each element by itself, so that elements are read and written alone."""
+"""How codecs convert each element by itself, so that parts of chunks can be converted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

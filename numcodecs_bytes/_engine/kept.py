@@ -1,8 +1,8 @@
-"""What is kept to be used again: how chunks are stored, and what was planned for selections.
+"""Layouts of chunks and plans for selections, which are kept to be used again.
 
 It takes up to `constants.KEPT_BYTES` for all arrays of the process together. When there is no room
-for more, all of it is forgotten: most of it is of selections and arrays that are not used any more,
-and the rest is soon made again.
+for more, all of it is forgotten: most of it belongs to selections and arrays that are no longer
+used, and the rest is soon made again.
 """
 
 import os

@@ -50,7 +50,7 @@ class Layout:
         return encode_array(elements, self.stored_dtype)
 
     def keeps(self, value: object) -> bool:
-        """Whether a value can be stored, and is the same then."""
+        """Whether a value can be stored, and then reads back the same."""
         if self.conversion is None:
             return True
         element: Array = np.full(1, value, self.dtype)

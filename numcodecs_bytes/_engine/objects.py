@@ -1,4 +1,4 @@
-"""What obstore's object stores are asked for by VirtualiZarr's store, and which files they read."""
+"""What VirtualiZarr's store requests from obstore's stores, and which files those read."""
 
 import contextlib
 import copy
@@ -16,7 +16,7 @@ from numcodecs_bytes._engine.strikes import state_of
 
 
 class Request(NamedTuple):
-    """A range of an object, in bytes, that VirtualiZarr's store asks an object store for."""
+    """A range of an object, in bytes, that VirtualiZarr's store requests from an object store."""
 
     objects: object
     path: str
@@ -41,8 +41,8 @@ class _Recorder:
 def requests_of(store: Any) -> Callable[[str], Request]:
     """Return a function that says what VirtualiZarr's store would request for a chunk.
 
-    So its own code resolves its manifests, whatever its version: `get` of a copy of the store runs
-    until it asks an object store.
+    VirtualiZarr's own code, of any version, resolves its manifests: `get` of a copy of the store
+    runs until it requests something from an object store.
     """
     registry: Any = getattr(store, "_registry", None)
 
@@ -72,8 +72,8 @@ def requests_of(store: Any) -> Callable[[str], Request]:
 def folder_of(objects: Any) -> str | None:
     """Return the folder that an obstore LocalStore reads, without "/" at the end.
 
-    Returns None if that is not certain. Its `prefix` is only what it was given: it followed links
-    from there when it was made. Only its errors tell the folder, which never changes.
+    Returns None if that is not certain. Its `prefix` is only the path that it was given, whose
+    links it resolved when it was made. Only its errors name the folder itself, which never changes.
     """
     state = state_of(objects)
     if state.folder is None:
@@ -92,8 +92,8 @@ def is_file_name(path: str) -> bool:
     """Whether an obstore LocalStore reads a path just as the system does.
 
     It refuses names that end with "#1", reads "C|" as "C:" at the root, and in version 0.8 "x:y" as
-    "x:/y"; it leaves out empty segments at either end. Those that are not printable are not worth
-    the doubt.
+    "x:/y"; it leaves out empty segments at either end. Paths that are not printable count as
+    different, to be safe.
     """
     is_plain = path.isprintable() and not any(char in path for char in "#|:\\")
     return is_plain and not {"", ".", ".."}.intersection(path.split("/"))

@@ -43,8 +43,8 @@ class Output(NamedTuple):
 def check_output(out: object, dtype: AnyDType) -> None:
     """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
 
-    They can if that equals NumPy's assignment of whole chunks: nothing is converted, no two
-    elements share memory, and no file changes with the output, as that may be the file of a chunk.
+    They can if the result is that of assigning whole chunks with NumPy: nothing is converted, no
+    two elements share memory, and the output is not mapped from a file, perhaps that of a chunk.
     """
     if type(out) is not np.ndarray or out.dtype.hasobject:
         raise LeftToZarr("the output is not a plain NumPy array")

@@ -66,7 +66,7 @@ class Budget(NamedTuple):
 
 
 class RemoteObject:
-    """An object while it is read: all answers must tell the same version and the same length."""
+    """An object while it is read: all answers must state the same version and length."""
 
     def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
         """Take the length that it must have, if that is known, and the least that it may have."""
@@ -86,7 +86,7 @@ class RemoteObject:
         return self.remote.tells_versions and self.state.tells_versions
 
     def _check(self, num_bytes: int | None, version: object) -> None:
-        """Raise if an answer tells another length or version than expected."""
+        """Raise if an answer states a length or version other than the expected one."""
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < self._least:
@@ -263,7 +263,7 @@ class _Reader:
         return reads
 
     def _least_saving(self) -> int:
-        """Return how much a range must save of a chunk, in bytes."""
+        """Return how many bytes of a chunk a range must save."""
         return 0 if self.budget.is_exact else constants.WORTH_BYTES
 
     def _groups(
@@ -368,7 +368,7 @@ class _Reader:
             planned.chunks[0].fill(self.batch.out, fetched)
 
     async def _is_believed(self, planned: ObjectRead) -> bool:
-        """Whether the store answers ranges; if need be, request a byte of the array's metadata."""
+        """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = planned.target.state, planned.chunks[0]
         async with self.asking:
             if not state.has_answered and not self.errors:  # else another one has been asked for

@@ -28,7 +28,7 @@ NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 async def from_store(
     store: Any, path: str, start: int, end: int | None, _check: Check
 ) -> UInt8Array | None:
-    """Return a range of a chunk from its store, which tells neither length nor version."""
+    """Return a range of a chunk from its store, which states neither length nor version."""
     request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
     buffer = await store.get(path, default_buffer_prototype(), request)
     return None if buffer is None else np.asarray(buffer.as_numpy_array()).view(np.uint8)
@@ -61,7 +61,7 @@ async def from_objects(
 async def from_file_system(
     request: Any, missing: Any, start: int, end: int | None, _check: Any, **options: Any
 ) -> UInt8Array | None:
-    """Return a range from a file system, which tells neither length nor version.
+    """Return a range from a file system, which states neither length nor version.
 
     `missing` are the errors that the store takes for a missing object. Its user may have added any;
     those besides `NOT_FOUND` and PermissionError do not prove that the object is missing.

@@ -132,7 +132,7 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
 
 
 def _of_any(store: Any) -> SourceOf:
-    """Return a function that says where the chunks are in a store that answers ranges."""
+    """Return a function that says where the chunks are in a store that serves ranges."""
     return lambda path: Remote(partial(from_store, store, path), store)
 
 

@@ -1,4 +1,4 @@
-"""If this package itself fails, zarr has the last word: it reads or writes instead.
+"""If this package itself fails, zarr reads or writes instead.
 
 An error is unexpected if none of the functions called is known to raise it: a mistake of ours, or a
 version of zarr that is not as we know it.

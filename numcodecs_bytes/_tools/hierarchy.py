@@ -100,7 +100,7 @@ def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
 def _consolidated(
     store: Store, path: str, group: Document | None
 ) -> Iterator[tuple[str, Document]]:
-    """Yield the same from a group's consolidated metadata: web servers do not list folders."""
+    """Yield the arrays in a group's consolidated metadata: web servers do not list folders."""
     if isinstance(group, dict):
         consolidated = group.get("consolidated_metadata")
     else:

@@ -38,7 +38,7 @@ def read_in_part(array: AnyArray) -> Layout:
 
 
 def ask_for_a_range(array: AnyArray, index: tuple[int, ...]) -> None:
-    """Read an element of a chunk: if the store does not answer byte ranges, that is remembered."""
+    """Read an element of a chunk: if the store does not serve byte ranges, that is remembered."""
     start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
     # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.
     with contextlib.suppress(Exception), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):

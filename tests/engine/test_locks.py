@@ -153,7 +153,7 @@ class TestNewFiles:
         assert chunk.stat().st_mode == mode_of_others
 
     @pytest.mark.parametrize("is_linked", [False, True], ids=["", "hard-linked"])
-    def test_the_first_name_of_a_killed_maker_is_removed(self, array, chunk, is_linked):
+    def test_the_temporary_name_left_by_a_killed_writer_is_removed(self, array, chunk, is_linked):
         """That of a copy made of hard links is not, nor are other files."""
         others = ["0.abc.partial", "00.abc.in-place.partial"]  # zarr's, and of another chunk
         chunk.with_name("0.abc.in-place.partial").hardlink_to(chunk)

@@ -90,7 +90,7 @@ def check_one(data):
 
 
 def fuzz_one(data):
-    """Do the same, and return nothing, as atheris asks."""
+    """Check data, like `check_one`, but return nothing, which atheris requires."""
     check_one(data)
 
 
