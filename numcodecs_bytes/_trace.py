@@ -67,7 +67,8 @@ class Trace:
         ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
         fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
         part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
-        and ``why_not_in_place`` the chunks of which a part was written in another way, by reason.
+        and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
+        option ``write_in_place`` is on.
 
         "not_seen" holds the number of chunks that zarr read itself, by reason.
         """
@@ -84,8 +85,8 @@ class Trace:
         return "\n".join(_lines(self.report()))
 
 
-# What adds counts to each trace that is open, by the name of an array. A trace that is entered twice
-# is in it twice, but counts once: hence the sets below.
+# What adds counts to each trace that is open, by the name of an array. It is called once for each,
+# hence the sets below, although a trace that is entered again is here again.
 active: list[Callable[[str | None, Counts], None]] = []
 
 

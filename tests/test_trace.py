@@ -151,6 +151,34 @@ def test_what_a_store_and_zarr_alone_count(tmp_path, pipeline, stored):
 
 @pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("stored", ["chunks", "shards"])
+def test_parts_that_are_not_written_in_place(tmp_path, stored):
+    """Nobody has asked for it: how to switch it on is said, and nothing of whole chunks."""
+    stored_rows(tmp_path / "a", stored)
+    array = zarr.open_array(tmp_path / "a", mode="r+")
+    array[:600] = 1  # no trace is active
+    with numcodecs_bytes.trace() as traced:
+        array[:600] = 2
+    total = traced.report()["total"]
+    (why,) = total["why_not_in_place"]
+    assert total == total | {"why_not_in_place": {why: 1}, "chunks": 0, "chunks_in_place": 0}
+    said = "1 not written in place: numcodecs_bytes.write_in_place is off; set it to True in "
+    assert str(traced).startswith(said)
+    in_memory = zarr.create_array({}, shape=4, dtype="i1", compressors=None)
+    compressed = zarr.create_array(tmp_path / "b", shape=4, dtype="i1")
+    for other, expected in (
+        (in_memory, "zarr.storage._memory.MemoryStore is not zarr's LocalStore"),
+        (compressed, "compressed or filtered by zstd"),
+    ):
+        for selection, num in ((slice(2), 1), (slice(None), 0)):
+            with numcodecs_bytes.trace() as traced:
+                other[selection] = 1
+            found = traced.report()["total"]["why_not_in_place"]
+            assert found == ({expected: 1} if num else {})
+    assert (array[:600] == 2).all()
+
+
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("stored", ["chunks", "shards"])
 def test_what_zarr_alone_fetches_to_write(tmp_path, stored):
     """The chunks of which parts are written, and nothing where there is none."""
 
