@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 import os
 import sys
+import warnings
 from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
@@ -35,7 +37,10 @@ def _report(_options: argparse.Namespace) -> _Answer:
     """
     from numcodecs_bytes._tools.installation import lines_of, report
 
-    document = report()
+    # The report says what warnings would say, too.
+    logging.getLogger("numcodecs_bytes").addHandler(logging.NullHandler())
+    with warnings.catch_warnings(action="ignore"):
+        document = report()
     return 0 if document["is_in_use"] else 1, document, "\n".join(lines_of(document))
 
 
