@@ -100,17 +100,6 @@ async def from_http(
     return raw
 
 
-async def with_length(get: Get, start: int, end: int | None, check: Check) -> UInt8Array | None:
-    """Return a range from an object whose length must be told."""
-
-    def check_with_length(num_bytes: int | None, version: object) -> None:
-        if num_bytes is None:
-            raise Unexpected("it does not tell the length of a file")
-        check(num_bytes, version)
-
-    return await get(start, end, check_with_length)
-
-
 def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
     """Raise `Unexpected` unless a response is the range that was asked for."""
     text = ", ".join(headers.getall("Content-Range", ()))

@@ -30,7 +30,6 @@ from numcodecs_bytes._engine.requests import (
     from_http,
     from_objects,
     from_store,
-    with_length,
 )
 from numcodecs_bytes._engine.strikes import state_of
 from numcodecs_bytes._options import stores_with_ranges
@@ -45,6 +44,7 @@ class Remote(NamedTuple):
     start: int = 0  # the offset of the chunk in the object, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
     key: Any = None  # identifies the object, if it may hold several chunks
+    must_tell_length: bool = False  # whether answers must tell the length of the object
 
 
 Source = File | Remote
@@ -203,29 +203,29 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
     from fsspec.core import split_protocol  # optional, but installed with references
 
     try:
-        reference = file_system.references[path]
-    except KeyError:
-        raise NothingLost("there is no reference to it") from None
+        reference = file_system.references.get(path)
     except Exception as error:
         raise LeftToZarr("its reference can't be read") from error
-    if isinstance(reference, str | bytes):
+    if reference is None:
+        raise NothingLost("there is no reference to it")
+    if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
         raise NothingLost("it is inlined in its reference")
     try:
-        url, *part = reference
+        is_part = len(reference) > 1
+        url, offset, num_bytes = reference if is_part else (*reference, 0, None)
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
-        offset, num_bytes = map(int, part) if part else (0, None)
+        offset, num_bytes = int(offset), int(num_bytes) if is_part else None
     except Exception as error:
         raise LeftToZarr("its reference is of an unknown form") from error
     if offset < 0:  # but some bytes of the chunk may be there
         raise LeftToZarr("its reference has a negative offset")
     source = _in_file_system(store, leaf, url, offset, num_bytes)
-    if part or isinstance(source, File):
+    if is_part or isinstance(source, File):
         return source
-    # The file may have a header, so that it is longer than the chunk: then zarr raises an error.
-    if not source.tells_versions:
+    if not source.tells_versions:  # nor the length, but a file with a header must be an error
         raise LeftToZarr("its reference has no offset and length; with both, it is read in part")
-    return source._replace(get=partial(with_length, source.get))
+    return source._replace(must_tell_length=True)
 
 
 def _in_file_system(
