@@ -212,15 +212,15 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
         raise NothingLost("it is inlined in its reference")
     try:
         is_part = len(reference) > 1
-        url, offset, num_bytes = reference if is_part else (*reference, 0, None)
+        url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
-        offset, num_bytes = int(offset), int(num_bytes) if is_part else None
+        offset, num_bytes = int(offset), int(num_bytes)
     except Exception as error:
         raise LeftToZarr("its reference is of an unknown form") from error
     if offset < 0:  # but some bytes of the chunk may be there
         raise LeftToZarr("its reference has a negative offset")
-    source = _in_file_system(store, leaf, url, offset, num_bytes)
+    source = _in_file_system(store, leaf, url, offset, num_bytes if is_part else None)
     if is_part or isinstance(source, File):
         return source
     if not source.tells_versions:  # nor the length, but a file with a header must be an error
