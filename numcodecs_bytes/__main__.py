@@ -8,8 +8,11 @@ import contextlib
 import dataclasses
 import importlib
 import json
+import logging
 import os
 import sys
+import warnings
+from collections import Counter
 from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
@@ -35,7 +38,10 @@ def _report(_options: argparse.Namespace) -> _Answer:
     """
     from numcodecs_bytes._tools.installation import lines_of, report
 
-    document = report()
+    # The report says what warnings would say, too.
+    logging.getLogger("numcodecs_bytes").addHandler(logging.NullHandler())
+    with warnings.catch_warnings(action="ignore"):
+        document = report()
     return 0 if document["is_in_use"] else 1, document, "\n".join(lines_of(document))
 
 
@@ -122,7 +128,7 @@ def _migrate(options: argparse.Namespace) -> _Answer:
     """Write zarr.json next to the metadata of every Zarr v2 array and group.
 
     No chunk is touched. Nodes that can't be migrated are listed and left unchanged, and so are the
-    groups above them, unless you exclude those nodes.
+    groups above them, unless you exclude those nodes. Nodes with notes are listed, too.
     """
     from numcodecs_bytes.migrate import migrate
 
@@ -135,17 +141,19 @@ def _migrate(options: argparse.Namespace) -> _Answer:
         why = _describe(error)
         print(f"can't migrate {options.store}: {why}", file=sys.stderr)
         return 2, {"error": why}, ""
+    nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children
     wrong = "kept" if options.undo else "refused"
-    statuses = [node.status for node in nodes]
-    num_wrong, num_excluded = statuses.count(wrong), statuses.count("excluded")
+    numbers = {wrong: 0, **Counter(node.status for node in nodes)}
+    num_wrong = numbers[wrong]
     document = {f"num_{wrong}": num_wrong, "nodes": [dataclasses.asdict(node) for node in nodes]}
     if not nodes:
         text = f"no Zarr v2 metadata in {options.store}: expected .zarray or .zgroup there"
         return 1, document, text
     counted = "1 array or group" if len(nodes) == 1 else f"{len(nodes)} arrays and groups"
-    excluded = f", {num_excluded} excluded" if num_excluded else ""
-    lines = [*map(str, nodes), f"{counted}, {num_wrong} {wrong}{excluded}"]
-    if not (num_wrong or num_excluded or options.dry_run or options.undo):
+    listed = [node for node in nodes if options.verbose or node.reasons or node.notes]
+    sums = ", ".join(f"{number} {status}" for status, number in numbers.items())
+    lines = [*map(str, listed), f"{counted}: {sums}"]
+    if not (num_wrong or "excluded" in numbers or options.dry_run or options.undo):
         lines.append(
             "zarr warns as long as metadata of both formats exist. Once all your programs read "
             "Zarr v3 (see the notes above, if any), remove the Zarr v2 metadata: "
@@ -220,6 +228,8 @@ def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
     """Add the options of `migrate`."""
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
+    text = "list all arrays and groups, not only those that are refused, kept, excluded or noted"
+    migrate.add_argument("--verbose", action="store_true", help=text)
     text = "replace a zarr.json that differs, unless it holds something that Zarr v2 lacks"
     migrate.add_argument("--overwrite", action="store_true", help=text)
     text = "remove the zarr.json files instead, if they are what this command writes"

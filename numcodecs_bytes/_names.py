@@ -15,11 +15,11 @@ def name_of_chunk(byte_getter: object) -> str:
 
 
 def name_of_store(store: object) -> str:
-    """Return the `repr` of a store, or the name of its class if that fails or is too long."""
+    """Return the `repr` of a store; the name of its class if that fails, is long or an address."""
     name = ""
     with contextlib.suppress(Exception):  # a name is not worth an error
         name = " ".join(repr(store).split())
-    return name if 0 < len(name) <= 200 else type(store).__name__
+    return name if 0 < len(name) <= 200 and " at 0x" not in name else type(store).__name__
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:

@@ -63,7 +63,11 @@ def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> st
     if chunk.is_complete and not writes_whole:
         raise LeftToZarr("the whole chunk is written")
     if not (chunk.is_complete or writes_parts):
-        raise LeftToZarr("numcodecs_bytes.write_in_place is not set")
+        if _trace.active:
+            find_path(chunk.setter)  # raises if setting the option would not help
+        raise LeftToZarr(
+            "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
+        )
     return find_path(chunk.setter)
 
 
@@ -303,9 +307,10 @@ class ReadsParts(PickledAsConfigured):
                 _check_required(left)
             await self._write_left(left, value, drop_axes)
         finally:
-            if mode and _trace.active:
+            if _trace.active:
                 for chunk in chunks:
-                    chunk.trace(is_v2=self._is_v2())
+                    if mode or not chunk.is_complete:
+                        chunk.trace(is_v2=self._is_v2())
 
     async def _write_whole(
         self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
@@ -344,7 +349,7 @@ class ReadsParts(PickledAsConfigured):
 
         try:
             writes_whole = self._can_write_whole(items, value)
-            if not (mode or writes_whole):
+            if not (mode or writes_whole or _trace.active):
                 return [], value
             path_of = partial(_path_of, writes_whole=writes_whole, writes_parts=bool(mode))
             chunks = chunk_writes(items, self._layouts.of, path_of)

@@ -19,6 +19,7 @@ _COLUMNS = {
     "bytes_selected": "selected",
     "bytes_in_place": "written in place",
 }
+_NUM_CHARACTERS = 100  # the largest width of the table
 
 
 def _nothing() -> Counts:
@@ -66,7 +67,8 @@ class Trace:
         ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
         fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
         part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
-        and ``why_not_in_place`` the chunks that were not, although it was asked for, by reason.
+        and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
+        option ``write_in_place`` is on.
 
         "not_seen" holds the number of chunks that zarr read itself, by reason.
         """
@@ -83,7 +85,8 @@ class Trace:
         return "\n".join(_lines(self.report()))
 
 
-# What adds counts to each trace that is open, by the name of an array.
+# What adds counts to each trace that is open, by the name of an array. It is called once for each,
+# hence the sets below, although a trace that is entered again is here again.
 active: list[Callable[[str | None, Counts], None]] = []
 
 
@@ -93,7 +96,7 @@ def trace() -> Trace:
     Returns a `Trace`: printed, it is a table; `Trace.report` returns the same as a dict. For
     compressed chunks, and for shards that zarr reads, only the number is known. With a codec
     pipeline that is not from this package, nothing is counted. All threads of the process are
-    counted, but no other processes.
+    counted, but no other processes. A `Trace` that is entered again goes on counting.
     """
     return Trace()
 
@@ -133,13 +136,13 @@ def note(byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool) -> 
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
     path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
     name = f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
-    for add in active.copy():
+    for add in set(active):
         add(name, counts)
 
 
 def note_not_seen(why: str, num: int = 1) -> None:
     """Count chunks that zarr read itself."""
-    for add in active.copy():
+    for add in set(active):
         add(None, {why: num})
 
 
@@ -159,19 +162,12 @@ def _lines(report: dict[str, Counts]) -> Iterator[str]:
     if len(rows) > 1:
         rows["all arrays"] = total
     if rows:
-        width = max(map(len, rows))
-        yield "  ".join(["array".ljust(width), *_COLUMNS.values()])
-        for name, counts in rows.items():
-            cells = []
-            for key, head in _COLUMNS.items():
-                show = _size if key.startswith("bytes") else str
-                cells.append(show(counts[key]).rjust(len(head)))
-            yield "  ".join([name.ljust(width), *cells])
+        yield from _table(rows)
     elif not report["not_seen"]:
         import zarr  # so that `import numcodecs_bytes` does not
 
         yield (
-            "numcodecs_bytes read and wrote nothing "
+            "numcodecs_bytes read nothing, and wrote no part of a chunk "
             f"(codec_pipeline.path is {zarr.config.get('codec_pipeline.path')!r}): run "
             "`numcodecs-bytes` to see what is in use; other processes are not counted"
         )
@@ -182,7 +178,27 @@ def _lines(report: dict[str, Counts]) -> Iterator[str]:
         ("not written in place", total["why_not_in_place"]),
         ("read by zarr, whole", report["not_seen"]),
     ):
-        yield from (f"{num} {what}: {why}" for why, num in reasons.items())
+        for why, num in reasons.items():  # each on one line with one colon, also errors
+            yield f"{num} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
+
+
+def _table(rows: dict[str, Counts]) -> Iterator[str]:
+    """Yield the lines of a table of counts, without the columns that are zero in all rows."""
+    columns = []
+    for key, head in _COLUMNS.items():
+        show = _size if key.startswith("bytes") else str
+        if any(counts[key] for counts in rows.values()):
+            cells = [head, *[show(counts[key]) for counts in rows.values()]]
+            width = max(map(len, cells))
+            columns.append([cell.rjust(width) for cell in cells])
+    if not columns:
+        return
+    # Long names lose their beginning: paths differ at the end.
+    longest = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
+    names = [n if len(n) <= longest else f"...{n[3 - longest :]}" for n in ("array", *rows)]
+    width = max(map(len, names))
+    for name, *cells in zip(names, *columns, strict=True):
+        yield "  ".join([name.ljust(width), *cells])
 
 
 def _size(num_bytes: int) -> str:

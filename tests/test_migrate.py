@@ -576,18 +576,25 @@ class TestCheck:
 
 class TestCommand:
     def test_report(self, folder, capsys):
+        """Only what is not as expected is listed, and a sum."""
         edited(folder / "y/.zarray", compressor={"id": "zlib", "level": 1})
         (folder / "y/0").unlink()
-        for options, line in (
-            ("--dry-run", "/deep/x                          array  to be migrated\n"),
-            ("", "  note    numcodecs.zlib in Zarr v3 are known to numcodecs alone"),
-            ("--exclude x", "9 arrays and groups, 0 refused, 1 excluded\n"),
-            ("--undo", "/deep                            group  undone\n"),
+        all_of_them = [f"/{path}" for path in ("", *sorted(NODES[1:], key=lambda p: p.split("/")))]
+        for options, listed, sums in (
+            ("--dry-run", ["/y"], "0 refused, 9 to be migrated"),
+            ("--dry-run --verbose", all_of_them, "0 refused, 9 to be migrated"),
+            ("", ["/y"], "0 refused, 9 migrated"),
+            ("--exclude x", ["/x", "/y"], "0 refused, 8 Zarr v3 already, 1 excluded"),
+            ("--undo --verbose", all_of_them, "0 kept, 9 undone"),
+            ("--undo", [], "0 kept, 9 Zarr v2 already"),
         ):
             command = ["migrate", str(folder), *options.split()]
             assert main(command) == 0
             out = capsys.readouterr().out
-            assert line in out
+            lines = out.splitlines()
+            assert [line.split()[0] for line in lines if line.startswith("/")] == listed
+            assert f"9 arrays and groups: {sums}" in lines
+            assert ("  note    numcodecs.zlib in Zarr v3" in out) == ("--undo" not in options)
             assert ("zarr remove-metadata v2" in out) == (not options)
             assert main(["--json", *command]) == 0
             found = json.loads(capsys.readouterr().out)
@@ -617,7 +624,13 @@ class TestCommand:
         reading, writing = os.pipe()
         os.close(reading)
         done = run_python(
-            *("-m", "numcodecs_bytes", command, tmp_path),
+            *(
+                "-m",
+                "numcodecs_bytes",
+                command,
+                tmp_path,
+                *(["--verbose"] * (command == "migrate")),
+            ),
             status=0 if command == "migrate" else 2,
             options={"capture_output": False, "stdout": writing, "stderr": subprocess.PIPE},
         )

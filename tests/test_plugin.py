@@ -366,13 +366,31 @@ class TestReport:
         file.write_text("{numcodecs_bytes: {gap: 1, max_gap_bytes: 1, write-in-place: true}}")
         key = "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"
         variables = {"ZARR_CONFIG": file, "ZARR_NUMCODECS_BYTES_GAP": 3, key: "2 KiB"}
-        lines = run_program("-m", "numcodecs_bytes", **variables).stdout.splitlines()
+        done = run_program("-m", "numcodecs_bytes", status=1, **variables)
+        lines = done.stdout.splitlines()
         assert f"writes in place: on, set by file {file}" in lines
+        names = "max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place"
+        why = f"has no effect: it is not an option ({names}), set by"
         assert sorted(lines[7:]) == [
-            "numcodecs_bytes.gap has no effect: it is not an option",
+            f"numcodecs_bytes.gap {why} file {file}",
             f"numcodecs_bytes.max_gap_bytes is 2048, set by environment variable {key}",
-            "numcodecs_bytes_gap has no effect: it is not an option",
+            f"numcodecs_bytes_gap {why} environment variable ZARR_NUMCODECS_BYTES_GAP",
         ]
+        assert not done.stderr  # each is said once
+
+    @NO_OPTION
+    @pytest.mark.parametrize("mode", ["", "true", "require"])
+    def test_a_zarr_that_was_not_tested(self, mode):
+        """The exit status was 0, and it was said twice."""
+        program = "import zarr; zarr.__version__ = '99.1.0'\n"
+        program += "from numcodecs_bytes.__main__ import main; main() and sys.exit(1)"
+        variables = {"ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE": mode}
+        done = run_program("-c", f"import sys; {program}", status=1, **variables)
+        newest = ".".join(map(str, NEWEST_MINOR))
+        assert f"; the newest zarr that was tested is {newest}\n" in done.stdout
+        assert (done.stdout + done.stderr).count("and this is 99.1.0") == 1
+        expected = "arrays are left to zarr alone" if mode else "write_in_place is not True"
+        assert re.search(f"writes in place: off: .*{expected}", done.stdout)
 
     @pytest.mark.parametrize(
         ("key", "value", "status", "said"),

@@ -44,9 +44,51 @@ def test_a_row_of_a_local_file(array):
     assert (counts["chunks"], counts["requests"], counts["chunks_whole"]) == (1, 1, 0)
     assert counts["bytes_fetched"] == counts["bytes_selected"] == 4096
     head, line = str(found).splitlines()
-    assert head.split()[:2] == ["array", "chunks"]
-    assert " ".join(line.split()[1:]) == "1 0 1 4.0 KiB 1.0 MiB 4.0 KiB 0 B"
-    assert "numcodecs_bytes read and wrote nothing" in repr(numcodecs_bytes.trace())
+    assert head.split() == ["array", "chunks", "requests", "fetched", "zarr", "alone", "selected"]
+    assert line.endswith("  4.0 KiB     1.0 MiB   4.0 KiB")
+    assert "numcodecs_bytes read nothing, and wrote no part" in repr(numcodecs_bytes.trace())
+
+
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize(
+    ("shown", "named"),
+    [
+        ("short", "short"),
+        (f"{'long' * 30}/end", "...longlong/end"),
+        ("long" * 100, "Named"),
+        ("<stores.Named object at 0x7fa972552c10>", "Named"),
+    ],
+)
+def test_the_table_fits_into_100_columns(array, shown, named):
+    """Whatever the names of stores are, and whatever is counted."""
+
+    class Named(zarr.storage.LocalStore):
+        def __repr__(self):
+            return shown
+
+    with ranges_from(Named), numcodecs_bytes.trace() as found:
+        zarr.open_array(Named(array.store.root), mode="r")[300, 1]
+        opened = zarr.open_array(array.store.root, mode="r+")
+        zarr.open_array(CountingStore(array.store.root), mode="r")[300]
+        with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
+            opened[300] = 1
+    head, *rows, _ = str(found).splitlines()
+    assert {len(row) for row in rows} == {len(head)}
+    assert len(head) <= 100
+    assert any(row.split()[0].endswith(named.removeprefix("...")) for row in rows)
+    assert "read whole" in head
+
+
+def test_a_reason_is_one_line(array, monkeypatch):
+    """With one colon, even if it is the text of an error."""
+
+    def fail(*_args):
+        raise OSError("first: 1\nsecond: 2")
+
+    monkeypatch.setattr("numcodecs_bytes._engine.files.locate", fail)
+    with numcodecs_bytes.trace() as found:
+        array[300]
+    assert str(found).splitlines()[2:] == ["1 read whole: first - 1 second - 2"]
 
 
 STORED = {
@@ -105,6 +147,36 @@ def test_what_a_store_and_zarr_alone_count(tmp_path, pipeline, stored):
             else:
                 assert total["bytes_fetched"] == array.store.num_bytes
                 assert total["requests"] == len(array.store.requests)
+
+
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("stored", ["chunks", "shards"])
+def test_parts_that_are_not_written_in_place(tmp_path, stored, monkeypatch):
+    """Nobody has asked for it: how to switch it on is said, and nothing of whole chunks."""
+    stored_rows(tmp_path / "a", stored)
+    array = zarr.open_array(tmp_path / "a", mode="r+")
+    with monkeypatch.context() as without_a_trace:  # nothing is planned
+        without_a_trace.delattr("numcodecs_bytes._pipelines.chunk_writes")
+        array[:100] = 1
+    with numcodecs_bytes.trace() as traced:
+        array[:600] = 2
+    total = traced.report()["total"]
+    (why,) = total["why_not_in_place"]
+    assert total == total | {"why_not_in_place": {why: 1}, "chunks": 0, "chunks_in_place": 0}
+    said = "1 not written in place: numcodecs_bytes.write_in_place is off; set it to True in "
+    assert str(traced).startswith(said)
+    in_memory = zarr.create_array({}, shape=4, dtype="i1", compressors=None)
+    compressed = zarr.create_array(tmp_path / "b", shape=4, dtype="i1")
+    for other, expected in (
+        (in_memory, "zarr.storage._memory.MemoryStore is not zarr's LocalStore"),
+        (compressed, "compressed or filtered by zstd"),
+    ):
+        for selection, num in ((slice(2), 1), (slice(None), 0)):
+            with numcodecs_bytes.trace() as traced:
+                other[selection] = 1
+            found = traced.report()["total"]["why_not_in_place"]
+            assert found == ({expected: 1} if num else {})
+    assert (array[:600] == 2).all()
 
 
 @pytest.mark.needs("fcntl")
@@ -199,3 +271,17 @@ def test_every_thread_is_counted_and_only_meanwhile(array):
     assert array[2, 0] == 1024
     assert inner.report()["total"]["chunks"] == 4
     assert outer.report()["total"]["chunks"] == 6
+
+
+def test_a_trace_that_is_entered_again(array):
+    """It goes on counting; while it is open, each chunk counts once."""
+    found = numcodecs_bytes.trace()
+    with found:
+        with found:
+            array[3]
+        array[300]
+    array[600]
+    assert found.report()["total"]["chunks"] == 2
+    with found:
+        array[900]
+    assert found.report()["total"]["chunks"] == 3

@@ -91,7 +91,8 @@ class ChunkRead:
             if outcome.why:
                 _trace.note_not_seen(outcome.why)
             return
-        if outcome.is_by_zarr and isinstance(self.layout, ShardLayout):
+        is_missing = outcome.status == "missing"
+        if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
             _trace.note_not_seen(outcome.why or "most of a shard is selected")
             return

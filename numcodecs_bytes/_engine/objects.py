@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr, NothingLost
 from numcodecs_bytes._engine.strikes import state_of
 
 
@@ -58,8 +58,10 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         try:
             with contextlib.closing(recording.get(path, prototype)) as getting:
                 request = getting.send(None)
-        except StopIteration:
-            raise LeftToZarr from None  # it is missing, or in memory
+        except StopIteration as ended:
+            is_missing = ended.value is None
+            why = "its manifest does not have it" if is_missing else "it is inlined in its manifest"
+            raise NothingLost(why) from None
         except Exception as error:  # another version may raise anything
             raise LeftToZarr("its manifest is of an unknown form") from error
         if not isinstance(request, Request) or request.end <= request.start:

@@ -87,6 +87,8 @@ class RemoteObject:
 
     def _check(self, num_bytes: int | None, version: object) -> None:
         """Raise if an answer states a length or version other than the expected one."""
+        if num_bytes is None and self.remote.must_tell_length:
+            raise Unexpected("it does not tell the length of a file")
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < self._least:

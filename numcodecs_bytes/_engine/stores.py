@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._engine.archives import locate_member, open_archive
 from numcodecs_bytes._engine.files import File, join, open_file
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr, NothingLost
 from numcodecs_bytes._engine.objects import folder_of, is_file_name, requests_of
 from numcodecs_bytes._engine.requests import (
     NOT_FOUND,
@@ -44,6 +44,7 @@ class Remote(NamedTuple):
     start: int = 0  # the offset of the chunk in the object, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
     key: Any = None  # identifies the object, if it may hold several chunks
+    must_tell_length: bool = False  # whether answers must tell the length of the object
 
 
 Source = File | Remote
@@ -74,14 +75,16 @@ def sources_of(store: Any) -> SourceOf:
         return of_store(store)
     if _is_named(store):
         return _of_any(store)
-    return _leave_all("" if isinstance(store, MemoryStore) else _why_unknown(store))
+    if isinstance(store, MemoryStore):
+        return _leave_all("it is in memory", NothingLost)
+    return _leave_all(_why_unknown(store))
 
 
-def _leave_all(why: str = "") -> Callable[..., Source]:
+def _leave_all(why: str, kind: type[LeftToZarr] = LeftToZarr) -> Callable[..., Source]:
     """Return a function for a store of which all chunks are left to zarr."""
 
     def leave(*_: object) -> Source:
-        raise LeftToZarr(why)
+        raise kind(why)
 
     return leave
 
@@ -107,7 +110,10 @@ def _is_of_fsspec(instance: object) -> bool:
 
 def _why_unknown(instance: object) -> str:
     """Return why chunks are left to zarr, of a class that is not known."""
-    why = f"{name_of_class(instance)} is not known to have reliable byte ranges"
+    name = name_of_class(instance)
+    if name.startswith("tifffile."):
+        return f"{name} has no byte ranges; virtual-tiff opens TIFF files with them"
+    why = f"{name} is not known to have reliable byte ranges"
     if not _is_of_fsspec(instance):
         why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
     return why
@@ -117,7 +123,7 @@ def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
         return _leave_all(f"{name_of_class(store.root)} is not Python's own class of paths")
     if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
-        return _leave_all()
+        return _leave_all("the store is not open", NothingLost)
     root = str(store.root)
     return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
 
@@ -162,7 +168,7 @@ def _in_objects(store: Any, objects: Any) -> SourceOfPart:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        return _leave_all()
+        return _leave_all("it is in memory", NothingLost)
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:
@@ -193,20 +199,33 @@ def _of_fsspec_store(store: FsspecStore) -> SourceOf:
 
 
 def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
-    """Return where a reference points; it contains the length of the chunk."""
+    """Return where a reference points: to a part of a file, or to a whole file."""
     from fsspec.core import split_protocol  # optional, but installed with references
 
     try:
-        reference = file_system.references[path]
-        url, offset, num_bytes = [] if isinstance(reference, str) else reference  # not three digits
+        reference = file_system.references.get(path)
+    except Exception as error:
+        raise LeftToZarr("its reference can't be read") from error
+    if reference is None:
+        raise NothingLost("there is no reference to it")
+    if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
+        raise NothingLost("it is inlined in its reference")
+    try:
+        is_part = len(reference) > 1
+        url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
         url = file_system.target if url is None else url
         leaf = file_system.fss[split_protocol(url)[0]]
         offset, num_bytes = int(offset), int(num_bytes)
-    except Exception as error:  # missing, inline, a whole file, or of an unknown form
-        raise LeftToZarr from error
+    except Exception as error:
+        raise LeftToZarr("its reference is of an unknown form") from error
     if offset < 0:  # but some bytes of the chunk may be there
-        raise LeftToZarr
-    return _in_file_system(store, leaf, url, offset, num_bytes)
+        raise LeftToZarr("its reference has a negative offset")
+    source = _in_file_system(store, leaf, url, offset, num_bytes if is_part else None)
+    if is_part or isinstance(source, File):
+        return source
+    if not source.tells_versions:  # nor the length, but a file with a header must be an error
+        raise LeftToZarr("its reference has no offset and length; with both, it is read in part")
+    return source._replace(must_tell_length=True)
 
 
 def _in_file_system(
@@ -214,11 +233,12 @@ def _in_file_system(
 ) -> Source:
     """Return the source of a chunk that is a file, or `num_bytes` of one."""
     name, inner = name_of_class(file_system), file_system
+    missing = store.allowed_exceptions if file_system is store.fs else ()  # else a broken reference
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
         file = inner._strip_protocol(path)  # noqa: SLF001
-        return _in_file(file, store.allowed_exceptions, start, num_bytes)
+        return _in_file(file, missing, start, num_bytes)
     get = _FILE_SYSTEMS.get(name)
     # obstore has a class of file systems for each protocol.
     if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):
@@ -227,7 +247,7 @@ def _in_file_system(
         raise LeftToZarr(_why_unknown(inner))
     key = None if num_bytes is None else (id(file_system), path)
     request = partial(file_system._cat_file, path)  # noqa: SLF001
-    get_range = partial(get, request, store.allowed_exceptions)
+    get_range = partial(get, request, missing)
     return Remote(get_range, store, get is from_http, start, num_bytes, key)
 
 

@@ -124,8 +124,11 @@ class _Write:
             if has_begun or self._is_required or not unexpected.is_unexpected(error):
                 add_name(error, self.chunk.setter, "writing")
                 raise
-            unexpected.log(error)
-            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
+            what = "the values do not fit"  # zarr raises its own error
+            if self._file is not None or not isinstance(error, ValueError | IndexError):
+                what = f"unexpected {type(error).__name__}"
+                unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"{what}: {error}"))
         self.is_done = True
 
     def _plan(self, is_wanted: IsWanted) -> ChunkFile:

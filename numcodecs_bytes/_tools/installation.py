@@ -20,7 +20,8 @@ from numcodecs_bytes.codec import Bytes
 def report() -> JSONObject:
     """Return which parts of the package are in use, why others are not, and what sets that."""
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
-    why_no_parts = _defaults.why_aside.get("arrays", why_no_parts)
+    why_aside = _defaults.why_aside.get("arrays")
+    why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
@@ -28,10 +29,11 @@ def report() -> JSONObject:
     values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
     mode, why_no_writes = values.pop(in_place)
-    if mode == "require" and why_no_parts:
-        why_no_writes = f"{in_place} is 'require', but {why_no_parts}"
+    why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
+    if mode == "require" and why_left:
+        why_no_writes = f"{in_place} is 'require', but {why_left}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or (why_no_parts if mode else f"{in_place} is not True")
+    why_no_writes = why_no_writes or (why_left if mode else f"{in_place} is not True")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, in_place),
@@ -40,9 +42,14 @@ def report() -> JSONObject:
         ("data types r24, complex_float32, ...", None, why_no_types, ""),
         ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
     ]
+    for key in (unknown := _options.unknown_keys()):
+        error = f"{key} has no effect: it is not an option ({', '.join(_options.NAMES)})"
+        values[key] = None, error
+    is_left = unknown or _defaults.why_aside
     return {
-        "is_in_use": not (why_no_codec or why_no_filter or is_wrong),
+        "is_in_use": not (why_no_codec or why_no_filter or is_wrong or is_left),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
+        "newest_tested_zarr": ".".join(map(str, _defaults.NEWEST_MINOR)),
         "parts": [
             {"name": name, "class": kind, "why_not": why_not, "set_by": origin_of(key)}
             for name, kind, why_not, key in rows
@@ -50,23 +57,25 @@ def report() -> JSONObject:
         "options": [
             {"key": key, "value": str(value), "error": error, "set_by": origin_of(key)}
             for key, (value, error) in values.items()
-            if origin_of(key)
+            if error or origin_of(key)
         ],
-        "unknown_options": _options.unknown_keys(),
+        "unknown_options": unknown,
     }
 
 
 def lines_of(document: JSONObject) -> Iterator[str]:
     """Yield the lines of a report."""
     package, *others = (" ".join(each) for each in document["versions"].items())
-    yield f"{package} with {', '.join(others)}"
+    newest = document["newest_tested_zarr"]
+    yield f"{package} with {', '.join(others)}; the newest zarr that was tested is {newest}"
     for row in document["parts"]:
-        set_by = f", set by {row['set_by']}" if row["set_by"] else ""
-        yield f"{row['name']}: {'off: ' + row['why_not'] if row['why_not'] else 'on'}{set_by}"
+        yield f"{row['name']}: {'off: ' + row['why_not'] if row['why_not'] else 'on'}{_set_by(row)}"
     for option in document["options"]:
-        text = option["error"] or f"{option['key']} is {option['value']}"
-        yield f"{text}, set by {option['set_by']}"
-    yield from (f"{key} has no effect: it is not an option" for key in document["unknown_options"])
+        yield (option["error"] or f"{option['key']} is {option['value']}") + _set_by(option)
+
+
+def _set_by(row: JSONObject) -> str:
+    return f", set by {row['set_by']}" if row["set_by"] else ""
 
 
 def explain_other_codec() -> str:

@@ -8,7 +8,7 @@ from zarr.types import AnyArray
 from numcodecs_bytes._defaults import why_aside
 from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr, NothingLost
 from numcodecs_bytes._engine.stores import find_source, name_of_class
 
 
@@ -29,9 +29,10 @@ def read_in_part(array: AnyArray) -> Layout:
         source = find_source(array.store_path / first)
         if isinstance(source, File):
             length_of_file(source)
-    except LeftToZarr as why:
-        if str(why):  # else nothing is lost by it
-            raise
+    except NothingLost:
+        pass
+    except LeftToZarr:
+        raise
     except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
         pass
     return layout if isinstance(layout, Layout) else layout.inner

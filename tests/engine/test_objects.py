@@ -18,6 +18,7 @@ from helpers import ZARR_ALONE, create, random_selections, ranges_from, select
 
 import numcodecs_bytes
 from numcodecs_bytes._engine.objects import folder_of, is_file_name
+from numcodecs_bytes._zarr_versions import HAS_RESULTS
 
 obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
 obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
@@ -174,6 +175,11 @@ class TestManifests:
         for selection in (np.s_[:, 5], np.s_[3], np.s_[5, ::9], np.s_[3:6]):
             (expected,) = assert_like_zarr(lambda: records.open(changed=changed), selection)
         assert expected[0] == [9] * NUM_BYTES
+        with numcodecs_bytes.trace() as traced:
+            records.open(changed=changed)[[3, 5], 7]
+        reasons = {"its manifest does not have it"} if not HAS_RESULTS else set()
+        reasons |= {"it is inlined in its manifest"} if "5.0" in changed else set()
+        assert set(traced.report()["total"]["why_whole"]) == reasons
 
     @staticmethod
     def annotations(records):

@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 import zipfile
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from helpers import create, has, random_selections, ranges_from, select
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
+from numcodecs_bytes._zarr_versions import HAS_RESULTS
 
 SHAPE = (64, 1100)
 DATA = np.random.default_rng(0).random(SHAPE)
@@ -86,10 +88,12 @@ def of_obstore(kind, *args, **kwargs):
 
 def references(folder, protocol, target, start=0, **options):
     """Return a store of references: the chunk begins somewhere in a file."""
-    parts = {
-        "zarr.json": (folder / "zarr.json").read_text(),
-        "c/0/0": [target, start, (folder / "c/0/0").stat().st_size],
-    }
+    place = [target, start, (folder / "c/0/0").stat().st_size]
+    return store_of_references(folder, {"c/0/0": place}, protocol, **options)
+
+
+def store_of_references(folder, chunks, protocol="file", **options):
+    parts = {"zarr.json": (folder / "zarr.json").read_text()} | chunks
     remote = {"remote_protocol": protocol, "remote_options": ASYNC | options}
     files = import_optional("fsspec").filesystem("reference", fo=parts, **ASYNC, **remote)
     return zarr.storage.FsspecStore(files, read_only=True, path="")
@@ -203,6 +207,12 @@ IN_PART = {
     "fsspec, references to http": lambda folder, get: references(
         folder, "http", f"{get('http')}/c/0/0"
     ),
+    "fsspec, references to whole files": lambda folder, _: store_of_references(
+        folder, {"c/0/0": [(folder / "c/0/0").as_uri()]}
+    ),
+    "fsspec, references to all of http": lambda folder, get: store_of_references(
+        folder, {"c/0/0": [f"{get('http')}/c/0/0"]}, "http"
+    ),
     "fsspec, references to s3": lambda folder, get: references(
         folder, "s3", "s3://data/array/c/0/0", endpoint_url=get("s3")
     ),
@@ -291,6 +301,106 @@ def test_references_of_three_digits(folder, monkeypatch):
     array = zarr.open_array(store, mode="r")
     assert array[:2].tobytes() == b"13"
     assert array[:].tobytes() == b"133"
+
+
+SHARD = ShardingCodec(chunk_shape=(8, 1100), codecs=[BytesCodec()])
+
+
+class TestWhyWhole:
+    """What `trace` says of chunks, and of shards, that zarr reads."""
+
+    @pytest.fixture(params=["chunk", "shard"])
+    def stored(self, folder, request):
+        """Return the folder of an array of one chunk, or one shard."""
+        if request.param == "shard":
+            settings = {"chunks": SHAPE, "serializer": SHARD, "compressors": None}
+            zarr.create_array(folder, data=DATA, overwrite=True, **settings)
+        return folder
+
+    def assert_whole(self, store, why, expected=DATA):
+        """Nothing is said to be missing but what is, if zarr tells."""
+        array = open_v3(store, mode="r")
+        with numcodecs_bytes.trace() as traced:
+            assert np.array_equal(array[7], expected[7])
+        report = traced.report()
+        reasons = report["total"]["why_whole"] | report["not_seen"]
+        if not expected.any() and HAS_RESULTS:
+            assert (reasons, report["total"]["chunks_missing"]) == ({}, 1)
+        else:
+            assert list(reasons) == [why]
+
+    def test_in_memory(self, stored):
+        """It was "most of a shard is selected"."""
+        parts = {path.relative_to(stored).as_posix(): path for path in files_in(stored)}
+        store = zarr.storage.MemoryStore()
+        for name, path in parts.items():
+            raw = zarr.core.buffer.cpu.Buffer.from_bytes(path.read_bytes())
+            zarr.core.sync.sync(store.set(name, raw))
+        self.assert_whole(store, "it is in memory")
+
+    @pytest.mark.parametrize("inline", [lambda raw: raw, lambda raw: b"base64:" + b64encode(raw)])
+    def test_inlined_in_references(self, stored, inline):
+        raw = (stored / "c/0/0").read_bytes()
+        store = store_of_references(stored, {"c/0/0": inline(raw)})
+        self.assert_whole(store, "it is inlined in its reference")
+
+    def test_missing_behind_references(self, stored):
+        store = store_of_references(stored, {})
+        self.assert_whole(store, "there is no reference to it", np.zeros(SHAPE))
+
+    def test_a_whole_file_on_a_server_that_tells_no_length(self, stored, s3):
+        """It may begin with a header: zarr raises an error then."""
+        import_optional("boto3").client("s3", endpoint_url=s3).upload_file(
+            str(stored / "c/0/0"), "data", "file"
+        )
+        store = store_of_references(stored, {"c/0/0": ["s3://data/file"]}, "s3", endpoint_url=s3)
+        why = "its reference has no offset and length; with both, it is read in part"
+        self.assert_whole(store, why)
+
+    def test_tifffile_s_store(self, folder):
+        """Nobody is asked to name it: it raises for each range."""
+
+        class Tiff(Subclass):
+            __module__ = "tifffile.zarr"
+
+        Tiff.__qualname__ = "ZarrTiffStore"
+        why = "has no byte ranges; virtual-tiff opens TIFF files with them"
+        self.assert_whole(Tiff(folder, read_only=True), f"tifffile.zarr.ZarrTiffStore {why}")
+
+
+class TestReferencesToWholeFiles:
+    """Without an offset and a length, as one writes them first for a binary file."""
+
+    @pytest.fixture(params=["a file", "properly", "an unknown total"])
+    def target(self, folder, request):
+        """Return the protocol and the address of a chunk, which begins with a header."""
+        chunk = folder / "c/0/0"
+        raw = b"header" + chunk.read_bytes()
+        chunk.write_bytes(raw)
+        if request.param == "a file":
+            yield "file", chunk.as_uri()
+            return
+        with import_optional("servers").Server({"c/0/0": raw}).running() as server:
+            yield "http", f"{server.url(request.param, 'whole')}/c/0/0"
+
+    def test_a_header_is_an_error(self, folder, target):
+        """As by zarr: the chunk must be the whole file."""
+        protocol, url = target
+        array = open_v3(store_of_references(folder, {"c/0/0": [url]}, protocol), mode="r")
+        with pytest.raises(ValueError, match=f"holds {NUM_BYTES + 6} bytes, expected {NUM_BYTES}"):
+            array[7]
+
+    def test_a_file_that_is_missing_is_an_error(self, folder, target):
+        """Not the fill value, though the server has answered before."""
+        protocol, url = target
+        place = [url, 6, NUM_BYTES]
+        create(folder, (2 * SHAPE[0], SHAPE[1]), SHAPE, overwrite=True)
+        parts = {"c/0/0": place, "c/1/0": [f"{url}-not"]}
+        array = open_v3(store_of_references(folder, parts, protocol), mode="r")
+        if protocol == "http":
+            assert np.array_equal(array[7], DATA[7])
+        with pytest.raises(Exception, match="failed to fetch target"):
+            array[SHAPE[0]]
 
 
 class TestAllowedExceptions:

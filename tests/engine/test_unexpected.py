@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import zarr
-from helpers import CountingStore, create, ranges_from
+from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
 from numcodecs_bytes._engine import unexpected
 
@@ -193,6 +193,18 @@ class TestWrites:
         array[...] = -DATA
         assert np.array_equal(array[...], -DATA)
         assert "please report this" in caplog.text
+
+    @pytest.mark.parametrize(
+        "values", [np.ones((2, 3)), np.ones((3, 3, 1)), np.ones(3)], ids=np.shape
+    )
+    def test_values_that_do_not_fit_are_no_mistake_of_ours(self, array, caplog, values):
+        """It was logged, with a traceback, before zarr's error."""
+        with zarr.config.set(ZARR_ALONE), pytest.raises(Exception) as expected:  # noqa: PT011
+            zarr.open_array(array.store)[:3, 1:4] = values
+        with zarr.config.set({IN_PLACE: True}), pytest.raises(type(expected.value)) as raised:
+            array[:3, 1:4] = values
+        assert str(raised.value) == str(expected.value)
+        assert not caplog.records
 
     @pytest.mark.parametrize(
         ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]

@@ -69,7 +69,7 @@ class TestStorageOptions:
         upload(client, write_v2(tmp_path, b"1234", "|u1"), "old")
         more = ["s3://data/old", "--storage-options", json.dumps(options)]
         assert main(["migrate", *more]) == 0
-        assert "1 array or group, 0 refused" in capsys.readouterr().out
+        assert "1 array or group: 0 refused, 1 migrated" in capsys.readouterr().out
         client.put_object(Bucket="data", Key="old/0", Body=b"123")
         assert main(["check", *more]) == 1
         assert "holds 3 bytes, expected 4" in capsys.readouterr().out
