@@ -167,10 +167,11 @@ def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limi
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
-    if num_in_all > MAX_UNLISTED and not listing.is_listed:
-        note = f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
-        report.notes.append(note)
-    elif num_chunks < num_in_all:
+    num_tried = num_in_all if listing.is_listed else min(num_in_all, MAX_UNLISTED)
+    if not listing.is_listed and num_in_all:
+        tried = f"{num_tried} of {num_in_all} names of chunks were tried"
+        report.notes.append(f"{tried}, because the store does not list them")
+    if num_chunks < num_tried == num_in_all:
         missing = "were not found" if listing.errors else "read as the fill value"
         report.notes.append(
             f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
