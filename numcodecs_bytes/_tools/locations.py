@@ -5,6 +5,7 @@ import importlib.util
 import json
 import stat
 import zipfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,11 @@ class ParquetReferences(zarr.storage.FsspecStore):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         return None if key.endswith("zarr.json") else await super().get(key, prototype, byte_range)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield the names of all chunks, missing ones as well; fsspec's leaves out inlined ones."""
+        for key in self.fs.ls(prefix, detail=False):
+            yield key
 
 
 read_like(ParquetReferences, zarr.storage.FsspecStore)
