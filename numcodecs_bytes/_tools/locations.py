@@ -3,12 +3,14 @@
 import contextlib
 import importlib.util
 import json
+import re
 import stat
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr.storage
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -36,7 +38,27 @@ _REFERABLE = (
         *((b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff")),
         "from tifffile import *; TiffFile('{}').aszarr().write_fsspec('{}', url='{}')",
     ),
+    (
+        "a FITS file",
+        *((b"SIMPLE",), (".fits", ".fit", ".fts")),
+        "import json; from kerchunk.fits import *; "
+        "json.dump(process_file('{}'), open('{}', 'w'), default=bytes.decode)",
+    ),
 )
+_OF_NUMBERS = (
+    "import json, math, numpy; shape, dtype, offset = {!r}, {!r}, {!r}; "
+    "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
+    "filters=None, compressor=None); "
+    "chunk = ['{}', offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
+    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open('{}', 'w'))"
+)
+_ENVI_TYPES = {1: "u1", 2: "i2", 3: "i4", 4: "f4", 5: "f8", 6: "c8", 9: "c16"}
+_ENVI_TYPES |= {12: "u2", 13: "u4", 14: "i8", 15: "u8"}
+_ENVI_AXES = {
+    "bsq": ("bands", "lines", "samples"),
+    "bil": ("lines", "bands", "samples"),
+    "bip": ("lines", "samples", "bands"),
+}
 
 
 def open_store(
@@ -116,11 +138,45 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
+        if advice := _advise_envi(Path(location)):
+            raise ValueError(advice) from error
+        line = _line_for_numbers(Path(location), [Path(location).stat().st_size], "|u1", 0)
         raise ValueError(
             f"this is a file, but not a zip file, or a damaged one ({error}); the name of "
-            "kerchunk references must end in .json"
+            "kerchunk references must end in .json; if it holds plain numbers, make references "
+            f"first, with their shape, data type and offset in bytes instead of these:{line}"
         ) from error
     return archive
+
+
+def _line_for_numbers(path: Path, *numbers: object) -> str:
+    """Return the line that makes references to a file, given shape, data type and offset."""
+    code = _OF_NUMBERS.format(*numbers, path.resolve().as_posix(), f"{path.stem}.json")
+    return f'\n  python -c "{code}"'
+
+
+def _advise_envi(path: Path) -> str:
+    """Return how to make references to an ENVI image, which has a header beside it; or ""."""
+    ends = ("", ".img", ".dat", ".raw", ".bsq", ".bil", ".bip")
+    images = [path.with_suffix(end) for end in ends] if path.suffix == ".hdr" else [path]
+    for image in filter(Path.is_file, images):
+        for header in (image.with_suffix(".hdr"), Path(f"{image}.hdr")):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # missing, or not ENVI's
+                return (
+                    "this is an ENVI image, not Zarr: make references first:"
+                    f"{_line_for_numbers(image, *_read_envi_header(header))}"
+                )
+    return ""
+
+
+def _read_envi_header(path: Path) -> tuple[list[int], str, int]:
+    """Return the shape, in the order of the file, the data type and the offset of an image."""
+    text = path.read_text(encoding="latin-1").lower()
+    values = dict(re.findall(r"^([a-z ]+?)\s*=\s*(\w+)", text, re.MULTILINE))
+    dtype = _ENVI_TYPES[int(values["data type"])]
+    shape = [int(values[axis]) for axis in _ENVI_AXES[values["interleave"]]]
+    dtype = np.dtype("<>"[int(values["byte order"])] + dtype).str
+    return shape, dtype, int(values.get("header offset", 0))
 
 
 def advise_references(location: str, start: bytes = b"") -> str:
