@@ -197,7 +197,7 @@ def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limi
     num_tried = num_in_all if listing.is_listed else min(num_in_all, MAX_UNLISTED)
     if not listing.is_listed and num_in_all:
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
-        report.notes.append(f"{tried}, because the store does not list them")
+        report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
         missing = "were not found" if listing.errors else "read as the fill value"
         report.notes.append(

@@ -10,7 +10,6 @@ import os
 import re
 import reprlib
 import stat
-import zipfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,7 +172,9 @@ def stored_chunks(
     indices = _indices(array, grid_of(array), listing)
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(concurrent_map([(array.store, key) for key in keys], _size_of))
+        # A thread for each local file would take longer than reading it.
+        groups = [(array.store, keys[start : start + 8]) for start in range(0, len(keys), 8)]
+        sizes = itertools.chain(*sync(concurrent_map(groups, _sizes_of)))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is not None:
                 yield index, key, size
@@ -239,12 +240,28 @@ def _size_of_file(file: File) -> int | Exception | None:
         return None if is_missing else error
 
 
+async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
+    """Return the length of each chunk in bytes, None if it is missing, or why it can't be read."""
+    sizes = await asyncio.to_thread(_sizes_of_files, store, keys)
+    others = [key for key in keys if key not in sizes]
+    found = await concurrent_map([(store, key) for key in others], _size_of)
+    sizes.update(zip(others, found, strict=True))
+    return [sizes[key] for key in keys]
+
+
+def _sizes_of_files(store: Store, keys: list[str]) -> dict[str, int | Exception | None]:
+    """Return the same by key, for chunks in local files."""
+    sizes = {}
+    for key in keys:
+        with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
+            source = find_source(StorePath(store, key))
+            if isinstance(source, File):  # which is opened, to see whether it can be read
+                sizes[key] = _size_of_file(source)
+    return sizes
+
+
 async def _size_of(store: Store, key: str) -> int | Exception | None:
-    """Return the length of a chunk in bytes, None if it is missing, or why it can't be read."""
-    with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
-        source = find_source(StorePath(store, key))
-        if isinstance(source, File):  # which is opened, to see whether it can be read
-            return await asyncio.to_thread(_size_of_file, source)
+    """Return the same for a chunk that is not in a local file."""
     try:
         references = getattr(getattr(store, "fs", None), "references", None)
         if references is not None:
@@ -254,9 +271,10 @@ async def _size_of(store: Store, key: str) -> int | Exception | None:
         return await _ask_for_end(store, key, size) if is_stated else size
     except (FileNotFoundError, NotADirectoryError) as error:
         # fsspec raises the former for whatever a web server answers.
-        cause = error.__cause__
-        is_of_http = type(cause).__module__.startswith("aiohttp") or isinstance(cause, TimeoutError)
-        return cause if is_of_http and getattr(cause, "status", None) != 404 else None
+        why = error.__cause__
+        if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
+            return None if getattr(why, "status", None) == 404 else why
+        return None
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         return error
 
@@ -275,7 +293,7 @@ async def _size_of_reference(store: Any, key: str, references: Any) -> int | Exc
 
 
 async def _ask_for_end(store: Store, key: str, size: int) -> int | Exception:
-    """Return the size of a chunk that only refers to bytes, or an error if its last is not there."""
+    """Return the size that a store states for a chunk, or an error if its last byte is missing."""
     last = RangeByteRequest(size - 1, size)
     end = await store.get(key, default_buffer_prototype(), last) if size else None
     if end is not None and len(end) == 1:

@@ -26,6 +26,10 @@ from numcodecs_bytes._tools.icechunk_storage import is_repository, open_reposito
 _KERCHUNK = (
     "import json; from kerchunk.{} import *; json.dump({}('{{}}').translate(), open('{{}}', 'w'))"
 )
+_KERCHUNK_FITS = (
+    "import json; from kerchunk.fits import *; "
+    "json.dump(process_file('{}'), open('{}', 'w'), default=bytes.decode)"
+)
 _REFERABLE = (
     ("a NetCDF-3 file", (b"CDF",), (".nc3",), _KERCHUNK.format("netCDF3", "NetCDF3ToZarr")),
     (
@@ -41,8 +45,7 @@ _REFERABLE = (
     (
         "a FITS file",
         *((b"SIMPLE",), (".fits", ".fit", ".fts")),
-        "import json; from kerchunk.fits import *; "
-        "json.dump(process_file('{}'), open('{}', 'w'), default=bytes.decode)",
+        _KERCHUNK_FITS,
     ),
 )
 _OF_NUMBERS = (
