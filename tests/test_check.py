@@ -538,6 +538,7 @@ class TestKindsOfStores:
             (b"\xff234567", "holds 7 bytes, expected 8: it is truncated"),
             (b"", "holds 0 bytes, expected 8: it is truncated"),
             (["{}", 13, 8], "holds 7 bytes, expected 8: it is truncated"),
+            (["memory://a", 2, 8], ""),
             (["memory://a", 13, 8], "can't be read: EOFError: its 8 bytes reach beyond the end"),
             (["memory://no", 0, 8], "can't be read: "),
             (["{}no"], "can't be read: "),
@@ -553,8 +554,7 @@ class TestKindsOfStores:
             reference = "base64:" + base64.b64encode(reference).decode()
         elif isinstance(reference, list):
             reference[0] = reference[0].format(f"file://{tmp_path}/file")
-        whole = [f"file://{tmp_path}/file", 0, 8]
-        refs = {".zgroup": json.dumps({"zarr_format": 2}), "a/0": whole, "a/2": reference}
+        refs = {".zgroup": json.dumps({"zarr_format": 2}), "a/2": reference}
         refs["a/.zarray"] = json.dumps(metadata_v2("<i2", (12,), (4,)))
         path = tmp_path / f"a.{kind}"
         if kind == "json":
@@ -563,10 +563,10 @@ class TestKindsOfStores:
             pytest.importorskip("fastparquet")
             path.mkdir()
             pytest.importorskip("kerchunk.df").refs_to_dataframe(refs, str(path))
-        is_memory = isinstance(reference, list) and reference[0].startswith("memory")
-        options = {"fs": {"file": {}, "memory": {}}, "remote_options": {}} if is_memory else None
+        is_memory = "memory:" in str(reference)
+        options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
         (report,) = checks.check(path, storage_options=options)
-        assert report.notes == ["2 of 3 chunks are present; the others read as the fill value"]
+        assert report.notes == ["1 of 3 chunks are present; the others read as the fill value"]
         assert len(report.problems) == bool(problem)
         assert all(found.startswith(f"chunk a/2 {problem}") for found in report.problems)
 

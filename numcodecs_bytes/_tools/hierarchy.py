@@ -294,8 +294,9 @@ async def _size_of_reference(store: Any, key: str, references: Any) -> int | Exc
 
 async def _ask_for_end(store: Store, key: str, size: int) -> int | Exception:
     """Return the size that a store states for a chunk, or an error if its last byte is missing."""
-    last = RangeByteRequest(size - 1, size)
-    end = await store.get(key, default_buffer_prototype(), last) if size else None
-    if end is not None and len(end) == 1:
-        return size
-    return EOFError(f"its {size} bytes reach beyond the end of their object")
+    if not size:
+        return 0
+    end = await store.get(key, default_buffer_prototype(), RangeByteRequest(size - 1, size))
+    if end is None or len(end) != 1:
+        return EOFError(f"its {size} bytes reach beyond the end of their object")
+    return size
