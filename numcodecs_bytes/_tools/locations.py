@@ -201,21 +201,29 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> zarr.storage
     return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
-class ParquetReferences(zarr.storage.FsspecStore):
-    """kerchunk's references in Parquet, which would mistake `zarr.json` for a chunk and raise."""
+class References(zarr.storage.FsspecStore):
+    """kerchunk's references, all of whose chunks are listed.
+
+    Those in Parquet would mistake `zarr.json` for a chunk and raise.
+    """
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        return None if key.endswith("zarr.json") else await super().get(key, prototype, byte_range)
+        if key.endswith("zarr.json") and not isinstance(self.fs.references, dict):
+            return None
+        return await super().get(key, prototype, byte_range)
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the names of all chunks, missing ones as well; fsspec's leaves out inlined ones."""
-        for key in self.fs.ls(prefix, detail=False):
-            yield key
+        """Yield keys: fsspec leaves out inlined chunks in Parquet, and zarr 3.1.6 finds none."""
+        references = self.fs.references
+        is_json = isinstance(references, dict)
+        for key in references if is_json else self.fs.ls(prefix, detail=False):
+            if key.startswith(prefix):
+                yield key
 
 
-read_like(ParquetReferences, zarr.storage.FsspecStore)
+read_like(References, zarr.storage.FsspecStore)
 
 
 def _open_references(location: str, options: JSONObject) -> Store:
@@ -223,16 +231,13 @@ def _open_references(location: str, options: JSONObject) -> Store:
     if options.keys().isdisjoint({"target_options", "remote_options"}):
         target = {"target_options": options} if "://" in location else {}
         options = {"remote_options": options, **target}
-    kind: type[zarr.storage.FsspecStore] = zarr.storage.FsspecStore
     source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))
-    else:
-        kind = ParquetReferences
-        if importlib.util.find_spec("pyarrow") is None:
-            _need("fastparquet", "kerchunk")
+    elif importlib.util.find_spec("pyarrow") is None:
+        _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    return kind.from_url("reference://", {"fo": source, **options}, read_only=True)
+    return References.from_url("reference://", {"fo": source, **options}, read_only=True)
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
