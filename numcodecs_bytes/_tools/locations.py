@@ -207,6 +207,8 @@ class References(zarr.storage.FsspecStore):
     Those in Parquet would mistake `zarr.json` for a chunk and raise.
     """
 
+    fs: Any
+
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
