@@ -2,7 +2,7 @@
 
 It reads, and never writes. If the bytes codec is the only codec, only the size of a chunk is
 requested, and local files are opened to see whether they can be read. Bools, and chunks that were
-stored with other codecs, are decoded by zarr, one chunk at a time.
+stored with other codecs, are decoded by zarr, about 64 MiB at a time.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
 
+import base64
 import contextlib
 import functools
 import http.server
@@ -34,6 +35,7 @@ from helpers import (
 import numcodecs_bytes
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools.locations import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
 LOCATIONS = ["{}", "file://{}", "{}.zip"]
@@ -466,9 +468,34 @@ class TestPermissions:
         assert report.problems == [f"chunk {key} {why}" for key in keys]
 
 
+@contextlib.contextmanager
+def serving(folder, status, failing=None):
+    """Serve files, but answer with a status for folders, and with others for failing paths."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def send_head(self):
+            if answer := (failing or {}).get(self.path):
+                self.send_error(answer)
+                return None
+            return super().send_head()
+
+        def list_directory(self, _):
+            self.send_error(status)
+
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Handler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
 class TestKindsOfStores:
+    @pytest.mark.parametrize("status", [403, 404])
     @pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
-    def test_a_web_server_that_lists_nothing(self, healthy):
+    def test_a_web_server_that_lists_nothing(self, healthy, status):
         """Arrays are found by consolidated metadata; Python's own server ignores ranges."""
         pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
         healthy.joinpath("plain/c/0/0").write_bytes(bytes(5))
@@ -476,20 +503,12 @@ class TestKindsOfStores:
         (healthy / "v2").rename(healthy.parent / "v2")
         zarr.consolidate_metadata(healthy)
 
-        class Handler(http.server.SimpleHTTPRequestHandler):
-            def list_directory(self, _):
-                self.send_error(404)
-
-            def log_message(self, *_):
-                pass
-
-        handler = functools.partial(Handler, directory=healthy.parent)
-        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            url = f"http://127.0.0.1:{server.server_port}"
+        with serving(healthy.parent, status) as url:
             of_v2 = check(f"{url}/v2").items()
             found = check(f"{url}/healthy") | {f"v2/{path}": each for path, each in of_v2}
-            server.shutdown()
+        tried = "3 of 3 names of chunks were tried: the store lists none"
+        present = "1 of 3 chunks are present; the others read as the fill value"
+        assert (found["plain"].notes, found["empty"].notes) == ([tried, present], [])
         assert found.keys() == PARTIAL_READS.keys()
         assert {path: report.problems for path, report in found.items() if report.problems} == {
             "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
@@ -497,6 +516,59 @@ class TestKindsOfStores:
         why = "it answers a range with status 200 and no Content-Range instead of bytes 0 to 1"
         no = f"no: the store does not answer byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
+
+    def test_a_web_server_that_fails_for_a_chunk(self, tmp_path):
+        """fsspec says of every answer but a chunk that it is missing."""
+        pytest.importorskip("aiohttp", reason="pip install '.[stores]'")
+        zarr.create_array(tmp_path / "a", shape=3, chunks=1, dtype="i1", compressors=None)[1:] = 1
+        with serving(tmp_path, 403, {"/a/c/1": 500}) as url:
+            (report,) = check(f"{url}/a").values()
+        (problem,) = report.problems
+        assert problem.startswith("chunk c/1 can't be read: ClientResponseError: 500")
+
+    @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
+    @pytest.mark.parametrize("kind", ["json", "parq"])
+    @pytest.mark.parametrize(
+        ("reference", "problem"),
+        [
+            (b"\xff1234567", ""),
+            ("12345678", ""),
+            (["{}", 2, 8], ""),
+            (["{}"], "holds 20 bytes, expected 8: it has another shape or is compressed"),
+            (b"\xff234567", "holds 7 bytes, expected 8: it is truncated"),
+            (b"", "holds 0 bytes, expected 8: it is truncated"),
+            (["{}", 13, 8], "holds 7 bytes, expected 8: it is truncated"),
+            (["memory://a", 2, 8], ""),
+            (["memory://a", 13, 8], "can't be read: EOFError: its 8 bytes reach beyond the end"),
+            (["memory://no", 0, 8], "can't be read: "),
+            (["{}no"], "can't be read: "),
+        ],
+        ids=str,
+    )
+    def test_what_references_hold(self, tmp_path, kind, reference, problem):
+        """Bytes in base64 were taken for as many as it has characters."""
+        fsspec = pytest.importorskip("fsspec")
+        fsspec.filesystem("memory").pipe("/a", bytes(20))
+        (tmp_path / "file").write_bytes(bytes(20))
+        if isinstance(reference, bytes):
+            reference = "base64:" + base64.b64encode(reference).decode()
+        elif isinstance(reference, list):
+            reference[0] = reference[0].format(f"file://{tmp_path}/file")
+        refs = {".zgroup": json.dumps({"zarr_format": 2}), "a/2": reference}
+        refs["a/.zarray"] = json.dumps(metadata_v2("<i2", (12,), (4,)))
+        path = tmp_path / f"a.{kind}"
+        if kind == "json":
+            path.write_text(json.dumps({"version": 1, "refs": refs}))
+        else:
+            pytest.importorskip("fastparquet")
+            path.mkdir()
+            pytest.importorskip("kerchunk.df").refs_to_dataframe(refs, str(path))
+        is_memory = "memory:" in str(reference)
+        options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
+        (report,) = checks.check(path, storage_options=options)
+        assert report.notes == ["1 of 3 chunks are present; the others read as the fill value"]
+        assert len(report.problems) == bool(problem)
+        assert all(found.startswith(f"chunk a/2 {problem}") for found in report.problems)
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     def test_references(self, tmp_path):
@@ -542,7 +614,7 @@ class TestKindsOfStores:
         (report,) = checks.check(store)
         assert report.num_chunks == 3
         assert report.notes == [
-            "100000 of 35184372088832 chunks were checked: the store can't list them"
+            "100000 of 35184372088832 names of chunks were tried: the store lists none"
         ]
 
     def test_a_missing_package_is_named(self, monkeypatch):
@@ -610,6 +682,7 @@ class TestCommand:
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
+            ("a", "SIMPLE  =", "json.dump(process_file('{0}/a'), open('a.json', 'w')"),
         ],
     )
     def test_files_that_are_no_stores(self, tmp_path, capsys, name, content, answer):
@@ -622,6 +695,31 @@ class TestCommand:
         error = capsys.readouterr().err
         assert error.startswith(f"can't read {path}: this is ")
         assert answer.replace("{0}", str(tmp_path)) in error
+
+    @pytest.mark.parametrize("given", ["a.img", "a.hdr"])
+    @pytest.mark.parametrize("interleave", ["bsq", "bil", "bip", None])
+    def test_the_line_for_numbers(self, tmp_path, interleave, given):
+        """It makes references to an ENVI image, or to the bytes of any file."""
+        pytest.importorskip("fsspec")
+        shape = {"bsq": (4, 3, 2), "bil": (3, 4, 2), "bip": (3, 2, 4), None: (58,)}[interleave]
+        (tmp_path / "a.img").write_bytes(bytes(10) + np.arange(24, dtype=">i2").tobytes())
+        if interleave:
+            (tmp_path / "a.hdr").write_text(
+                "ENVI\nsamples = 2\nlines   = 3\nbands = 4\nheader offset = 10\ndata type = 2\n"
+                f"interleave = {interleave}\nbyte order = 1\n"
+            )
+        elif given == "a.hdr":
+            return
+        done = run_program("-m", "numcodecs_bytes", "check", tmp_path / given, status=2)
+        line = done.stderr.partition('python -c "')[2].rpartition('"')[0]
+        run_program("-c", line, folder=tmp_path)
+        array = zarr.open_array(open_store(tmp_path / "a.json"), mode="r", zarr_format=2)
+        assert array.shape == shape
+        if interleave:
+            assert array.dtype == ">i2"
+            np.testing.assert_array_equal(array[...].ravel(), np.arange(24))
+        (report,) = checks.check(tmp_path / "a.json")
+        assert (report.problems, report.notes) == ([], [])
 
     @pytest.mark.parametrize(
         ("location", "status", "answer"),

@@ -6,11 +6,13 @@ Chunks are decoded by zarr's own codecs, and take as much memory as they do in z
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
 from zarr.types import AnyArray
 
@@ -48,22 +50,46 @@ def check_chunks(
     expected = _expected_length(array, codecs)
     decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
     is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
+    find_problem = _FindProblem(array, expected, decoded, is_blosc)
     listing, first = Listing(), None
-    for index, key, size in itertools.islice(stored_chunks(array, listing), limits.max_chunks):
-        report.num_chunks += 1
-        advance(1)
-        if isinstance(size, int):
-            first = first or index
-        problem = _problem_with_size(size, expected)
-        if isinstance(size, int) and size and is_blosc:
-            problem = _problem_with_size(size, max(size, _length_in_header(array, key)))
-        if not problem and decoded is not None:
-            problem = _problem_in(decoded, index)
-        if problem:
-            report.add_problem(f"chunk {key} {problem}")
+    chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
+    while batch := list(itertools.islice(chunks, _num_at_once(array, decoded))):
+        problems = sync(concurrent_map(batch, find_problem))
+        for (index, key, size), problem in zip(batch, problems, strict=True):
+            if first is None and isinstance(size, int):
+                first = index
+            if problem:
+                report.add_problem(f"chunk {key} {problem}")
+        report.num_chunks += len(batch)
+        advance(len(batch))
     advance(num_in_all - report.num_chunks)
     _report_listing(listing, num_in_all, report, limits)
     return first
+
+
+def _num_at_once(array: AnyArray, decoded: AnyArray | None) -> int:
+    """Return how many chunks to check at a time: of those that are decoded, about 64 MiB."""
+    num_bytes = math.prod(array.shards or array.chunks) * array.dtype.itemsize
+    return 64 if decoded is None else min(max((1 << 26) // max(num_bytes, 1), 1), 64)
+
+
+@dataclass(frozen=True)
+class _FindProblem:
+    """A function that returns the problem of a chunk, or ""."""
+
+    array: AnyArray
+    expected: int | None  # the length of each chunk in bytes; None if a codec changes it
+    decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
+    is_blosc: bool
+
+    async def __call__(self, index: Index, key: str, size: int | Exception) -> str:
+        problem = _problem_with_size(size, self.expected)
+        if isinstance(size, int) and size and self.is_blosc:
+            length = await _length_in_header(self.array, key)
+            problem = _problem_with_size(size, max(size, length))
+        if not problem and self.decoded is not None:
+            problem = await _problem_in(self.decoded, index)
+        return problem
 
 
 def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
@@ -76,9 +102,9 @@ def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
     return int(math.prod(array.chunks) * dtype.itemsize)
 
 
-def _length_in_header(array: AnyArray, key: str) -> int:
+async def _length_in_header(array: AnyArray, key: str) -> int:
     """Return the length in a chunk's Blosc header: Blosc reads that far, even beyond the chunk."""
-    header = sync(array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16)))
+    header = await array.store.get(key, default_buffer_prototype(), RangeByteRequest(0, 16))
     return 0 if header is None else int.from_bytes(header.to_bytes()[12:16], "little")
 
 
@@ -121,11 +147,12 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-def _problem_in(array: AnyArray, index: Index) -> str:
+async def _problem_in(array: AnyArray, index: Index) -> str:
     """Decode a chunk and return its problem, or ""."""
+    num_invalid = 0
     try:
-        regions = _regions_of(array, index)
-        num_invalid = sum(_count_invalid(np.asarray(array[region])) for region in regions)
+        for region in _regions_of(array, index):
+            num_invalid += _count_invalid(np.asarray(await array.async_array.getitem(region)))
     except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
         return f"can't be read: {describe_error(error)}"
     if not num_invalid:
@@ -167,10 +194,11 @@ def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limi
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
-    if num_in_all > MAX_UNLISTED and not listing.is_listed:
-        note = f"{MAX_UNLISTED} of {num_in_all} chunks were checked: the store can't list them"
-        report.notes.append(note)
-    elif num_chunks < num_in_all:
+    num_tried = num_in_all if listing.is_listed else min(num_in_all, MAX_UNLISTED)
+    if not listing.is_listed and num_in_all:
+        tried = f"{num_tried} of {num_in_all} names of chunks were tried"
+        report.notes.append(f"{tried}: the store lists none")
+    if num_chunks < num_tried == num_in_all:
         missing = "were not found" if listing.errors else "read as the fill value"
         report.notes.append(
             f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"

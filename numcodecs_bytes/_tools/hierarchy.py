@@ -10,7 +10,6 @@ import os
 import re
 import reprlib
 import stat
-import zipfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.common import concurrent_map
 from zarr.core.sync import sync
@@ -28,7 +27,7 @@ from zarr.types import AnyArray
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.files import File, length_of_file
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.stores import find_source
+from numcodecs_bytes._engine.stores import find_source, name_of_class
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -47,7 +46,7 @@ class Listing:
 
     is_listed: bool = False  # if not, at most `MAX_UNLISTED` chunks are looked for
     others: list[str] = field(default_factory=list)  # neither chunks nor metadata
-    errors: list[OSError] = field(default_factory=list)  # of folders that can't be listed
+    errors: list[Exception] = field(default_factory=list)  # of folders that can't be listed
 
 
 def walk(store: Store) -> Iterator[tuple[str, list[str]]]:
@@ -80,10 +79,12 @@ def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
         try:
             names = names_in(store, path)
         except Exception as error:
-            if not path:
+            if path:
+                yield path, error
+                continue
+            if isinstance(store, LocalStore) or isinstance(document, Exception):
                 raise
-            yield path, error
-            continue
+            names = []  # many web servers forbid it
         if len(names) == 1 and path.split("/")[-8:] == names * 8:
             why = "the store lists a folder as part of itself"
             yield path, ValueError(f"{why}: download the zip file, or upgrade zarr")
@@ -171,7 +172,9 @@ def stored_chunks(
     indices = _indices(array, grid_of(array), listing)
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
-        sizes = sync(concurrent_map([(array.store, key) for key in keys], _size_of))
+        # A thread for each local file would take longer than reading it.
+        groups = [(array.store, keys[start : start + 8]) for start in range(0, len(keys), 8)]
+        sizes = itertools.chain(*sync(concurrent_map(groups, _sizes_of)))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is not None:
                 yield index, key, size
@@ -185,15 +188,18 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
         for key in _keys_below(array.store, prefix, listing):
             if not key.startswith(prefix):  # the store does not list what it was asked for
                 continue
-            listing.is_listed = True
             name = key.removeprefix(prefix)
             index = tuple(map(int, re.findall("[0-9]+", name))) if grid else ()
             is_in_grid = len(index) == len(grid) and all(map(operator.lt, index, grid))
             if is_in_grid and array.metadata.encode_chunk_key(index) == name.rstrip("/"):
+                listing.is_listed = True
                 yield index  # also for a folder
-            elif name and not name.endswith("/") and not _METADATA.fullmatch(name):
+            elif _METADATA.fullmatch(name):
+                listing.is_listed = True
+            elif name and not name.endswith("/"):
                 listing.others.append(name)
     if not listing.is_listed:  # or else it would have listed at least the metadata
+        listing.others.clear()  # the links of a web page, for example
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         for number in range(min(math.prod(grid), MAX_UNLISTED)):
             yield tuple(map(int, np.unravel_index(number, grid)))
@@ -202,9 +208,12 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
 def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
     """Yield the keys with a prefix; those of folders, in a LocalStore, end with a slash."""
     if type(store) is not LocalStore:
-        keys = store.list_prefix(prefix)
-        while (key := sync(_next(keys))) is not None:
-            yield key
+        try:
+            keys = store.list_prefix(prefix)
+            while (key := sync(_next(keys))) is not None:
+                yield key
+        except Exception as error:  # noqa: BLE001 # stores and networks raise anything
+            listing.errors.append(error)
         return
     # zarr's `list_prefix` skips folders that can't be listed.
     for folder, folders, names in os.walk(
@@ -231,15 +240,63 @@ def _size_of_file(file: File) -> int | Exception | None:
         return None if is_missing else error
 
 
+async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
+    """Return the length of each chunk in bytes, None if it is missing, or why it can't be read."""
+    sizes = await asyncio.to_thread(_sizes_of_files, store, keys)
+    others = [key for key in keys if key not in sizes]
+    found = await concurrent_map([(store, key) for key in others], _size_of)
+    sizes.update(zip(others, found, strict=True))
+    return [sizes[key] for key in keys]
+
+
+def _sizes_of_files(store: Store, keys: list[str]) -> dict[str, int | Exception | None]:
+    """Return the same by key, for chunks in local files."""
+    sizes = {}
+    for key in keys:
+        with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
+            source = find_source(StorePath(store, key))
+            if isinstance(source, File):  # which is opened, to see whether it can be read
+                sizes[key] = _size_of_file(source)
+    return sizes
+
+
 async def _size_of(store: Store, key: str) -> int | Exception | None:
-    """Return the length of a chunk in bytes, None if it is missing, or why it can't be read."""
-    with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
-        source = find_source(StorePath(store, key))
-        if isinstance(source, File):  # which is opened, to see whether it can be read
-            return await asyncio.to_thread(_size_of_file, source)
+    """Return the same for a chunk that is not in a local file."""
     try:
-        return await store.getsize(key)
-    except (FileNotFoundError, NotADirectoryError):
+        references = getattr(getattr(store, "fs", None), "references", None)
+        if references is not None:
+            return await _size_of_reference(store, key, references)
+        size = await store.getsize(key)
+        is_stated = name_of_class(store) == "icechunk.store.IcechunkStore"  # by its manifests
+        return await _ask_for_end(store, key, size) if is_stated else size
+    except (FileNotFoundError, NotADirectoryError) as error:
+        # fsspec raises the former for whatever a web server answers.
+        why = error.__cause__
+        if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
+            return None if getattr(why, "status", None) == 404 else why
         return None
-    except (PermissionError, zipfile.BadZipFile) as error:
+    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
         return error
+
+
+async def _size_of_reference(store: Any, key: str, references: Any) -> int | Exception | None:
+    """Return the same for kerchunk references, which may hold the chunk itself."""
+    reference = references.get(f"{store.path}/{key}".strip("/"))
+    if reference is None:
+        return None
+    try:
+        if isinstance(reference, str | bytes):
+            return len(await store.get(key, default_buffer_prototype()))
+        return await _ask_for_end(store, key, await store.getsize(key))
+    except FileNotFoundError as error:  # the file to which it refers
+        return error
+
+
+async def _ask_for_end(store: Store, key: str, size: int) -> int | Exception:
+    """Return the size that a store states for a chunk, or an error if its last byte is missing."""
+    if not size:
+        return 0
+    end = await store.get(key, default_buffer_prototype(), RangeByteRequest(size - 1, size))
+    if end is None or len(end) != 1:
+        return EOFError(f"its {size} bytes reach beyond the end of their object")
+    return size

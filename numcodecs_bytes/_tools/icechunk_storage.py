@@ -54,6 +54,10 @@ def open_repository(location: str, options: JSONObject, version: dict[str, str])
     storage = getattr(icechunk, storage_kind)(**address, **options)
     arguments = {"snapshot": "snapshot_id"}
     chosen: JSONObject = {arguments.get(kind, kind): name for kind, name in version.items()}
-    session = icechunk.Repository.open(storage).readonly_session(**chosen)
+    config = icechunk.Repository.fetch_config(storage)
+    # Chunks in other files are read with the credentials of this environment, if any.
+    others = dict.fromkeys((config and config.virtual_chunk_containers) or ())
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
+    session = repository.readonly_session(**chosen)
     store: Store = session.store
     return store

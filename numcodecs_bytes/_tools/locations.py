@@ -3,11 +3,14 @@
 import contextlib
 import importlib.util
 import json
+import re
 import stat
 import zipfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zarr.storage
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -23,6 +26,10 @@ from numcodecs_bytes._tools.icechunk_storage import is_repository, open_reposito
 _KERCHUNK = (
     "import json; from kerchunk.{} import *; json.dump({}('{{}}').translate(), open('{{}}', 'w'))"
 )
+_KERCHUNK_FITS = (
+    "import json; from kerchunk.fits import *; "
+    "json.dump(process_file('{}'), open('{}', 'w'), default=bytes.decode)"
+)
 _REFERABLE = (
     ("a NetCDF-3 file", (b"CDF",), (".nc3",), _KERCHUNK.format("netCDF3", "NetCDF3ToZarr")),
     (
@@ -35,7 +42,26 @@ _REFERABLE = (
         *((b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff")),
         "from tifffile import *; TiffFile('{}').aszarr().write_fsspec('{}', url='{}')",
     ),
+    (
+        "a FITS file",
+        *((b"SIMPLE",), (".fits", ".fit", ".fts")),
+        _KERCHUNK_FITS,
+    ),
 )
+_OF_NUMBERS = (
+    "import json, math, numpy; shape, dtype, offset = {!r}, {!r}, {!r}; "
+    "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
+    "filters=None, compressor=None); "
+    "chunk = ['{}', offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
+    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open('{}', 'w'))"
+)
+_ENVI_TYPES = {1: "u1", 2: "i2", 3: "i4", 4: "f4", 5: "f8", 6: "c8", 9: "c16"}
+_ENVI_TYPES |= {12: "u2", 13: "u4", 14: "i8", 15: "u8"}
+_ENVI_AXES = {
+    "bsq": ("bands", "lines", "samples"),
+    "bil": ("lines", "bands", "samples"),
+    "bip": ("lines", "samples", "bands"),
+}
 
 
 def open_store(
@@ -115,11 +141,45 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
+        if advice := _advise_envi(Path(location)):
+            raise ValueError(advice) from error
+        line = _line_for_numbers(Path(location), [Path(location).stat().st_size], "|u1", 0)
         raise ValueError(
             f"this is a file, but not a zip file, or a damaged one ({error}); the name of "
-            "kerchunk references must end in .json"
+            "kerchunk references must end in .json; if it holds plain numbers, make references "
+            f"first, with their shape, data type and offset in bytes instead of these:{line}"
         ) from error
     return archive
+
+
+def _line_for_numbers(path: Path, *numbers: object) -> str:
+    """Return the line that makes references to a file, given shape, data type and offset."""
+    code = _OF_NUMBERS.format(*numbers, path.resolve().as_posix(), f"{path.stem}.json")
+    return f'\n  python -c "{code}"'
+
+
+def _advise_envi(path: Path) -> str:
+    """Return how to make references to an ENVI image, which has a header beside it; or ""."""
+    ends = ("", ".img", ".dat", ".raw", ".bsq", ".bil", ".bip")
+    images = [path.with_suffix(end) for end in ends] if path.suffix == ".hdr" else [path]
+    for image in filter(Path.is_file, images):
+        for header in (image.with_suffix(".hdr"), Path(f"{image}.hdr")):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # missing, or not ENVI's
+                return (
+                    "this is an ENVI image, not Zarr: make references first:"
+                    f"{_line_for_numbers(image, *_read_envi_header(header))}"
+                )
+    return ""
+
+
+def _read_envi_header(path: Path) -> tuple[list[int], str, int]:
+    """Return the shape, in the order of the file, the data type and the offset of an image."""
+    text = path.read_text(encoding="latin-1").lower()
+    values = dict(re.findall(r"^([a-z ]+?)\s*=\s*(\w+)", text, re.MULTILINE))
+    dtype = _ENVI_TYPES[int(values["data type"])]
+    shape = [int(values[axis]) for axis in _ENVI_AXES[values["interleave"]]]
+    dtype = np.dtype("<>"[int(values["byte order"])] + dtype).str
+    return shape, dtype, int(values.get("header offset", 0))
 
 
 def advise_references(location: str, start: bytes = b"") -> str:
@@ -141,16 +201,31 @@ def _open_url(url: str, options: JSONObject, *, read_only: bool) -> zarr.storage
     return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
-class ParquetReferences(zarr.storage.FsspecStore):
-    """kerchunk's references in Parquet, which would mistake `zarr.json` for a chunk and raise."""
+class References(zarr.storage.FsspecStore):
+    """kerchunk's references, all of whose chunks are listed.
+
+    Those in Parquet would mistake `zarr.json` for a chunk and raise.
+    """
+
+    fs: Any
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        return None if key.endswith("zarr.json") else await super().get(key, prototype, byte_range)
+        if key.endswith("zarr.json") and not isinstance(self.fs.references, dict):
+            return None
+        return await super().get(key, prototype, byte_range)
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        """Yield keys: fsspec leaves out inlined chunks in Parquet, and zarr 3.1.6 finds none."""
+        references = self.fs.references
+        is_json = isinstance(references, dict)
+        for key in references if is_json else self.fs.ls(prefix, detail=False):
+            if key.startswith(prefix):
+                yield key
 
 
-read_like(ParquetReferences, zarr.storage.FsspecStore)
+read_like(References, zarr.storage.FsspecStore)
 
 
 def _open_references(location: str, options: JSONObject) -> Store:
@@ -158,16 +233,13 @@ def _open_references(location: str, options: JSONObject) -> Store:
     if options.keys().isdisjoint({"target_options", "remote_options"}):
         target = {"target_options": options} if "://" in location else {}
         options = {"remote_options": options, **target}
-    kind: type[zarr.storage.FsspecStore] = zarr.storage.FsspecStore
     source: str | JSONObject = location
     if location.endswith(".json"):
         source = _read_references(location, options.pop("target_options", {}))
-    else:
-        kind = ParquetReferences
-        if importlib.util.find_spec("pyarrow") is None:
-            _need("fastparquet", "kerchunk")
+    elif importlib.util.find_spec("pyarrow") is None:
+        _need("fastparquet", "kerchunk")
     options["remote_options"] = {"asynchronous": True, **options.pop("remote_options", {})}
-    return kind.from_url("reference://", {"fo": source, **options}, read_only=True)
+    return References.from_url("reference://", {"fo": source, **options}, read_only=True)
 
 
 def _read_references(location: str, options: JSONObject) -> JSONObject:
