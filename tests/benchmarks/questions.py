@@ -1,4 +1,4 @@
-"""The five questions. Each yields the cases that answer it: the rows of its table."""
+"""The questions. Each yields the cases that answer it: the rows of its table."""
 
 import contextlib
 import functools
@@ -18,6 +18,10 @@ import numpy as np
 import obstore.fsspec
 import obstore.store
 import zarr.storage
+from numcodecs.zarr3 import FixedScaleOffset
+
+sys.path.append(str(Path(__file__).parents[1] / "engine"))
+import slow_mounts
 
 NATIVE = sys.byteorder
 SWAPPED = "big" if NATIVE == "little" else "little"
@@ -149,6 +153,39 @@ def references(kind: str, url: str, folder: Path, _who: str) -> Any:
     targets["zarr.json"] = json.dumps(metadata)
     file_system = fsspec.filesystem("reference", fo=targets, fs={"http": http}, **options)
     return zarr.storage.FsspecStore(file_system, read_only=True, path="")
+
+
+def slow_mount(folder: Path, *, quick: bool) -> Iterator[Case]:
+    n = 512 if quick else 4096
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = stack.enter_context(slow_mounts.slow_mount(folder, reads=1))
+        except slow_mounts.CantMountError as error:
+            print(f"no slow mount: {error}", file=sys.stderr)
+            return
+        for of, chunks in {"one chunk": (n, n), "32 chunks": (n // 8, n // 4)}.items():
+            name = of.replace(" ", "-")
+            contenders.create(mount.below / name, NATIVE, shape=(n, n), chunks=chunks, dtype="f4")
+            path = mount.folder / name
+            arrays = contenders.opened_in_files(lambda _who, path=path: path)
+            for what, selection in selections(n, n).items():
+                seconds = contenders.measure_reads(
+                    arrays, selection, quick=quick, before=mount.forget
+                )
+                yield Case(what, of, seconds, is_pictured=of == "one chunk")
+
+
+def elementwise(folder: Path, *, quick: bool) -> Iterator[Case]:
+    n = 512 if quick else 4096
+    codec = FixedScaleOffset(offset=0, scale=100, dtype="<f4", astype="<i2")
+    created = zarr.create_array(
+        folder / "scaled", shape=(n, n), chunks=(n, n), dtype="f4", compressors=None, filters=codec
+    )
+    created[...] = np.random.default_rng(0).integers(-999, 999, (n, n)) / np.float32(100)
+    arrays = contenders.opened_by_all(lambda _who: folder / "scaled")
+    for name, selection in selections(n, n).items():
+        seconds = contenders.measure_reads(arrays, selection, quick=quick)
+        yield Case(name, "float32 as int16", seconds, is_pictured=True)
 
 
 def whole_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:

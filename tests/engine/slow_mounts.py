@@ -7,7 +7,9 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
+
+class CantMountError(Exception):
+    """Only root may mount file systems, on a machine that allows it."""
 
 
 class SlowMount:
@@ -37,10 +39,10 @@ class SlowMount:
 def slow_mount(folder, *, reads=0, writes=0):
     """Mount a folder; its server answers reads and writes after so many milliseconds."""
     if not (hasattr(os, "posix_fadvise") and Path("/dev/fuse").exists() and os.geteuid() == 0):
-        pytest.skip("only root may mount file systems, on a machine that allows it")
+        raise CantMountError("only root may mount file systems, on a machine that allows it")
     missing = [program for program in ("bindfs", "gcc") if not shutil.which(program)]
     if missing:
-        pytest.skip(f"{missing[0]} is not installed")
+        raise CantMountError(f"{missing[0]} is not installed")
     library, mount = folder / "slow_mount.so", SlowMount(folder)
     source = Path(__file__).with_name("slow_mount.c")
     build = ["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"]
@@ -54,7 +56,7 @@ def slow_mount(folder, *, reads=0, writes=0):
         try:
             while not mount.folder.is_mount():
                 if server.poll() is not None:
-                    pytest.skip("FUSE file systems cannot be mounted here")
+                    raise CantMountError("FUSE file systems cannot be mounted here")
                 time.sleep(0.01)
             yield mount
         finally:
