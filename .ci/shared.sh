@@ -43,7 +43,7 @@ newest_environment() {
 # Install programs that some tests and steps need, where this machine allows it.
 programs() {
   if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
-    { apt-get update -q && apt-get install -y -q xfsprogs btrfs-progs bindfs; } \
+    { apt-get update -q && apt-get install -y -q xfsprogs btrfs-progs bindfs gcc libc6-dev; } \
       >/dev/null || echo "apt-get failed: some file systems are skipped"
   fi
   npm install --silent --prefix "$work/zarrita" zarrita@0.7.5 @zarrita/storage@0.2.0 ||

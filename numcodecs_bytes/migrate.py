@@ -372,7 +372,7 @@ def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
     codecs = [codec["name"] for codec in new["codecs"]]
     if unspecified := [name for name in codecs if name.startswith("numcodecs.")]:
         notes.append(
-            f"{' and '.join(unspecified)} in Zarr v3 are known to numcodecs alone: other "
+            f"{' and '.join(unspecified)} in Zarr v3 exist only in numcodecs: other "
             "implementations, such as TensorStore, may not read the array"
         )
     return new | for_xarray

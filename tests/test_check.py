@@ -171,7 +171,7 @@ NOTED = {
     ),
     "missing chunks": (
         v3(bytes(2), "int16", [BIG], (100,), chunks=(1,)),
-        "1 of 100 chunks are present; the others read as the fill value",
+        "1 of 100 chunks are present; the missing ones are read as the fill value",
     ),
     **{
         f"{codec} in .zarray": (
@@ -507,14 +507,14 @@ class TestKindsOfStores:
             of_v2 = check(f"{url}/v2").items()
             found = check(f"{url}/healthy") | {f"v2/{path}": each for path, each in of_v2}
         tried = "3 of 3 names of chunks were tried: the store lists none"
-        present = "1 of 3 chunks are present; the others read as the fill value"
+        present = "1 of 3 chunks are present; the missing ones are read as the fill value"
         assert (found["plain"].notes, found["empty"].notes) == ([tried, present], [])
         assert found.keys() == PARTIAL_READS.keys()
         assert {path: report.problems for path, report in found.items() if report.problems} == {
             "plain": ["chunk plain/c/0/0 holds 5 bytes, expected 112: it is truncated"]
         }
         why = "it answers a range with status 200 and no Content-Range instead of bytes 0 to 1"
-        no = f"no: the store does not answer byte ranges as requested ({why})"
+        no = f"no: the store does not serve byte ranges as requested ({why})"
         assert found["bools"].partial_reads == no
 
     def test_a_web_server_that_fails_for_a_chunk(self, tmp_path):
@@ -566,7 +566,9 @@ class TestKindsOfStores:
         is_memory = "memory:" in str(reference)
         options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
         (report,) = checks.check(path, storage_options=options)
-        assert report.notes == ["1 of 3 chunks are present; the others read as the fill value"]
+        assert report.notes == [
+            "1 of 3 chunks are present; the missing ones are read as the fill value"
+        ]
         assert len(report.problems) == bool(problem)
         assert all(found.startswith(f"chunk a/2 {problem}") for found in report.problems)
 

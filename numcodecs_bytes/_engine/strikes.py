@@ -50,7 +50,7 @@ class StoreState:
     def check(self) -> None:
         """Raise LeftToZarr if zarr reads the store."""
         if self.is_struck:
-            raise LeftToZarr(f"the store does not answer byte ranges as requested ({self._why})")
+            raise LeftToZarr(f"the store does not serve byte ranges as requested ({self._why})")
 
     def strike(self, store: object, why: Exception) -> None:
         """Let zarr read a store from now on, and log why, once."""
@@ -58,7 +58,7 @@ class StoreState:
             return
         self._why, self._until = str(why), time.monotonic() + constants.STRUCK_SECONDS
         level = logging.INFO if isinstance(why, Missing) else logging.WARNING
-        text = "%s does not answer byte ranges as requested (%s): whole chunks are read instead"
+        text = "%s does not serve byte ranges as requested (%s): whole chunks are read instead"
         logger.log(level, text, name_of_store(store), why)
 
 

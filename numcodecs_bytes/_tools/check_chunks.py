@@ -199,10 +199,10 @@ def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limi
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        missing = "were not found" if listing.errors else "read as the fill value"
-        report.notes.append(
-            f"{num_chunks} of {num_in_all} chunks are present; the others {missing}"
-        )
+        missing = "missing ones are read as the fill value"
+        if listing.errors:
+            missing = "others were not found"
+        report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = count(len(others), "file"), ", ".join(others[:3])
         more = ", ..." if len(others) > 3 else ""

@@ -30,10 +30,10 @@ def report() -> JSONObject:
     in_place = "numcodecs_bytes.write_in_place"
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
-    if mode == "require" and why_left:
-        why_no_writes = f"{in_place} is 'require', but {why_left}"
+    if mode and why_left:
+        why_no_writes = f"{in_place} is {mode!r}, but {why_left}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or (why_left if mode else f"{in_place} is not True")
+    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is not True")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, in_place),

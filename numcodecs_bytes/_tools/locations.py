@@ -42,11 +42,7 @@ _REFERABLE = (
         *((b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff")),
         "from tifffile import *; TiffFile('{}').aszarr().write_fsspec('{}', url='{}')",
     ),
-    (
-        "a FITS file",
-        *((b"SIMPLE",), (".fits", ".fit", ".fts")),
-        _KERCHUNK_FITS,
-    ),
+    ("a FITS file", (b"SIMPLE",), (".fits", ".fit", ".fts"), _KERCHUNK_FITS),
 )
 _OF_NUMBERS = (
     "import json, math, numpy; shape, dtype, offset = {!r}, {!r}, {!r}; "

@@ -57,7 +57,7 @@ def is_struck(array, selection):
     """Whether the store of an array is read by zarr, because it answered a range wrongly."""
     with numcodecs_bytes.trace() as traced, contextlib.suppress(Exception):
         array[selection]
-    return "the store does not answer byte ranges as requested" in str(traced)
+    return "the store does not serve byte ranges as requested" in str(traced)
 
 
 class Answer(NamedTuple):

@@ -110,7 +110,7 @@ def test_a_range_that_is_not_answered_as_requested(array, caplog, name):
     assert array.store.asked == [RangeByteRequest(12, 24), None, None, None, None]
     records = [r for r in caplog.records if r.levelname == "WARNING"]
     assert len(records) == (name != "missing")
-    assert all("does not answer byte ranges as requested" in r.getMessage() for r in records)
+    assert all("does not serve byte ranges as requested" in r.getMessage() for r in records)
     again = zarr.open_array(array.store, mode="r")  # the store is known
     assert again[3].tolist() == DATA[3].tolist()
     assert array.store.asked[5:] == [None]

@@ -178,7 +178,7 @@ class TestRequests:
             assert np.array_equal(large.array[3, :9], LARGE[3, :9])
         assert large.ranges == ["3145728-3145736", None, None]
         (record,) = caplog.records
-        assert "does not answer byte ranges as requested (" in record.getMessage()
+        assert "does not serve byte ranges as requested (" in record.getMessage()
         assert record.levelno == logging.WARNING
         monkeypatch.setattr(constants, "STRUCK_SECONDS", 0.0)
         other = opened("large", "status 403")

@@ -10,7 +10,7 @@ from helpers import CountingStore, IgnoringStore, ranges_from, write_array, writ
 from numcodecs_bytes.check import Limits, check
 
 PLAIN = [{"name": "bytes"}]
-ODD = "no: the store does not answer byte ranges as requested"
+ODD = "no: the store does not serve byte ranges as requested"
 TOO_MUCH = f"{ODD} (it answers with 100 bytes to a request for 1)"
 
 
