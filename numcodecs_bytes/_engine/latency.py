@@ -24,7 +24,7 @@ class Latency:
         self.looks_first = looks_first  # whether the first chunk is looked at, even for a run
         self.seconds = 0.0  # that a read takes; 0 if files seem to be in memory
         self.is_long = False  # whether threads wait, for a read or for anything else
-        self.are_prefetched = hasattr(os, "posix_fadvise")  # whether asking in advance helps
+        self.prefetching_helps = hasattr(os, "posix_fadvise")
         self.has_helpers = False  # whether other threads of the batch make this one wait
         self._before = 0.0  # how long the look before this one took
         self._waited = 0.0  # how much longer than expected everything else took
@@ -33,7 +33,7 @@ class Latency:
     @property
     def gap(self) -> int:
         """The gap that takes as long to read as another request, in bytes."""
-        num = constants.NUM_PREFETCHED if self.are_prefetched else 1
+        num = constants.NUM_PREFETCHED if self.prefetching_helps else 1
         gap = int(min(self.seconds * constants.BYTES_PER_SECOND, constants.MAX_GAP_BYTES) / num)
         return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)  # a power: plans are kept
 
@@ -53,23 +53,23 @@ class Latency:
         What takes less than `WAITED_SECONDS` may have waited for another thread: it must be seen
         twice.
         """
-        left, first = deque(positions), 0.0
         may_be_threads = self.has_helpers and not self.seconds
         limit = constants.WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
+        left, first = deque(positions), 0.0
         while left and first <= limit:
             first = files.seconds_to_read(descriptor, left.popleft())
         files.prefetch(descriptor, [(position, 1) for position in left])
         others = [files.seconds_to_read(descriptor, position) for position in left]
         second, self._before = max(others, default=self._before), first
-        is_slow = first > limit and (first > constants.WAITED_SECONDS or second > limit)
-        if is_slow and len(others) > 1:
-            self.are_prefetched = hasattr(os, "posix_fadvise") and sum(others) < 2 * first
-        self.seconds = (min(first, second) if second > limit else first) if is_slow else 0.0
-        self.is_long |= is_slow
-        if is_slow:
-            self._num_until_look = constants.LOOK_EVERY_SLOW
-        elif first <= limit:  # else at the next chunk: it is not sure
+        self.seconds = 0.0
+        if first <= limit:
             self._num_until_look = constants.LOOK_EVERY
+        elif first > constants.WAITED_SECONDS or second > limit:  # else look again: it is not sure
+            self.seconds = min(first, second) if second > limit else first
+            self.is_long = True
+            self._num_until_look = constants.LOOK_EVERY_SLOW
+            if len(others) > 1:
+                self.prefetching_helps = hasattr(os, "posix_fadvise") and sum(others) < 2 * first
         self.on_look()
 
     def note(self, seconds: float) -> None:

@@ -140,7 +140,7 @@ class _Reader:
         if latency.is_due(plan.num_runs):
             latency.look(file.descriptor, plan.sample(file.start))
         if latency.seconds:
-            file = file._replace(is_prefetched=latency.are_prefetched)
+            file = file._replace(is_prefetched=latency.prefetching_helps)
             if self.gap is None:
                 plan = plan_of(chunk.selection, layout, drop_axes, latency.gap)
         return _read_plan(file, layout, plan, self.out, chunk.place)
@@ -187,7 +187,7 @@ class _Reader:
         if latency.seconds:
             if self.gap is None:
                 found = locate(latency.gap)
-            if latency.are_prefetched:
+            if latency.prefetching_helps:
                 runs = (
                     (at, plan.length)
                     for plan, start, _ in found.present
