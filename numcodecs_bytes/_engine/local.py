@@ -111,16 +111,14 @@ class _Reader:
         file = chunk.source
         if not isinstance(file, File):
             raise TypeError(f"not a file: {file!r}")
-        before = time.perf_counter()
         try:
-            descriptor = file.open() if file.key is None else self.shared.open(file)
+            descriptor = self._open(file)
         except LeftToZarr:
             raise
         except file.missing:
             chunk.fill(self.out)
             return
         try:
-            self.latency.note(time.perf_counter() - before)
             opened = files.locate(file, descriptor)
             if opened is None:
                 chunk.fill(self.out)
@@ -132,6 +130,14 @@ class _Reader:
         finally:
             if file.key is None:
                 os.close(descriptor)
+
+    def _open(self, file: File) -> int:
+        """Return the descriptor of a file; it may take as long to learn that it is missing."""
+        before = time.perf_counter()
+        try:
+            return file.open() if file.key is None else self.shared.open(file)
+        finally:
+            self.latency.note(time.perf_counter() - before)
 
     def _read_selection(self, chunk: ChunkRead, layout: Layout, file: OpenFile) -> Fetched:
         """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
@@ -147,8 +153,9 @@ class _Reader:
 
     def _read_shard(self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile) -> Fetched:
         """Read what is selected of the inner chunks of a shard."""
-        raw = files.new_memory(shard.index_bytes)
+        raw, before = files.new_memory(shard.index_bytes), time.perf_counter()
         files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
+        self.latency.note(time.perf_counter() - before)
         inner_chunks = self._find_inner_chunks(
             chunk, shard, file, shard.decode_index(np.asarray(raw))
         )

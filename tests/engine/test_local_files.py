@@ -27,7 +27,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.lengths import LengthError
-from numcodecs_bytes._engine import stores
+from numcodecs_bytes._engine import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20
@@ -359,6 +359,35 @@ class TestThreads:
         with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
             np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
         assert len(set(calls.threads)) == 5
+
+    @pytest.mark.parametrize("kind", ["files", "inner chunks"])
+    def test_as_many_as_zarr_has_if_it_takes_long_to_learn_what_is_missing(
+        self, tmp_path, monkeypatch, kind
+    ):
+        """On a mount, to learn that there is nothing takes as long as to read it."""
+        is_sharded = kind == "inner chunks"
+        shards = {"chunks": (1,), "shards": (2,)} if is_sharded else {"chunks": (2,)}
+        settings = shards | {"compressors": None, "fill_value": 3}
+        array = zarr.create_array(tmp_path, shape=(66,), dtype="i4", **settings)
+        array[::2] = 1
+        present = tmp_path / "c" / "32"
+        if not is_sharded:
+            for path in present.parent.iterdir():
+                if path != present:
+                    path.unlink()
+        module, name = (files, "read_exactly") if is_sharded else (stores, "open_file")
+        threads, function = set(), getattr(module, name)
+
+        def slow(*args):
+            threads.add(threading.current_thread().name)
+            time.sleep(0.01)
+            return function(*args)
+
+        monkeypatch.setattr(module, name, slow)
+        with zarr.config.set({"async.concurrency": 5}):
+            got = zarr.open_array(tmp_path).oindex[np.arange(1, 64, 2)]
+        assert (got == 3).all()
+        assert len(threads) == 5
 
     def test_none_can_be_started(self, folder, monkeypatch):
         """Those of containers may be limited; zarr's own event loop runs already."""
