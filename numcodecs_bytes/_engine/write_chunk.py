@@ -23,7 +23,7 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 
 class SlowFileError(Exception):
-    """Requests to a file take so long that it may be faster to rewrite longer hulls."""
+    """Requests to a file take so long that it is faster to rewrite longer hulls."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class ChunkFile:
             except ReplacedError:
                 continue
             except SlowFileError:
-                self._rewrite_longer_hulls()
+                self._prefers_hulls = self._in_hulls = True
             except LockedError:
                 if not self._tries_runs_instead():
                     raise
@@ -117,16 +117,16 @@ class ChunkFile:
         except MissingFileError:
             return self._create(is_wanted)
 
-    def _rewrite_longer_hulls(self) -> None:
-        """Rewrite hulls over longer gaps from now on, if that takes fewer requests."""
+    def _has_longer_hulls(self) -> bool:
+        """Plan hulls over longer gaps; return whether rewriting those takes fewer requests."""
         before, self._gap = self._planned, constants.PREFETCH_BYTES
         self._planned = self._plan(self.chunk.selection)
         num = sum([write_file.num_requests(each.hull_plan) for each in self._planned])
         plans = [each.plan(in_hulls=self._in_hulls) for each in before]
         if sum(map(write_file.num_requests, plans)) >= 2 * num:  # a hull is read as well
-            self._prefers_hulls = self._in_hulls = True
-        else:
-            self._planned = before
+            return True
+        self._planned = before
+        return False
 
     def _tries_runs_instead(self) -> bool:
         """Write runs from now on if it can't get the exclusive lock; return whether it does.
@@ -190,7 +190,8 @@ class ChunkFile:
                 ):
                     self.latency.note(seconds)
                     self._writes.note(seconds)
-                    if self._writes.is_long and self._gap == constants.GAP_BYTES:
+                    is_first = self._writes.is_long and self._gap == constants.GAP_BYTES
+                    if is_first and self._has_longer_hulls():
                         raise SlowFileError
 
     def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:

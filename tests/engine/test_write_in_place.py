@@ -76,6 +76,18 @@ class TestBytes:
         assert array[...].sum() == 64 - 15 + 35 + 56
 
     @pytest.mark.needs("fcntl")
+    def test_nothing_is_written_twice_if_longer_hulls_do_not_help(
+        self, tmp_path, written, set_constants
+    ):
+        """Each write takes long, as on a mount; few runs are the fewest requests."""
+        set_constants(WAITED_SECONDS=0, SHORT_SECONDS=-1)
+        array = create(tmp_path, (64, 64))
+        array[...] = 2
+        written.clear()
+        array[1:8:3, :] = 1
+        assert [kind for kind, *_ in written] == ["write"] * 3
+
+    @pytest.mark.needs("fcntl")
     def test_each_block_is_read_and_written_once(self, tmp_path, written):
         """Indices in any order, grouped by block; of those at the same place, the last one wins."""
         rng = np.random.default_rng(0)
