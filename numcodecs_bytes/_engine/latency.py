@@ -13,32 +13,40 @@ from numcodecs_bytes._engine import constants, files
 
 
 class Latency:
-    """How long a request takes that has to wait for a disk or a server.
+    """How long a batch waits for its files: for a request to read, and for anything else.
 
-    The threads of a batch share it without a lock: at worst, one looks once more.
+    Its threads share it without a lock: at worst, one looks once more.
     """
 
-    on_look: Callable[[], None] = staticmethod(lambda: None)  # called when something was learnt
+    on_learnt: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, *, looks_first: bool = False) -> None:
-        self.looks_first = looks_first  # whether the first chunk is looked at, even for a run
+        self.looks_first = looks_first  # whether the first chunk is looked at, whatever is read
         self.seconds = 0.0  # that a read takes; 0 if files seem to be in memory
-        self.is_long = False  # whether threads wait, for a read or for anything else
+        self.has_waited = False  # for something else, longer than usual
         self.prefetching_helps = hasattr(os, "posix_fadvise")
         self.has_helpers = False  # whether other threads of the batch make this one wait
-        self._before = 0.0  # how long the look before this one took
-        self._waited = 0.0  # how much longer than expected everything else took
+        self._seconds_before = 0.0  # that the look before this one took
+        self._waited_seconds = 0.0
         self._num_until_look = 0.0 if looks_first else float("inf")
+
+    @property
+    def is_long(self) -> bool:
+        """Whether threads wait for files, so that more of them help."""
+        return self.has_waited or self.seconds > 0
 
     @property
     def gap(self) -> int:
         """The gap that takes as long to read as another request, in bytes."""
         num = constants.NUM_PREFETCHED if self.prefetching_helps else 1
         gap = int(min(self.seconds * constants.BYTES_PER_SECOND, constants.MAX_GAP_BYTES) / num)
-        return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)  # a power: plans are kept
+        # Rounded down to a power of two, so that few plans have to be kept.
+        return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
 
     def is_due(self, num_runs: int) -> bool:
-        """Whether to look at a chunk, of which as many runs are read; called once for each."""
+        """Whether to look at a chunk of which as many runs are read; to be asked once for each."""
+        if not num_runs:
+            return False
         self._num_until_look -= 1
         if self.seconds:
             if self._num_until_look >= 0:
@@ -60,21 +68,25 @@ class Latency:
             first = files.seconds_to_read(descriptor, left.popleft())
         files.prefetch(descriptor, [(position, 1) for position in left])
         others = [files.seconds_to_read(descriptor, position) for position in left]
-        second, self._before = max(others, default=self._before), first
+        second, self._seconds_before = max(others, default=self._seconds_before), first
         self.seconds = 0.0
         if first <= limit:
             self._num_until_look = constants.LOOK_EVERY
         elif first > constants.WAITED_SECONDS or second > limit:  # else look again: it is not sure
             self.seconds = min(first, second) if second > limit else first
-            self.is_long = True
             self._num_until_look = constants.LOOK_EVERY_SLOW
             if len(others) > 1:
-                self.prefetching_helps = hasattr(os, "posix_fadvise") and sum(others) < 2 * first
-        self.on_look()
+                together = sum(others) < 2 * first
+                self.prefetching_helps = hasattr(os, "posix_fadvise") and together
+        self.on_learnt()
 
     def note(self, seconds: float) -> None:
-        """Learn from how long something else than a read took: opening or writing a file."""
-        self._waited = max(self._waited + seconds - constants.SHORT_SECONDS, 0.0)
-        if self._waited > constants.WAITED_SECONDS and not self.is_long:
-            self.is_long = True
-            self.on_look()
+        """Learn from how much longer than usual something else took: opening, writing.
+
+        `seconds` is negative if it took less.
+        """
+        waited = self._waited_seconds + seconds - constants.SHORT_SECONDS
+        self._waited_seconds = max(waited, 0.0)
+        if self._waited_seconds > constants.WAITED_SECONDS and not self.has_waited:
+            self.has_waited = True
+            self.on_learnt()

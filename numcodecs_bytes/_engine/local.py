@@ -186,7 +186,7 @@ class _Reader:
 
         found = locate(self.gap)
         present = found.present
-        if present and latency.is_due(sum([plan.num_runs for plan, *_ in present])):
+        if latency.is_due(sum([plan.num_runs for plan, *_ in present])):
             some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
             num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
             positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]

@@ -42,15 +42,16 @@ class Workers(Generic[Chunk]):
         *,
         num_threads: int | None,  # if the user has set it
         num_default: int,  # else; as many as zarr itself would use if the latency is long
+        stops_at_exit: bool = True,  # then the caller's thread goes on alone
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self._waiting, self._begin, self._close = deque(chunks), begin, close
         self._num_threads, self._num_default = num_threads, num_default
-        self._latency = latency
+        self._latency, self._stops_at_exit = latency, stops_at_exit
         self._errors: list[BaseException] = []
         self._state = threading.Condition()
         self._helpers: list[Future[None]] = []
-        self._num_working, self._is_over = 0, False
+        self._num_working, self._has_begun, self._is_over = 0, False, False
         self._is_wanted: IsWanted = lambda: True
 
     async def run(self, pool: ThreadPoolExecutor) -> None:
@@ -62,7 +63,7 @@ class Workers(Generic[Chunk]):
     def _run(self, is_wanted: IsWanted) -> None:
         """Work on all chunks; when this returns, no thread works any more."""
         self._is_wanted = is_wanted
-        self._latency.on_look = self._start_helpers
+        self._latency.on_learnt = self._start_helpers
         try:
             if self._num_threads or not self._latency.looks_first:
                 self._start_helpers()
@@ -73,7 +74,7 @@ class Workers(Generic[Chunk]):
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
-            del self._latency.on_look  # else the two would keep each other, and the output
+            del self._latency.on_learnt  # else the two would keep each other, and the output
             self._close()
         if self._errors:
             del self._errors[1:]
@@ -108,12 +109,17 @@ class Workers(Generic[Chunk]):
             self._num_working += 1
         try:
             work_on = self._begin(self._is_wanted)
-            while self._waiting and self._is_wanted() and not is_ending():
+            while self._waiting and self._is_wanted():
+                if self._stops_at_exit and is_ending():
+                    return
                 try:
                     chunk = self._waiting.popleft()
                 except IndexError:  # another thread has taken the last one
                     return
                 work_on(chunk)
+                if not self._has_begun:  # if it is missing, nothing was learnt from it
+                    self._has_begun = True
+                    self._start_helpers()
         except BaseException as error:  # noqa: BLE001 # raised by `_run`
             self._errors.append(error)
             self._waiting.clear()

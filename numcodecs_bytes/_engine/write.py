@@ -141,7 +141,10 @@ class _Write:
 
 
 async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> list[_Write]:
-    """Try all writes, in one thread per core if they are large; return those to be tried again."""
+    """Try all writes; return those to be tried again.
+
+    One thread per core writes if they are large, and more if files are slow.
+    """
     is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
     is_parallel = is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes)
 
@@ -154,5 +157,6 @@ async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> l
         latency,
         num_threads=None if is_array else 1,
         num_default=os.cpu_count() or 1 if is_parallel else 1,
+        stops_at_exit=False,  # a write that has begun is finished
     ).run(write_pool())
     return [each for each in writes if not each.is_done]

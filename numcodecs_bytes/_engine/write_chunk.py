@@ -49,7 +49,6 @@ class ChunkFile:
 
     def __post_init__(self) -> None:
         self._gap = constants.GAP_BYTES  # the largest within a hull
-        self._writes = Latency()
         self._planned = self._plan(self.chunk.selection)
         self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
         self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
@@ -93,10 +92,12 @@ class ChunkFile:
         """Write everything.
 
         Nothing is written if LockedError is raised, or LeftToZarr, unless another program truncates
-        the file meanwhile.
+        the file meanwhile, or locks or replaces it while this changes to longer hulls.
         """
         if not self._num_runs:
             return
+        if self._has_longer_hulls():  # as other chunks of the batch have shown
+            self._prefers_hulls = self._in_hulls = True
         for _ in range(constants.MAX_TRIES):
             try:
                 if self._try_to_write(is_wanted):
@@ -118,7 +119,9 @@ class ChunkFile:
             return self._create(is_wanted)
 
     def _has_longer_hulls(self) -> bool:
-        """Plan hulls over longer gaps; return whether rewriting those takes fewer requests."""
+        """Plan hulls over longer gaps if the file is slow, and rewriting them is faster, once."""
+        if not self.latency.has_waited or self._gap > constants.GAP_BYTES:
+            return False
         before, self._gap = self._planned, constants.PREFETCH_BYTES
         self._planned = self._plan(self.chunk.selection)
         num = sum([write_file.num_requests(each.hull_plan) for each in self._planned])
@@ -148,7 +151,7 @@ class ChunkFile:
             space = self._find_space(descriptor, num_bytes)
             if not self._is_enough(space):
                 return False
-            self._write(descriptor, space.placed, is_wanted)
+            self._write(descriptor, space.placed, is_wanted, may_change_plan=True)
         self._note_written(num_bytes)
         return True
 
@@ -181,7 +184,14 @@ class ChunkFile:
         """Whether everything can be written to an open file, except what zarr would not store."""
         return not self.is_mapped and self._adds_nothing(space.missing)
 
-    def _write(self, descriptor: int, placed: list[PlacedWrite], is_wanted: IsWanted) -> None:
+    def _write(
+        self,
+        descriptor: int,
+        placed: list[PlacedWrite],
+        is_wanted: IsWanted,
+        *,
+        may_change_plan: bool = False,
+    ) -> None:
         self.has_begun, in_hulls = True, self._in_hulls
         with np.errstate(all="ignore"):  # `check_encodable` has warned, or raised an error
             for each in placed:
@@ -189,9 +199,7 @@ class ChunkFile:
                     descriptor, each, self.latency, is_wanted, in_hulls=in_hulls
                 ):
                     self.latency.note(seconds)
-                    self._writes.note(seconds)
-                    is_first = self._writes.is_long and self._gap == constants.GAP_BYTES
-                    if is_first and self._has_longer_hulls():
+                    if may_change_plan and self._has_longer_hulls():
                         raise SlowFileError
 
     def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:

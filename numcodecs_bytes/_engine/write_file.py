@@ -101,7 +101,8 @@ def write_placed(
 ) -> Iterator[float]:
     """Write to a chunk in a file.
 
-    Yields, now and then, how many seconds writes have taken longer than usual.
+    Yields how many seconds the first runs of a piece took longer than usual: whoever uses this may
+    then stop.
     """
     planned, start = placed
     plan, layout = planned.plan(in_hulls=in_hulls), planned.layout
@@ -124,12 +125,13 @@ def write_placed(
             window: Array = np.ndarray(piece.shape, layout.stored_dtype, raw, 0, piece.strides)
             index = mesh(piece.index, piece.shape) if piece.has_index else ...
             window[index] = layout.encode(elements)
+        runs = raw.reshape(-1, length)
         for some in constants.TIMED_RUNS:
             if starts[some]:
-                raw_of_some = raw.reshape(-1, length)[some].reshape(-1)
-                before = time.perf_counter()
-                write_runs(descriptor, raw_of_some, starts[some], length, is_wanted)
-                yield time.perf_counter() - before - usual_seconds(len(starts[some]), length)
+                before, num = time.perf_counter(), len(starts[some])
+                write_runs(descriptor, runs[some].reshape(-1), starts[some], length, is_wanted)
+                if some.stop is not None:
+                    yield time.perf_counter() - before - usual_seconds(num, length)
 
 
 def write_runs(
