@@ -127,7 +127,7 @@ def counts_of_read(
     }
     # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
     if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
-        why = why_whole or "a single read is faster: it is small, or the gaps are short"
+        why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
         counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
     return counts
 

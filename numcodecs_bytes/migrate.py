@@ -288,7 +288,7 @@ class _Migration:
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded"
             how_to_open = (
-                "it stays in Zarr v2, which groups of Zarr v3 do not show: open it by its own "
+                "it stays in Zarr v2, so it does not show in Zarr v3 groups: open it by its own "
                 "path, or the group above it with zarr_format=2"
             )
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
@@ -372,7 +372,7 @@ def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
     codecs = [codec["name"] for codec in new["codecs"]]
     if unspecified := [name for name in codecs if name.startswith("numcodecs.")]:
         notes.append(
-            f"{' and '.join(unspecified)} in Zarr v3 exist only in numcodecs: other "
+            f"{' and '.join(unspecified)} in Zarr v3: only numcodecs has it; other "
             "implementations, such as TensorStore, may not read the array"
         )
     return new | for_xarray

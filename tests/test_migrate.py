@@ -466,7 +466,7 @@ class TestExclude:
             path: "excluded" if path in excluded else "migrated" for path in nodes
         }
         reason = found["x"].reasons[0]
-        assert reason.startswith("it stays in Zarr v2, which groups of Zarr v3 do not show: ")
+        assert reason.startswith("it stays in Zarr v2, so it does not show in Zarr v3 groups: ")
         assert shown(folder) == sorted({*nodes} - {"", *excluded})
         # What the report says of them.
         assert zarr.open_array(folder, path="x", mode="r").metadata.zarr_format == 2

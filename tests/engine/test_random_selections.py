@@ -23,7 +23,7 @@ import numcodecs_bytes
 from numcodecs_bytes.zarr import BytesCodec
 
 CODECS = ["zarr.codecs.bytes.BytesCodec", "numcodecs_bytes.zarr.BytesCodec"]
-SMALL = "a single read is faster: it is small, or the gaps are short"
+SMALL = "a single read is faster: the chunk is small, or the gaps are short"
 
 
 def random_numbers(rng):
