@@ -56,7 +56,8 @@ def run_or_skip(*arguments, folder, **environment):
 def missing_packages(block):
     """Yield what the first line of a recipe installs, but this environment lacks."""
     commands = re.match("# pip install (.*)", block)
-    for requirement in map(Requirement, shlex.split(commands[1]) if commands else ()):
+    requirements = shlex.split(commands[1], comments=True) if commands else ()
+    for requirement in map(Requirement, requirements):
         try:
             installed = version(requirement.name)
         except PackageNotFoundError:

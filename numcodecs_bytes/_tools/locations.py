@@ -141,9 +141,9 @@ def _open_zip(location: str) -> Store:
             raise ValueError(advice) from error
         line = _line_for_numbers(Path(location), [Path(location).stat().st_size], "|u1", 0)
         raise ValueError(
-            f"this is a file, but neither a zip file ({error}) nor kerchunk references, whose name "
-            "must end in .json. If it holds plain numbers, put their shape, data type and offset in "
-            f"place of the three values in this line; it makes references to check:{line}"
+            f"this is a file, but neither a zip file ({error}) nor kerchunk references, whose "
+            "name must end in .json. If it holds plain numbers, put their shape, data type and "
+            f"offset in place of the three values in this line; it makes references to check:{line}"
         ) from error
     return archive
 
