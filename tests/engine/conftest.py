@@ -148,6 +148,6 @@ class Written(list):
 
 
 @pytest.fixture
-def written(monkeypatch):
+def written(monkeypatch, _files_are_fast):
     """Return what is written to local files, and read of them, from now on."""
     return Written(monkeypatch)
