@@ -114,7 +114,7 @@ def write_placed(
         if not latency.seconds and (is_read or len(starts) >= constants.LOOK_FROM):
             latency.look(descriptor, piece.sample(start))
         if latency.seconds:  # the system reads the pages around
-            files.prefetch(descriptor, [(start, length) for start in starts], latency.gap)
+            files.prefetch(descriptor, [(run, length) for run in starts], latency.gap)
         if piece.is_solid:
             in_stored_order = elements.transpose(piece.stored_axes)
             raw = as_bytes(layout.encode(in_stored_order))
@@ -127,11 +127,13 @@ def write_placed(
             window[index] = layout.encode(elements)
         runs = raw.reshape(-1, length)
         for some in constants.TIMED_RUNS:
-            if starts[some]:
-                before, num = time.perf_counter(), len(starts[some])
-                write_runs(descriptor, runs[some].reshape(-1), starts[some], length, is_wanted)
-                if some.stop is not None:
-                    yield time.perf_counter() - before - usual_seconds(num, length)
+            timed = starts[some]
+            if not timed:
+                break
+            before = time.perf_counter()
+            write_runs(descriptor, runs[some].reshape(-1), timed, length, is_wanted)
+            if some.stop is not None:
+                yield time.perf_counter() - before - usual_seconds(len(timed), length)
 
 
 def write_runs(
