@@ -31,11 +31,12 @@ KEPT_BYTES = 1 << 24
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12
 
-# Of LOOK_FROM and more runs of a chunk, up to NUM_LOOKED_AT are looked at first, which takes 3 us.
-# If a look takes longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold
+# Of LOOK_FROM and more runs of a chunk, up to NUM_LOOKED_AT are looked at first, which takes 4 us.
+# If two looks take longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold
 # points take 12 ms instead of 60; if nothing is cold, always asking takes 1.6 times as long as
-# never. A read takes 1 us from memory, and 30 from a fast disk.
-LOOK_FROM, NUM_LOOKED_AT, WAIT_SECONDS = 5, 4, 2e-5
+# never. A read takes 1 us from memory, and 30 from a fast disk. Three more looks tell whether
+# prefetching helps.
+LOOK_FROM, NUM_LOOKED_AT, WAIT_SECONDS = 5, 5, 2e-5
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.

@@ -7,7 +7,7 @@ after the other. Both are read in longer runs, and by more threads.
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from numcodecs_bytes._engine import constants, files
 
@@ -26,7 +26,7 @@ class Latency:
         self.has_waited = False  # for something else, longer than usual
         self.prefetching_helps = hasattr(os, "posix_fadvise")
         self.has_helpers = False  # whether other threads of the batch make this one wait
-        self._seconds_before = 0.0  # that the look before this one took
+        self._suspected = 0.0  # the seconds that all looks at the file before took, if it was slow
         self._waited_seconds = 0.0
         self._num_until_look = 0.0 if looks_first else float("inf")
 
@@ -56,29 +56,39 @@ class Latency:
         return self._num_until_look < 0 or num_runs >= constants.LOOK_FROM
 
     def look(self, descriptor: int, positions: Iterable[int]) -> None:
-        """Learn how long it takes to read a byte at a few positions of a file.
+        """Learn whether files are slow, by reading a byte at a few positions of one.
 
-        What takes less than `WAITED_SECONDS` may have waited for another thread: it must be seen
-        twice.
+        Two reads must take long. One may have been stopped by whatever else the machine does.
         """
         may_be_threads = self.has_helpers and not self.seconds
         limit = constants.WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
-        left, first = deque(positions), 0.0
-        while left and first <= limit:
-            first = files.seconds_to_read(descriptor, left.popleft())
-        files.prefetch(descriptor, [(position, 1) for position in left])
-        others = [files.seconds_to_read(descriptor, position) for position in left]
-        second, self._seconds_before = max(others, default=self._seconds_before), first
-        self.seconds = 0.0
-        if first <= limit:
-            self._num_until_look = constants.LOOK_EVERY
-        elif first > constants.WAITED_SECONDS or second > limit:  # else look again: it is not sure
-            self.seconds = min(first, second) if second > limit else first
+        left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
+        while left and len(slow) < 2:
+            seconds = files.seconds_to_read(descriptor, left.popleft())
+            if seconds > limit:
+                slow.append(seconds)
+            else:
+                num_fast += 1
+        self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
+        if self.seconds:
             self._num_until_look = constants.LOOK_EVERY_SLOW
-            if len(others) > 1:
-                together = sum(others) < 2 * first
-                self.prefetching_helps = hasattr(os, "posix_fadvise") and together
+            self._try_prefetching(descriptor, left, sum(slow))
+        elif num_fast:
+            self._num_until_look = constants.LOOK_EVERY
+        else:  # a small file: the next one decides
+            self._suspected = slow[0]
+            self.note(slow[0])
         self.on_learnt()
+
+    def _try_prefetching(self, descriptor: int, positions: Collection[int], seconds: float) -> None:
+        """Learn whether three reads that are asked for in advance take less than two, in seconds.
+
+        Answered together, they take as long as one; otherwise, as three.
+        """
+        if len(positions) >= 3 and hasattr(os, "posix_fadvise"):
+            files.prefetch(descriptor, [(position, 1) for position in positions])
+            together = sum([files.seconds_to_read(descriptor, each) for each in positions])
+            self.prefetching_helps = together < seconds
 
     def note(self, seconds: float) -> None:
         """Learn from how much longer than usual something else took: opening, writing.

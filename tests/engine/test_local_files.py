@@ -304,6 +304,56 @@ def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
         assert num_from_disk() - before <= 2 * MIB  # the system reads ahead
 
 
+class Delayed:
+    """Looks at a file of which some take 5 ms, as if the thread had been stopped meanwhile."""
+
+    def __init__(self, monkeypatch, is_delayed):
+        self.num_looks = 0
+        read = files.seconds_to_read
+
+        def look(descriptor, position):
+            read(descriptor, position)
+            self.num_looks += 1
+            return 0.005 if is_delayed(self.num_looks - 1) else 1e-6
+
+        monkeypatch.setattr(files, "seconds_to_read", look)
+
+
+class TestOneSlowLook:
+    """A busy machine made a column of 200 rows of a chunk of 32 MiB fetch 3,211,296 bytes."""
+
+    @pytest.fixture(params=["a chunk", "chunks", "a shard"])
+    def array(self, request, tmp_path):
+        data = np.random.default_rng(0).random((512, 4096))
+        sizes = {
+            "a chunk": {"chunks": data.shape},
+            "chunks": {"chunks": (128, 2048)},
+            "a shard": {"chunks": (128, 2048), "shards": data.shape},
+        }[request.param]
+        zarr.create_array(tmp_path / "a", data=data, compressors=None, **sizes)
+        return zarr.open_array(tmp_path / "a", mode="r"), data
+
+    def fetched(self, array, data):
+        with numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(array[:200, 7], data[:200, 7])
+            np.testing.assert_array_equal(array[::64, ::2], data[::64, ::2])
+        return traced.report()["total"]["bytes_fetched"]
+
+    def test_nothing_more_is_fetched(self, array, monkeypatch):
+        looks = Delayed(monkeypatch, lambda _: False)
+        least = self.fetched(*array)
+        assert looks.num_looks >= 4
+        for which in range(looks.num_looks):
+            Delayed(monkeypatch, lambda number, which=which: number == which)
+            assert self.fetched(*array) == least
+
+    def test_but_if_all_are_slow(self, array, monkeypatch):
+        Delayed(monkeypatch, lambda _: False)
+        least = self.fetched(*array)
+        Delayed(monkeypatch, lambda _: True)
+        assert self.fetched(*array) > 2 * least
+
+
 class TestPartsOfFiles:
     """Members of zip archives, and references into a file, which is opened once for a batch."""
 
