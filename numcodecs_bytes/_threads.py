@@ -6,11 +6,14 @@ the interpreter shuts down or at a limit of the system, it runs in the calling t
 
 import asyncio
 import concurrent.futures.thread
+import contextlib
 import contextvars
 import functools
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -99,10 +102,39 @@ def is_ending() -> bool:
 MAX_FILE_THREADS = 32
 
 
-def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor]:
+def num_cores() -> int:
+    """Return how many cores the process may use at a time, by its affinity and its quota."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    num = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(min(num, _quota()), 1)
+
+
+@functools.cache
+def _quota() -> int:
+    """Return how many cores the control group of the process may use, rounded up.
+
+    On Linux, the least quota of a group and those that contain it counts:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
+    """
+    quotas = [sys.maxsize]
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        (group,) = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
+        top = Path("/sys/fs/cgroup")
+        for folder in [top / group, *(top / group).parents]:
+            file = folder / "cpu.max"
+            if folder.is_relative_to(top) and file.exists():  # the root has none
+                most, period = file.read_text(encoding="utf-8").split()
+                if most != "max":
+                    quotas.append(-(-int(most) // int(period)))
+    return min(quotas)
+
+
+def _pool(
+    name: str, num_threads: Callable[[], int] = lambda: MAX_FILE_THREADS
+) -> Callable[[], ThreadPoolExecutor]:
     """Return a function that returns a pool of threads, always the same one in a process."""
-    make = functools.partial(ThreadPoolExecutor, num_threads, thread_name_prefix=name)
-    pool = functools.cache(make)
+    pool = functools.cache(lambda: ThreadPoolExecutor(num_threads(), thread_name_prefix=name))
     if hasattr(os, "register_at_fork"):  # threads do not survive a fork
         os.register_at_fork(after_in_child=pool.cache_clear)
     return pool
@@ -111,12 +143,12 @@ def _pool(num_threads: int | None, name: str) -> Callable[[], ThreadPoolExecutor
 # Four pools, because a task waits for those before it in the queue. None of them is the event
 # loop's own executor, whose threads block on stores.
 # Computations, one thread per core: on two cores, 32 threads took 1.7 to 2.7 times as long.
-compute_pool = _pool(os.cpu_count(), "numcodecs_bytes")
+compute_pool = _pool("numcodecs_bytes", num_cores)
 # Reads of files, one thread for each batch.
-file_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_files")
+file_pool = _pool("numcodecs_bytes_files")
 # Threads that help with a batch until all of it is read or written; a batch waits only for its own
 # helpers that have started. With one pool of 64 threads for both, a short read behind four long
 # ones, each with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
-helper_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_helpers")
+helper_pool = _pool("numcodecs_bytes_helpers")
 # Writes to files, one thread for each batch. They never wait for a lock in a thread.
-write_pool = _pool(MAX_FILE_THREADS, "numcodecs_bytes_writes")
+write_pool = _pool("numcodecs_bytes_writes")

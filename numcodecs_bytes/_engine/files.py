@@ -32,11 +32,19 @@ class File(NamedTuple):
     open: Callable[[], int]
     # Exceptions that mean that the chunk does not exist if `open` raises them; nothing else does.
     missing: tuple[type[Exception], ...]
-    # Identifies a file that may hold other chunks, too; it is opened once for a batch.
+    # Identifies a file that may hold other chunks, too, which are then read one after the other.
     key: Any = None
-    # Takes the descriptor, and returns the offset and the length of the chunk in the file, in
-    # bytes, or None if the file does not hold the chunk; may raise `LeftToZarr`.
-    locate: Callable[[int], tuple[int, int] | None] | None = None
+    start: int = 0  # the offset of the chunk in the file, in bytes
+    num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
+    # If only the open file tells, as an archive does: takes the descriptor, and returns the offset
+    # and the length of the chunk, or None if the file does not hold it; may raise `LeftToZarr`.
+    find: Callable[[int], tuple[int, int] | None] | None = None
+
+    def locate(self, descriptor: int, length: int) -> tuple[int, int] | None:
+        """Return the offset and the length of the chunk in its open file, which has a length."""
+        if self.find is not None:
+            return self.find(descriptor)
+        return self.start, length if self.num_bytes is None else self.num_bytes
 
 
 class OpenFile(NamedTuple):
@@ -73,7 +81,7 @@ def locate(file: File, descriptor: int) -> OpenFile | None:
     length = os.fstat(descriptor).st_size
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    located = file.locate(descriptor) if file.locate else (0, length)
+    located = file.locate(descriptor, length)
     if located is None:
         return None
     if sum(located) > length:
@@ -89,7 +97,7 @@ def length_of_file(file: File) -> int | None:
     descriptor = file.open()
     try:
         length = os.fstat(descriptor).st_size or _count_bytes(descriptor)
-        located = file.locate(descriptor) if file.locate else (0, length)
+        located = file.locate(descriptor, length)
         return located and max(min(located[1], length - located[0]), 0)
     finally:
         os.close(descriptor)

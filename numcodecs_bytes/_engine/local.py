@@ -1,16 +1,17 @@
 """Reads the selections of chunks, and of shards, in local files into the output of a batch.
 
-A thread takes one chunk after the other: it opens the file, reads, and closes it. Other threads
-help if chunks are large, or their files cold.
+A thread takes one file after the other: it opens the file, reads the chunks in it in the order of
+their offsets, and closes it. Other threads help if chunks are large, or their files slow.
 """
 
+import collections
 import contextlib
 import itertools
 import operator
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,7 @@ from numcodecs_bytes._engine.plan import Place, Plan, plan_of, split
 from numcodecs_bytes._engine.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._names import add_name
-from numcodecs_bytes._threads import IsWanted, file_pool
+from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, file_pool, num_cores
 from numcodecs_bytes._trace import Fetched
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -39,22 +40,23 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
 
     Raises ValueError if a file has the wrong length.
     """
-    shared, outputs = _SharedFiles(), list[Output]()
+    outputs = list[Output]()
     latency = Latency(looks_first=len(chunks) > 1)
 
-    def begin(is_wanted: IsWanted) -> Callable[[ChunkRead], None]:
+    def work(is_wanted: IsWanted, parts: Iterator[list[ChunkRead]]) -> None:
         out = batch.out.for_thread(is_wanted)
         outputs.append(out)
-        return _Reader(out, batch.gap, latency, shared).read_or_leave
+        reader = _Reader(out, batch.gap, latency)
+        for _, in_file in itertools.groupby(itertools.chain.from_iterable(parts), _key_of):
+            reader.read_file(in_file)
 
     is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
     workers = Workers(
-        chunks,
-        begin,
+        list(_by_file(chunks)),
+        work,
         latency,
         num_threads=batch.num_workers,
-        num_default=os.cpu_count() or 1 if is_parallel else 1,
-        close=shared.close,
+        num_default=num_cores() if is_parallel else 1,
     )
     try:
         await workers.run(file_pool())
@@ -64,80 +66,96 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
                 pass
 
 
-class _SharedFiles:
-    """Files that hold several chunks of a batch, and are opened once for it."""
+def _by_file(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
+    """Yield chunks in the same file, in the order of their offsets.
 
-    def __init__(self) -> None:
-        self._descriptors: dict[Any, int] = {}
-        self._lock = threading.Lock()
+    Files with many of the chunks are divided, so that there is something to do for each thread.
+    """
+    most = max(len(chunks) // (2 * MAX_FILE_THREADS), 1)
+    in_file = collections.defaultdict[Any, list[ChunkRead]](list)
+    for chunk in chunks:
+        in_file[_key_of(chunk)].append(chunk)
+    for together in in_file.values():
+        together.sort(key=lambda chunk: _file_of(chunk).start)
+        for first in range(0, len(together), most):
+            yield together[first : first + most]
 
-    def open(self, file: File) -> int:
-        """Return the descriptor of a file."""
-        with self._lock:
-            if file.key not in self._descriptors:
-                self._descriptors[file.key] = file.open()
-            return self._descriptors[file.key]
 
-    def close(self) -> None:
-        """Close all of them."""
-        while self._descriptors:
-            with contextlib.suppress(OSError):  # all has been read
-                os.close(self._descriptors.popitem()[1])
+def _key_of(chunk: ChunkRead) -> Any:
+    """Return what identifies the file of a chunk."""
+    key = _file_of(chunk).key
+    return id(chunk) if key is None else key
+
+
+def _file_of(chunk: ChunkRead) -> File:
+    """Return where a chunk is."""
+    if not isinstance(chunk.source, File):
+        raise TypeError(f"not a file: {chunk.source!r}")
+    return chunk.source
 
 
 @dataclass(slots=True)
 class _Reader:
-    """What reads chunks in one of the threads of a batch."""
+    """What reads chunks in one of the threads of a batch.
+
+    What can't be read is left to zarr, which may raise its own error.
+    """
 
     out: Output
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
     latency: Latency  # of the batch
-    shared: _SharedFiles
 
-    def read_or_leave(self, chunk: ChunkRead) -> None:
-        """Read a chunk; one that can't be read is left to zarr, which may raise its own error."""
-        try:
-            self._read_chunk(chunk)
-        except LeftToZarr as why:
-            leave([chunk], why)
-        except OSError as error:
-            leave([chunk], LeftToZarr(str(error) or type(error).__name__))
-        except Exception as error:
-            add_name(error, chunk.getter)
-            raise
-
-    def _read_chunk(self, chunk: ChunkRead) -> None:
-        """Read what is selected of a chunk, or fill it if it is missing."""
-        file = chunk.source
-        if not isinstance(file, File):
-            raise TypeError(f"not a file: {file!r}")
+    def read_file(self, chunks: Iterator[ChunkRead]) -> None:
+        """Read chunks in the same file, or fill them if it is missing."""
+        first = next(chunks)
+        chunks, file = itertools.chain([first], chunks), _file_of(first)
         try:
             descriptor = self._open(file)
-        except LeftToZarr:
-            raise
+        except LeftToZarr as why:
+            leave(chunks, why)
         except file.missing:
-            chunk.fill(self.out)
-            return
-        try:
-            opened = files.locate(file, descriptor)
-            if opened is None:
+            for chunk in chunks:
                 chunk.fill(self.out)
-            elif isinstance(chunk.layout, ShardLayout):
-                chunk.note_present(self._read_shard(chunk, chunk.layout, opened))
-            else:
-                chunk.check_length(opened.num_bytes)
-                chunk.note_present(self._read_selection(chunk, chunk.layout, opened))
-        finally:
-            if file.key is None:
-                os.close(descriptor)
+        except OSError as error:
+            leave(chunks, _why(error))
+        else:
+            try:
+                for chunk in chunks:
+                    self._read_or_leave(chunk, descriptor)
+            finally:
+                with contextlib.suppress(OSError):  # all has been read
+                    os.close(descriptor)
 
     def _open(self, file: File) -> int:
         """Return the descriptor of a file; it may take as long to learn that it is missing."""
         before = time.perf_counter()
         try:
-            return file.open() if file.key is None else self.shared.open(file)
+            return file.open()
         finally:
             self.latency.note(time.perf_counter() - before)
+
+    def _read_or_leave(self, chunk: ChunkRead, descriptor: int) -> None:
+        """Read a chunk in an open file."""
+        try:
+            self._read_chunk(chunk, descriptor)
+        except LeftToZarr as why:
+            leave([chunk], why)
+        except OSError as error:
+            leave([chunk], _why(error))
+        except Exception as error:
+            add_name(error, chunk.getter)
+            raise
+
+    def _read_chunk(self, chunk: ChunkRead, descriptor: int) -> None:
+        """Read what is selected of a chunk, or fill it if it is missing."""
+        opened = files.locate(_file_of(chunk), descriptor)
+        if opened is None:
+            chunk.fill(self.out)
+        elif isinstance(chunk.layout, ShardLayout):
+            chunk.note_present(self._read_shard(chunk, chunk.layout, opened))
+        else:
+            chunk.check_length(opened.num_bytes)
+            chunk.note_present(self._read_selection(chunk, chunk.layout, opened))
 
     def _read_selection(self, chunk: ChunkRead, layout: Layout, file: OpenFile) -> Fetched:
         """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
@@ -202,6 +220,11 @@ class _Reader:
                 )
                 files.prefetch(file.descriptor, runs, latency.gap)
         return found
+
+
+def _why(error: OSError) -> LeftToZarr:
+    """Return an error of the system as the reason why chunks are left to zarr."""
+    return LeftToZarr(str(error) or type(error).__name__)
 
 
 def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:

@@ -134,7 +134,8 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
     if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
         return _leave_all("the archive was not opened by its path")
     open_it = partial(open_archive, store)
-    return lambda path: File(open_it, (), id(store), partial(locate_member, store, path))
+    key = id(store)
+    return lambda path: File(open_it, (), key, find=partial(locate_member, store, path))
 
 
 def _of_any(store: Any) -> SourceOf:
@@ -185,8 +186,7 @@ def _in_file(path: str, missing: Any, start: int, num_bytes: int | None) -> File
     """Return the source of a chunk that is a local file, or `num_bytes` of one."""
     if num_bytes is None:
         return File(partial(open_file, path), missing)
-    key = path if hasattr(os, "pread") else None  # else threads would share one position
-    return File(partial(open_file, path), (), key, lambda _descriptor: (start, num_bytes))
+    return File(partial(open_file, path), (), path, start, num_bytes)
 
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:

@@ -4,7 +4,7 @@ import contextlib
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -30,22 +30,20 @@ Chunk = TypeVar("Chunk")
 class Workers(Generic[Chunk]):
     """The threads that read or write the chunks of a batch.
 
-    Each of them calls `begin` once, and then what that returned, with one chunk after the other.
-    `close` is called when no thread works any more.
+    Each of them calls `work` once, with the chunks that it gets, one after the other.
     """
 
     def __init__(  # noqa: PLR0913
         self,
         chunks: Sequence[Chunk],
-        begin: Callable[[IsWanted], Callable[[Chunk], None]],
+        work: Callable[[IsWanted, Iterator[Chunk]], None],
         latency: Latency,
         *,
         num_threads: int | None,  # if the user has set it
         num_default: int,  # else; as many as zarr itself would use if the latency is long
         stops_at_exit: bool = True,  # then the caller's thread goes on alone
-        close: Callable[[], None] = lambda: None,
     ) -> None:
-        self._waiting, self._begin, self._close = deque(chunks), begin, close
+        self._waiting, self._work_on = deque(chunks), work
         self._num_threads, self._num_default = num_threads, num_default
         self._latency, self._stops_at_exit = latency, stops_at_exit
         self._errors: list[BaseException] = []
@@ -75,19 +73,14 @@ class Workers(Generic[Chunk]):
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
             del self._latency.on_learnt  # else the two would keep each other, and the output
-            self._close()
         if self._errors:
             del self._errors[1:]
             raise self._errors.pop()  # else it would keep the output by its traceback
 
     def _run_alone(self) -> None:
         """Work on what is left in this thread: the interpreter is ending."""
-        try:
-            work_on = self._begin(lambda: True)
-            while self._waiting:
-                work_on(self._waiting.popleft())
-        finally:
-            self._close()
+        self._stops_at_exit = False
+        self._work_on(lambda: True, self._take(lambda: True))
 
     def _start_helpers(self) -> None:
         """Have other threads help: as many as zarr itself would use if they wait for files."""
@@ -101,25 +94,28 @@ class Workers(Generic[Chunk]):
                 self._helpers.append(submit(helper_pool(), partial(context.run, self._work)))
                 self._latency.has_helpers = True
 
+    def _take(self, is_wanted: IsWanted) -> Iterator[Chunk]:
+        """Yield one chunk after the other, as several threads do."""
+        while self._waiting and is_wanted():
+            if self._stops_at_exit and is_ending():
+                return
+            try:
+                chunk = self._waiting.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            yield chunk
+            if not self._has_begun:  # if it is missing, nothing was learnt from it
+                self._has_begun = True
+                self._start_helpers()
+
     def _work(self) -> None:
-        """Work on one chunk after the other, as several threads do."""
+        """Work on chunks until there are no more."""
         with self._state:
             if self._is_over:  # this thread has started too late
                 return
             self._num_working += 1
         try:
-            work_on = self._begin(self._is_wanted)
-            while self._waiting and self._is_wanted():
-                if self._stops_at_exit and is_ending():
-                    return
-                try:
-                    chunk = self._waiting.popleft()
-                except IndexError:  # another thread has taken the last one
-                    return
-                work_on(chunk)
-                if not self._has_begun:  # if it is missing, nothing was learnt from it
-                    self._has_begun = True
-                    self._start_helpers()
+            self._work_on(self._is_wanted, self._take(self._is_wanted))
         except BaseException as error:  # noqa: BLE001 # raised by `_run`
             self._errors.append(error)
             self._waiting.clear()

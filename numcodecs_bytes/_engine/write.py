@@ -7,12 +7,11 @@ the event loop.
 """
 
 import asyncio
-import functools
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +147,13 @@ async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> l
     is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
     is_parallel = is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes)
 
-    def begin(is_wanted: IsWanted) -> Callable[[_Write], None]:
-        return functools.partial(_Write.try_once, is_wanted=is_wanted)
+    def work(is_wanted: IsWanted, writes: Iterator[_Write]) -> None:
+        for each in writes:
+            each.try_once(is_wanted)
 
     await Workers(
         writes,
-        begin,
+        work,
         latency,
         num_threads=None if is_array else 1,
         num_default=os.cpu_count() or 1 if is_parallel else 1,

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,17 +79,15 @@ async def write_whole(
     latency = Latency()
     usual = usual_seconds(1, layout.num_bytes) if layout else 0.0
 
-    def begin(is_wanted: IsWanted) -> Callable[[ChunkWrite], None]:
-        def write(chunk: ChunkWrite) -> None:
+    def work(is_wanted: IsWanted, some: Iterator[ChunkWrite]) -> None:
+        for chunk in some:
             before = time.perf_counter()
             _write_or_leave(chunk, values, suffix, is_wanted)
             latency.note(time.perf_counter() - before - usual)
 
-        return write
-
     num_large = min(2 * (os.cpu_count() or 1), concurrency() or MAX_FILE_THREADS)
     num_default = num_large if is_large else 1
-    workers = Workers(chunks, begin, latency, num_threads=num_threads, num_default=num_default)
+    workers = Workers(chunks, work, latency, num_threads=num_threads, num_default=num_default)
     await workers.run(write_pool())
 
 
