@@ -17,7 +17,7 @@ import numpy as np
 from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
-# Non-blocking, in case a regular file is replaced by a pipe while it is opened.
+# Non-blocking, in case it is a pipe.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 # What file systems and sandboxes answer to what they do not support.
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
@@ -63,22 +63,23 @@ def join(root: str, path: str) -> str:
 
 
 def open_file(path: str) -> int:
-    """Open a regular file for reading; return its descriptor.
-
-    Raises IsADirectoryError for a directory, and `LeftToZarr` for anything else: opening and
-    closing a pipe, for example, would kill its writer.
-    """
-    mode = os.stat(path).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(path)
-    if not stat.S_ISREG(mode):
-        raise LeftToZarr("it is not a regular file")
+    """Open a file for reading, without waiting for the writer of a pipe; return its descriptor."""
     return os.open(path, _FLAGS)
+
+
+def _length_of(descriptor: int) -> int:
+    """Return the length of an open file in bytes; raise an error unless it is a regular file."""
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise LeftToZarr("it is not a regular file")
+    return status.st_size
 
 
 def locate(file: File, descriptor: int) -> OpenFile | None:
     """Return where a chunk is in its open file; None if it is missing."""
-    length = os.fstat(descriptor).st_size
+    length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
     located = file.locate(descriptor, length)
@@ -96,7 +97,7 @@ def length_of_file(file: File) -> int | None:
     """
     descriptor = file.open()
     try:
-        length = os.fstat(descriptor).st_size or _count_bytes(descriptor)
+        length = _length_of(descriptor) or _count_bytes(descriptor)
         located = file.locate(descriptor, length)
         return located and max(min(located[1], length - located[0]), 0)
     finally:

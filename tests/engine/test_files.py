@@ -7,8 +7,6 @@ import io
 import math
 import os
 import socket
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -141,16 +139,6 @@ class TestNoFile:
         NOT_FILES[kind](chunk)
         for selection in (np.s_[:], np.s_[9, 21]):
             assert outcome(folder, selection) == outcome(folder, selection, ZARR_ALONE)
-
-    @pytest.mark.needs("os.mkfifo")
-    def test_the_writer_of_a_pipe_is_not_killed(self, folder, chunk):
-        """zarr alone reads what it writes."""
-        chunk.unlink()
-        os.mkfifo(chunk)
-        program = f"open({str(chunk)!r}, 'wb').write(bytes(640))"
-        with subprocess.Popen([sys.executable, "-c", program]) as writer:
-            assert not opened(folder)[8:16, 20:30].any()
-        assert writer.returncode == 0
 
     def test_a_file_where_a_folder_is_expected(self, folder):
         (folder / "c/1").rename(folder / "before")
