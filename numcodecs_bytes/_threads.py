@@ -1,11 +1,10 @@
 """Run functions in threads to keep the event loop free.
 
 A function that was handed to a pool runs once, or not at all. Where no thread can be started, while
-the interpreter shuts down or at a limit of the system, it runs in the calling thread.
+the interpreter shuts down or at a limit of the system, the caller may run it.
 """
 
 import asyncio
-import concurrent.futures.thread
 import contextlib
 import contextvars
 import functools
@@ -23,15 +22,11 @@ IsWanted = Callable[[], bool]  # whether the caller still wants the result
 LAST_SECONDS = 1.0
 
 
-class NoThreadError(RuntimeError):
-    """No thread could be started: the function that was to run in it never will."""
+def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
+    """Run a function in a thread of a pool; return its future, or None if no thread will run it.
 
-
-def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
-    """Run a function in a thread of a pool; return its future.
-
-    Raises NoThreadError if no thread runs it. The pool alone would not do: it queues a function
-    before it starts a thread and, if that fails, runs it whenever a later one starts.
+    The pool alone would not do: it queues a function before it starts a thread and, if that fails,
+    runs it whenever a later one starts.
     """
     future: Future[T] = Future()
     waiting = [function]
@@ -53,37 +48,35 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T]:
 
     try:
         pool.submit(run)
-    except RuntimeError as error:
+    except RuntimeError:
         if future.cancel():  # else a thread that was there before has taken it
-            raise NoThreadError(str(error)) from error
+            return None
     return future
 
 
 async def run_in_thread(pool: Executor, function: Callable[[], T]) -> T:
     """Run a function in a thread of a pool, or here if there is none; return its result."""
-    try:
-        future = submit(pool, function)
-    except NoThreadError:
-        return function()
-    return await asyncio.wrap_future(future)
+    future = submit(pool, function)
+    return function() if future is None else await asyncio.wrap_future(future)
 
 
-async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) -> T:
-    """Like `run_in_thread`, but the function can ask whether its result is still wanted.
+async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None]) -> bool:
+    """Like `run_in_thread`, but the function can ask whether what it does is still wanted.
 
     It runs in the context of the caller, with NumPy's errstate, for example. A caller that is
-    cancelled waits for the function to end, but only `LAST_SECONDS`.
+    cancelled waits for the function to end, but only `LAST_SECONDS`. Returns whether the pool had a
+    thread.
     """
     is_wanted, context = True, contextvars.copy_context()
-    try:
-        future = submit(pool, lambda: context.run(function, lambda: is_wanted))
-    except NoThreadError:
-        return function(lambda: True)
+    future = submit(pool, lambda: context.run(function, lambda: is_wanted))
+    if future is None:
+        function(lambda: True)
+        return False
     running = asyncio.wrap_future(future)
     # If nobody waits for its error, asyncio logs it.
     running.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:  # without a task, which would take 20 us
-        return await asyncio.shield(running)
+        await asyncio.shield(running)
     except asyncio.CancelledError:
         is_wanted = False
         if not future.cancel():  # it has begun
@@ -92,11 +85,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], T]) ->
         raise
     finally:
         is_wanted = False
-
-
-def is_ending() -> bool:
-    """Whether the interpreter is shutting down, and waits for the threads of pools."""
-    return getattr(concurrent.futures.thread, "_shutdown", False)
+    return True
 
 
 MAX_FILE_THREADS = 32

@@ -3,7 +3,6 @@
 Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
-import concurrent.futures.thread
 import functools
 import importlib
 import json
@@ -391,11 +390,6 @@ def random_selections(rng, shape, num):
 
 def select(array, way, selection):
     return array[selection] if way == "basic" else getattr(array, way)[selection]
-
-
-def end_interpreter(monkeypatch):
-    """Let the pools of threads believe that the interpreter ends, and waits for them."""
-    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)
 
 
 def use_threads(num):

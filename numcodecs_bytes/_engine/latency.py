@@ -7,7 +7,7 @@ after the other. Both are read in longer runs, and by more threads.
 
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from numcodecs_bytes._engine import constants, files
 
@@ -18,22 +18,14 @@ class Latency:
     Its threads share it without a lock: at worst, one looks once more.
     """
 
-    on_learnt: Callable[[], None] = staticmethod(lambda: None)
-
     def __init__(self, *, looks_first: bool = False) -> None:
         self.looks_first = looks_first  # whether the first chunk is looked at, whatever is read
         self.seconds = 0.0  # that a read takes; 0 if files seem to be in memory
         self.has_waited = False  # for something else, longer than usual
         self.prefetching_helps = hasattr(os, "posix_fadvise")
-        self.has_helpers = False  # whether other threads of the batch make this one wait
         self._suspected = 0.0  # the seconds that all looks at the file before took, if it was slow
         self._waited_seconds = 0.0
         self._num_until_look = 0.0 if looks_first else float("inf")
-
-    @property
-    def is_long(self) -> bool:
-        """Whether threads wait for files, so that more of them help."""
-        return self.has_waited or self.seconds > 0
 
     @property
     def gap(self) -> int:
@@ -55,12 +47,15 @@ class Latency:
             return True
         return self._num_until_look < 0 or num_runs >= constants.LOOK_FROM
 
-    def look(self, descriptor: int, positions: Iterable[int]) -> None:
+    def look(
+        self, descriptor: int, positions: Iterable[int], *, have_helpers: bool = False
+    ) -> bool:
         """Learn whether files are slow, by reading a byte at a few positions of one.
 
         Two reads must take long. One may have been stopped by whatever else the machine does.
+        Returns whether threads wait for files, so that more of them help.
         """
-        may_be_threads = self.has_helpers and not self.seconds
+        may_be_threads = have_helpers and not self.seconds
         limit = constants.WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
         left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
         while left and len(slow) < 2:
@@ -78,7 +73,7 @@ class Latency:
         else:  # a small file: the next one decides
             self._suspected = slow[0]
             self.note(slow[0])
-        self.on_learnt()
+        return self.has_waited or self.seconds > 0
 
     def _try_prefetching(self, descriptor: int, positions: Collection[int], seconds: float) -> None:
         """Learn whether three reads that are asked for in advance take less than two, in seconds.
@@ -90,13 +85,13 @@ class Latency:
             together = sum([files.seconds_to_read(descriptor, each) for each in positions])
             self.prefetching_helps = together < seconds
 
-    def note(self, seconds: float) -> None:
+    def note(self, seconds: float) -> bool:
         """Learn from how much longer than usual something else took: opening, writing.
 
-        `seconds` is negative if it took less.
+        `seconds` is negative if it took less. Returns whether threads wait, so that more of them
+        help.
         """
         waited = self._waited_seconds + seconds - constants.SHORT_SECONDS
         self._waited_seconds = max(waited, 0.0)
-        if self._waited_seconds > constants.WAITED_SECONDS and not self.has_waited:
-            self.has_waited = True
-            self.on_learnt()
+        self.has_waited |= self._waited_seconds > constants.WAITED_SECONDS
+        return self.has_waited

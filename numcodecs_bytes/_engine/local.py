@@ -28,7 +28,7 @@ from numcodecs_bytes._engine.plan import Place, Plan, plan_of, split
 from numcodecs_bytes._engine.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._names import add_name
-from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, file_pool, num_cores
+from numcodecs_bytes._threads import MAX_FILE_THREADS, file_pool, num_cores
 from numcodecs_bytes._trace import Fetched
 from numcodecs_bytes._zarr_versions import fill_value_or_default
 
@@ -43,10 +43,10 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     outputs = list[Output]()
     latency = Latency(looks_first=len(chunks) > 1)
 
-    def work(is_wanted: IsWanted, parts: Iterator[list[ChunkRead]]) -> None:
-        out = batch.out.for_thread(is_wanted)
+    def work(workers: Workers[Any], parts: Iterator[list[ChunkRead]]) -> None:
+        out = batch.out.for_thread(workers.is_wanted)
         outputs.append(out)
-        reader = _Reader(out, batch.gap, latency)
+        reader = _Reader(out, batch.gap, latency, workers)
         for _, in_file in itertools.groupby(itertools.chain.from_iterable(parts), _key_of):
             reader.read_file(in_file)
 
@@ -54,9 +54,9 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     workers = Workers(
         list(_by_file(chunks)),
         work,
-        latency,
         num_threads=batch.num_workers,
         num_default=num_cores() if is_parallel else 1,
+        begins_alone=len(chunks) > 1,
     )
     try:
         await workers.run(file_pool())
@@ -104,6 +104,7 @@ class _Reader:
     out: Output
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
     latency: Latency  # of the batch
+    workers: Workers[Any]
 
     def read_file(self, chunks: Iterator[ChunkRead]) -> None:
         """Read chunks in the same file, or fill them if it is missing."""
@@ -132,7 +133,14 @@ class _Reader:
         try:
             return file.open()
         finally:
-            self.latency.note(time.perf_counter() - before)
+            if self.latency.note(time.perf_counter() - before):
+                self.workers.start_helpers(wait_for_files=True)
+
+    def _look(self, descriptor: int, positions: Sequence[int]) -> None:
+        """Look whether files are slow; then more threads help."""
+        have_helpers = self.workers.have_helpers
+        is_slow = self.latency.look(descriptor, positions, have_helpers=have_helpers)
+        self.workers.start_helpers(wait_for_files=is_slow)
 
     def _read_or_leave(self, chunk: ChunkRead, descriptor: int) -> None:
         """Read a chunk in an open file."""
@@ -161,8 +169,10 @@ class _Reader:
         """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
         drop_axes, latency = self.out.drop_axes, self.latency
         plan = plan_of(chunk.selection, layout, drop_axes, self.gap)
-        if latency.is_due(plan.num_runs):
-            latency.look(file.descriptor, plan.sample(file.start))
+        # Of a single request, a look only tells whether more threads help.
+        is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
+        if not (is_one_request and latency.has_waited) and latency.is_due(plan.num_runs):
+            self._look(file.descriptor, plan.sample(file.start))
         if latency.seconds:
             file = file._replace(is_prefetched=latency.prefetching_helps)
             if self.gap is None:
@@ -173,7 +183,8 @@ class _Reader:
         """Read what is selected of the inner chunks of a shard."""
         raw, before = files.new_memory(shard.index_bytes), time.perf_counter()
         files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
-        self.latency.note(time.perf_counter() - before)
+        if self.latency.note(time.perf_counter() - before):
+            self.workers.start_helpers(wait_for_files=True)
         inner_chunks = self._find_inner_chunks(
             chunk, shard, file, shard.decode_index(np.asarray(raw))
         )
@@ -208,7 +219,7 @@ class _Reader:
             some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
             num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
             positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]
-            latency.look(file.descriptor, positions)
+            self._look(file.descriptor, positions)
         if latency.seconds:
             if self.gap is None:
                 found = locate(latency.gap)

@@ -9,7 +9,6 @@ the event loop.
 import asyncio
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ from numcodecs_bytes._engine.write_shard import ShardFile
 from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._threads import (
     IsWanted,
-    is_ending,
+    num_cores,
     run_in_thread,
     write_pool,
 )
@@ -78,7 +77,11 @@ async def write(
         _Write(chunk, values, drop_axes, latency, is_required=is_required) for chunk in chunks
     ]
     begun, has_warned = time.monotonic(), False
-    while waiting := await _try_all(waiting, values, latency):
+    while True:
+        has_thread = await _try_all(waiting, values, latency)
+        waiting = [each for each in waiting if not each.is_done]
+        if not waiting:
+            return
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.setter)
         if seconds > constants.LONG_SECONDS and not has_warned:
@@ -86,7 +89,7 @@ async def write(
             logger.warning(
                 "waiting for a lock on %s: another thread or process has locked its file", name
             )
-        if seconds > constants.EXIT_SECONDS and is_ending():
+        if seconds > constants.EXIT_SECONDS and not has_thread:
             raise InterruptedError(f"the program ended while a write waited to lock {name}")
         pause = max(seconds / constants.NUM_WAITS, constants.FIRST_WAIT_SECONDS)
         await asyncio.sleep(min(pause, constants.MAX_WAIT_SECONDS))
@@ -139,24 +142,20 @@ class _Write:
         return file
 
 
-async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> list[_Write]:
-    """Try all writes; return those to be tried again.
+async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> bool:
+    """Try all writes; return whether a thread was to be had.
 
     One thread per core writes if they are large, and more if files are slow.
     """
     is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
     is_parallel = is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes)
 
-    def work(is_wanted: IsWanted, writes: Iterator[_Write]) -> None:
+    def work(workers: Workers[_Write], writes: Iterator[_Write]) -> None:
         for each in writes:
-            each.try_once(is_wanted)
+            each.try_once(workers.is_wanted)
+            if latency.has_waited or latency.seconds:
+                workers.start_helpers(wait_for_files=True)
 
-    await Workers(
-        writes,
-        work,
-        latency,
-        num_threads=None if is_array else 1,
-        num_default=os.cpu_count() or 1 if is_parallel else 1,
-        stops_at_exit=False,  # a write that has begun is finished
-    ).run(write_pool())
-    return [each for each in writes if not each.is_done]
+    num_default = num_cores() if is_parallel else 1
+    workers = Workers(writes, work, num_threads=None if is_array else 1, num_default=num_default)
+    return await workers.run(write_pool())

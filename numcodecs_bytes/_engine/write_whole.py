@@ -28,7 +28,7 @@ from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_file import raise_unless, usual_seconds, write_runs
-from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
+from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
 from numcodecs_bytes._zarr_versions import concurrency
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -79,15 +79,16 @@ async def write_whole(
     latency = Latency()
     usual = usual_seconds(1, layout.num_bytes) if layout else 0.0
 
-    def work(is_wanted: IsWanted, some: Iterator[ChunkWrite]) -> None:
+    def work(workers: Workers[ChunkWrite], some: Iterator[ChunkWrite]) -> None:
         for chunk in some:
             before = time.perf_counter()
-            _write_or_leave(chunk, values, suffix, is_wanted)
-            latency.note(time.perf_counter() - before - usual)
+            _write_or_leave(chunk, values, suffix, workers.is_wanted)
+            if latency.note(time.perf_counter() - before - usual):
+                workers.start_helpers(wait_for_files=True)
 
-    num_large = min(2 * (os.cpu_count() or 1), concurrency() or MAX_FILE_THREADS)
+    num_large = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)
     num_default = num_large if is_large else 1
-    workers = Workers(chunks, work, latency, num_threads=num_threads, num_default=num_default)
+    workers = Workers(chunks, work, num_threads=num_threads, num_default=num_default)
     await workers.run(write_pool())
 
 

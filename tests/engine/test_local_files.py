@@ -18,7 +18,6 @@ import zarr.storage
 from helpers import (
     ZARR_ALONE,
     create,
-    end_interpreter,
     random_selections,
     select,
     use_threads,
@@ -502,17 +501,3 @@ class TestThreads:
         monkeypatch.setattr(threading.Thread, "start", fail)
         with use_threads(20):
             assert_reads(opened(folder))
-
-    def test_the_last_chunks_are_read_while_the_interpreter_ends(self, folder, calls, monkeypatch):
-        """It waits for the threads of pools, in which nothing more is read then."""
-
-        def end(_):
-            if len(calls.opened) == 10:
-                end_interpreter(monkeypatch)
-
-        calls.at_open = end
-        np.testing.assert_array_equal(opened(folder)[:], DATA)
-        # Up to 11 threads have a chunk at that moment, where the file system is slow.
-        assert len(calls.threads) > 21
-        assert not [name for name in calls.threads[21:] if name.startswith("numcodecs_bytes")]
-        assert calls.num_closed == len(calls.opened)
