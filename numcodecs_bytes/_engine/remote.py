@@ -33,7 +33,7 @@ from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
 from numcodecs_bytes._trace import Fetched
-from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
+from numcodecs_bytes._zarr_versions import HAS_RESULTS, concurrency, fill_value_or_default
 
 # Lets zarr read chunks that were left to it, and notes what became of them.
 ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
@@ -236,6 +236,7 @@ class _Reader:
     budget_of_one: Budget  # if nothing else were read
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     errors: list[Exception] = field(default_factory=list)  # the first one, if any
+    failed: ChunkRead | None = None  # the chunk that raised it
 
     def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
         """Return what to read: single chunks, or chunks that are side by side in an object."""
@@ -337,21 +338,27 @@ class _Reader:
             leave(planned.chunks, why)
             first.fetched = Fetched(target.num_requests, target.num_bytes)
             if isinstance(why, Unexpected):
-                self._note_error(why.with_traceback(None))
+                self._note_error(why.with_traceback(None), first)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, first.getter)
-            self._note_error(error)
+            self._note_error(error, first)
 
-    def _note_error(self, error: Exception) -> None:
+    def _note_error(self, error: Exception, chunk: ChunkRead) -> None:
         """Keep the first error, which decides; the frames of others would keep what was fetched."""
         if not self.errors:
             self.errors.append(error)
+            self.failed = chunk
 
     async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:
-        """Let zarr read what could not be read; if that works, the first failure is a strike."""
+        """Let zarr read what could not be read; if that works, the first failure is a strike.
+
+        A chunk that is missing for zarr, too, is no failure.
+        """
         rest = [chunk for chunk in chunks if chunk.outcome.is_left]
         leave([chunk for chunk in rest if not chunk.outcome.why], self.errors[0])
         await self.read_by_zarr(rest)
+        if isinstance(self.errors[0], Missing) and self.failed and await _is_missing(self.failed):
+            return
         store = rest[0].getter.store
         state_of(store).strike(store, self.errors[0])
 
@@ -428,6 +435,14 @@ class _Reader:
             self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
         return placed, located.num_bytes_by_zarr
+
+
+async def _is_missing(chunk: ChunkRead) -> bool:
+    """Whether a chunk that zarr has read is missing; zarr 3.1.6 does not tell."""
+    if not HAS_RESULTS:
+        with contextlib.suppress(Exception):  # stores raise anything
+            return not await chunk.getter.store.exists(chunk.getter.path)
+    return chunk.outcome.status == "missing"
 
 
 def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None]:

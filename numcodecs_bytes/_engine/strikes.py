@@ -2,7 +2,8 @@
 
 If anything in the answer to a range is unexpected, zarr reads the whole chunk. If that works, zarr
 reads everything from the store for `constants.STRUCK_SECONDS`. A store that says that an object is
-missing is believed only if it has answered a range properly before.
+missing is believed only if it has answered a range properly before; else zarr asks for it, and if
+it is missing for zarr, too, that is no strike.
 """
 
 import logging

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import json
 import logging
 import pickle
 import random
@@ -43,10 +44,11 @@ def server():
 class Opened:
     """An array, and the requests for it."""
 
-    def __init__(self, server, kind, client, name):
+    def __init__(self, server, kind, client, name, path=None):
         self._server, self._token = server, f"{random.randrange(10**12)}"  # noqa: S311
         store = store_of(client, f"{server.url(kind, self._token)}/{name}")
-        self.array = zarr.open_array(store, mode="r")
+        opened = zarr.open(store, mode="r")
+        self.array = opened[path] if path else opened
         self.forget()
 
     def forget(self):
@@ -67,7 +69,11 @@ class Opened:
 @pytest.fixture(params=["obstore", "fsspec"])
 def opened(server, request):
     """Return what opens an array by name."""
-    return lambda name, kind="properly": Opened(server, kind, request.param, name)
+
+    def open_it(name, kind="properly", path=None):
+        return Opened(server, kind, request.param, name, path)
+
+    return open_it
 
 
 class TestRequests:
@@ -171,6 +177,28 @@ class TestRequests:
         missing = opened("missing")
         assert (missing.array[:, :10] == 0).all()
         assert len(missing.ranges) <= 1_002
+
+    @pytest.mark.parametrize("stored", [{}, {"shards": (2, MB)}], ids=["chunks", "shards"])
+    def test_a_missing_chunk_of_a_store_without_metadata_of_its_own(self, server, opened, stored):
+        """As with consolidated metadata alone: it was a strike that zarr, too, found nothing."""
+        name = f"alone{len(stored)}"
+        objects = objects_of("a", LARGE[:4], chunks=(1, MB), **stored)
+        metadata = json.loads(objects.pop("a/zarr.json"))
+        members = {"kind": "inline", "must_understand": False, "metadata": {"a": metadata}}
+        root = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+        objects["zarr.json"] = json.dumps(root | {"consolidated_metadata": members}).encode()
+        del objects["a/c/0/0"]
+        server.objects.update({f"{name}/{key}": raw for key, raw in objects.items()})
+        array = opened(name, path="a").array
+        assert (array[0, :9] == 0).all()
+        assert not is_struck(array, np.s_[2, 5:9])
+        assert np.array_equal(array[2, 5:9], LARGE[2, 5:9])
+        if stored:  # zarr itself reads ranges
+            return
+        array = opened(name, "status 404", path="a").array
+        assert (array[0, :9] == 0).all()
+        assert np.array_equal(array[2, 5:9], LARGE[2, 5:9])  # it is there, but not for ranges
+        assert is_struck(array, np.s_[2, 5:9])
 
     def test_a_strike_is_forgotten(self, opened, caplog, monkeypatch):
         large = opened("large", "status 403")
