@@ -412,10 +412,10 @@ class _Reader:
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, planned.layout, array, place)
-        fetched = Fetched(target.num_requests, target.num_bytes, num_by_zarr)
-        for chunk in planned.chunks:
-            chunk.note_present(fetched)
-            fetched = Fetched()  # the others are read with the first
+        num_requests, shares = target.num_requests, _shares(target.num_bytes, planned.plans)
+        for chunk, share in zip(planned.chunks, shares, strict=True):
+            chunk.note_present(Fetched(num_requests, share, num_by_zarr))
+            num_requests = 0  # the others are requested with the first
 
     async def _locate_in_shard(
         self, planned: ObjectRead, shard_plan: ShardPlan
@@ -443,6 +443,15 @@ async def _is_missing(chunk: ChunkRead) -> bool:
         with contextlib.suppress(Exception):  # stores raise anything
             return not await chunk.getter.store.exists(chunk.getter.path)
     return chunk.outcome.status == "missing"
+
+
+def _shares(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
+    """Return how much of what was fetched together is each chunk's: as much as was planned."""
+    if len(plans) < 2:
+        return [num_bytes]
+    planned = np.cumsum([plan.num_bytes for plan in plans])
+    shares: list[int] = np.diff(planned * num_bytes // max(planned[-1], 1), prepend=0).tolist()
+    return shares
 
 
 def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None]:

@@ -18,6 +18,7 @@ from servers import Server, is_struck, objects_of, references, store_of
 from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
+import numcodecs_bytes
 from numcodecs_bytes._engine import constants
 
 http = importlib.import_module("fsspec.implementations.http")
@@ -269,6 +270,18 @@ class TestReferences:
         assert np.array_equal(array[...], data)
         assert len(requests) == num
         assert np.array_equal(array[:, 5:9], data[:, 5:9])
+
+    def test_each_counts_what_was_fetched_of_it(self, server):
+        """Not the first one all: it seemed to be read whole."""
+        array, data, requests = self.open(server, 0)
+        selection = np.s_[1:, : self.NUM_BYTES * 55 // 100]
+        with numcodecs_bytes.trace() as traced:
+            assert np.array_equal(array[selection], data[selection])
+        total = traced.report()["total"]
+        assert (total["chunks"], total["chunks_whole"]) == (self.NUM - 1, 0)
+        ranges = [asked.removeprefix("bytes=").split("-") for _, asked in requests]
+        assert total["bytes_fetched"] == sum(int(last) + 1 - int(first) for first, last in ranges)
+        assert total["requests"] == len(requests) < self.NUM
 
     def test_some_are_missing(self, server):
         array, data, requests = self.open(server, 0, [1, 2, 3, 9])
