@@ -6,16 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.selection import Indices
 
 
-class Run(NamedTuple):
-    """Contiguous bytes of an object that are kept, and where in memory."""
+class Runs(NamedTuple):
+    """Contiguous bytes of an object that are kept, in the order of their starts; in bytes."""
 
-    start: int  # in the object, in bytes
-    length: int
-    offset: int  # in the memory
+    starts: Indices  # in the object
+    lengths: Indices
+    offsets: Indices  # in the memory
+
+    def between(self, first: int, end: int) -> "Runs":
+        """Return some of the runs."""
+        return Runs(*[column[first:end] for column in self])
 
 
 class Range(NamedTuple):
@@ -23,38 +28,33 @@ class Range(NamedTuple):
 
     start: int
     end: int
-    runs: list[Run]  # in the order of their starts; a run may be larger than the range
+    runs: Runs  # a run may be larger than the range
 
 
-def sorted_runs(starts: Indices, lengths: Indices) -> list[Run]:
+def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
     """Return runs that lie end to end in memory, in the order of their starts in the object."""
-    offsets = np.cumsum(lengths) - lengths
     order = np.argsort(starts, kind="stable")
-    columns = [column[order].tolist() for column in (starts, lengths, offsets)]
-    return list(map(Run, *columns))
+    return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
 
-def coalesce(
-    runs: list[Run], *, gap: int, most_with_gaps: int, longest_part: int
-) -> Iterator[Range]:
-    """Yield the ranges that fetch runs, which are given in the order of their starts.
+def coalesce(runs: Runs, *, gap: int, most_with_gaps: int, longest_part: int) -> Iterator[Range]:
+    """Yield the ranges that fetch runs.
 
     Runs with gaps of up to `gap` bytes share a range, if that has up to `most_with_gaps` bytes. A
     range that has more than `longest_part` bytes is cut into parts. Runs may overlap.
     """
-    together: list[Run] = []
-    start = end = 0
-    for run in runs:
-        run_end = run.start + run.length
-        if together and (run.start - end > gap or max(end, run_end) - start > most_with_gaps):
-            yield from _split_range(Range(start, end, together), longest_part)
-            together = []
-        if not together:
-            start, end = run.start, run_end
-        together.append(run)
-        end = max(end, run_end)
-    if together:
-        yield from _split_range(Range(start, end, together), longest_part)
+    num, starts = len(runs.starts), runs.starts
+    ends = np.maximum.accumulate(starts + runs.lengths)  # of each run and those before it
+    after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
+    most_with_gaps = min(most_with_gaps, int(ends[-1])) if num else 0  # else sums might overflow
+    first = 0
+    for end in [*after_gaps.tolist(), num]:
+        while first < end:
+            most = max(starts[first] + most_with_gaps, ends[first])
+            stop = first + int(np.searchsorted(ends[first:end], most, "right"))
+            together = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
+            yield from _split_range(together, longest_part)
+            first = stop
 
 
 def num_parts(num_bytes: int, longest_part: int) -> int:
@@ -72,12 +72,25 @@ def _split_range(whole: Range, longest_part: int) -> Iterator[Range]:
 
 def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
     """Copy the runs in a range, as far as it reaches, to their places in memory."""
+    starts, lengths, offsets = fetched.runs
+    length = int(lengths[0])
+    is_complete = fetched.start <= starts[0] and (starts + lengths).max() <= fetched.end
+    if is_complete and 0 < length < constants.COPIED_TOGETHER_BYTES and (lengths == length).all():
+        _windows(memory, length)[offsets] = _windows(raw, length)[starts - fetched.start]
+        return
     source, target = raw.data, memory.data
-    for start, length, offset in fetched.runs:
-        first, end = max(start, fetched.start), min(start + length, fetched.end)
+    for start, run_length, offset in zip(
+        *[column.tolist() for column in fetched.runs], strict=True
+    ):
+        first, end = max(start, fetched.start), min(start + run_length, fetched.end)
         if first < end:
             copied = source[first - fetched.start : end - fetched.start]
             target[offset + first - start : offset + end - start] = copied
+
+
+def _windows(memory: UInt8Array, length: int) -> Array:
+    """Return an array in which element k is the `length` bytes of memory that begin at byte k."""
+    return np.ndarray((memory.size - length + 1,), f"V{length}", memory, 0, (1,))
 
 
 class ContentRange(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from numcodecs_bytes._engine.ranges import (
     ContentRange,
     Range,
-    Run,
+    Runs,
     coalesce,
     copy_runs,
     parse_content_range,
@@ -42,7 +42,8 @@ def bounds_of(*arguments, **settings):
         ([0], [10], {"longest_part": 4}, [(0, 5), (5, 10)]),
         ([3, 3, 3], [2, 2, 2], {}, [(3, 5)]),
         ([0, 2], [10, 3], {}, [(0, 10)]),
-        ([0, 2], [10, 3], {"most_with_gaps": 8}, [(0, 10), (2, 5)]),
+        ([0, 2], [10, 3], {"most_with_gaps": 8}, [(0, 10)]),
+        ([0, 2, 9], [10, 3, 3], {"most_with_gaps": 8}, [(0, 10), (9, 12)]),
     ],
 )
 def test_runs_that_are_close_share_a_range(starts, lengths, settings, expected):
@@ -69,7 +70,7 @@ def test_what_is_fetched_of_random_runs_is_what_was_asked_for(everything):
 
 def test_a_run_is_copied_as_far_as_the_range_reaches():
     memory = np.zeros(4, np.uint8)
-    copy_runs(np.array([7, 8], np.uint8), Range(12, 14, [Run(11, 4, 0)]), memory)
+    copy_runs(np.array([7, 8], np.uint8), Range(12, 14, Runs(*np.array([[11], [4], [0]]))), memory)
     assert memory.tolist() == [0, 7, 8, 0]
 
 
