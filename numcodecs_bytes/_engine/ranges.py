@@ -18,7 +18,7 @@ class Runs(NamedTuple):
     lengths: Indices
     offsets: Indices  # in the memory
 
-    def between(self, first: int, end: int) -> "Runs":
+    def between(self, first: int, end: int | None) -> "Runs":
         """Return some of the runs."""
         return Runs(*[column[first:end] for column in self])
 

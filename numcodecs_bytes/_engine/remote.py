@@ -8,6 +8,7 @@ reads that object, and those not requested yet, when all requests in flight have
 import asyncio
 import collections
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -27,7 +28,7 @@ from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
 from numcodecs_bytes._engine.plan import PlacedPlan, Plan, plan_of
-from numcodecs_bytes._engine.ranges import Range, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._engine.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
 from numcodecs_bytes._engine.shards import ShardLayout, ShardPlan
 from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
@@ -128,6 +129,7 @@ class RemoteObject:
         if raw.nbytes != expected:
             raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
         self.state.has_answered = self._has_answered = True
+        self.state.note_seconds(time.monotonic() - begin)
         return raw
 
     async def fetch(
@@ -149,14 +151,34 @@ class RemoteObject:
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         runs = sorted_runs(starts, lengths)
-        ranges = list(
-            coalesce(runs, gap=budget.gap, most_with_gaps=most_with_gaps, longest_part=longest_part)
-        )
         self._is_split = num_parts(int(lengths.max(initial=0)), longest_part) > 1
         num_bytes = [plan.num_bytes for plan in plans]
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
-        await self._fetch_ranges(ranges, memory, budget.num_requests)
+        await self._fetch_runs(runs, memory, budget, most_with_gaps, longest_part)
         return np.split(memory, np.cumsum(num_bytes)[:-1])
+
+    async def _fetch_runs(
+        self, runs: Runs, memory: UInt8Array, budget: Budget, most: int, longest_part: int
+    ) -> None:
+        """Request runs, and copy them to their places in memory; see `fetch`.
+
+        If it is not known yet how fast the store is, the first answers tell, and decide how many
+        more requests are made.
+        """
+        gap, num = budget.gap, budget.num_requests
+        is_flexible = not (budget.is_exact or self._is_split)
+        if is_flexible and (near_gap := self.state.near_gap()) > gap:
+            gap, most, longest_part = near_gap, sys.maxsize, sys.maxsize  # parts are not faster
+        ranges = list(coalesce(runs, gap=gap, most_with_gaps=most, longest_part=longest_part))
+        if is_flexible and len(ranges) > num and self.state.least_seconds == math.inf:
+            await self._fetch_ranges(ranges[:num], memory, num)
+            rest = runs.between(sum([len(each.runs.starts) for each in ranges[:num]]), None)
+            await self._fetch_runs(rest, memory, budget, most, longest_part)
+            return
+        begin, num_before = time.monotonic(), self.num_bytes
+        await self._fetch_ranges(ranges, memory, num)
+        seconds = time.monotonic() - begin
+        self.state.note_rate(self.num_bytes - num_before, len(ranges), seconds)
 
     async def _fetch_ranges(
         self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int

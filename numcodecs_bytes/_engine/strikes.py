@@ -7,6 +7,7 @@ it is missing for zarr, too, that is no strike.
 """
 
 import logging
+import math
 import time
 import weakref
 from typing import Any
@@ -40,6 +41,10 @@ class StoreState:
     has_answered = False  # whether it has answered a range properly
     tells_versions = True  # until the versions in its answers differ or are missing
     folder: str | None = None  # that obstore's LocalStore reads, once it is found
+    # How fast it has answered at best: a busy machine takes a near store for a far one, never the
+    # other way round. Only how many requests are made depends on it.
+    least_seconds = math.inf
+    _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
     _until = 0.0
     _why = ""
 
@@ -47,6 +52,24 @@ class StoreState:
     def is_struck(self) -> bool:
         """Whether zarr reads the store."""
         return time.monotonic() < self._until
+
+    def note_seconds(self, seconds: float) -> None:
+        """Note how long an answer took."""
+        self.least_seconds = min(self.least_seconds, seconds)
+
+    def note_rate(self, num_bytes: int, num_requests: int, seconds: float) -> None:
+        """Note how long all answers for an object took, if they were long ones."""
+        if num_bytes >= num_requests * constants.LONG_BYTES and seconds:  # some clocks are coarse
+            self._best_rate = max(self._best_rate, num_bytes / seconds)
+            self._num_rates += 1
+
+    def near_gap(self) -> int:
+        """Return the gap that takes as long as another request, in bytes; 0 unless it is near."""
+        if self.least_seconds > constants.NEAR_SECONDS:
+            return 0
+        # The first rate may be that of a busy machine.
+        rate = self._best_rate if self._num_rates > 1 else constants.NEAR_BYTES_PER_SECOND
+        return int(self.least_seconds * rate)
 
     def check(self) -> None:
         """Raise LeftToZarr if zarr reads the store."""

@@ -109,6 +109,12 @@ def _files_are_fast(monkeypatch, set_constants):
     set_constants(WAITED_SECONDS=60)
 
 
+@pytest.fixture(autouse=True)
+def _stores_are_far(monkeypatch):
+    """Request what is requested of a far store, however soon a store of the tests answers."""
+    monkeypatch.setattr(constants, "NEAR_SECONDS", 0.0)
+
+
 @pytest.fixture
 def _in_place(our_pipeline):  # noqa: ARG001 # which is set
     """Write in place or raise, in each of this package's pipelines.

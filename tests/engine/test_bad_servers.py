@@ -56,6 +56,11 @@ def server():
             yield server
 
 
+@pytest.fixture(autouse=True)
+def _stores_are_far():
+    """They may be near: what is requested of them depends on how soon they answer."""
+
+
 def random_selection(rng):
     """Return what makes a random selection of an array."""
     kind = rng.choice(["row", "column", "box", "all", "points", "orthogonal"])

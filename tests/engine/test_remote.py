@@ -6,6 +6,7 @@ import json
 import logging
 import pickle
 import random
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -439,6 +440,80 @@ def test_a_missing_shard_where_suffixes_are_not_supported(tmp_path, monkeypatch)
     assert (array[1, :9] == 0).all()
     assert (array[0, :9] == 7).all()
     assert not is_struck(array, np.s_[0, :3])
+
+
+class TestNearStores:
+    """Whose answers take as long as the clock says; all requests wait for those before them."""
+
+    PLANES, PLANE_BYTES = 32, 270_000
+    NUM_BYTES = PLANES * PLANE_BYTES
+
+    @pytest.fixture(autouse=True)
+    def _stores_are_far(self):
+        """Some are near."""
+
+    @pytest.fixture
+    def read(self, tmp_path, monkeypatch):
+        """Return what opens a chunk, and returns what reads a column, and tells its requests."""
+        data = np.random.default_rng(3).integers(0, 256, (self.PLANES, self.PLANE_BYTES), np.uint8)
+        create(tmp_path, data.shape, dtype="u1", endian=None)[...] = data
+        now = 0.0
+
+        def open_it(latency, bytes_per_second=3e9):
+            class Store(CountingStore):
+                def _count(self, key, byte_range, buffer):
+                    nonlocal now
+                    if key.startswith("c"):
+                        now += latency() if callable(latency) else latency
+                        now += len(buffer) / bytes_per_second
+                    return super()._count(key, byte_range, buffer)
+
+            store = Store(tmp_path, read_only=True)
+            array = zarr.open_array(store, mode="r")
+
+            def read_it(selection=np.s_[:, 7]):
+                store.requests.clear()
+                with ranges_from(Store):
+                    assert np.array_equal(array[selection], data[selection])
+                return [num_bytes for _, _, num_bytes in store.requests]
+
+            return read_it
+
+        clock = types.SimpleNamespace(monotonic=lambda: now)
+        monkeypatch.setattr("numcodecs_bytes._engine.remote.time", clock)
+        return open_it
+
+    def test_many_requests_become_one(self, read):
+        """After the first answers; then at once, if an answer says that the store is near."""
+        fresh, known = read(2e-4), read(2e-4)
+        hull = self.NUM_BYTES - self.PLANE_BYTES + 1
+        assert fresh() == [1] * 10 + [hull - 10 * self.PLANE_BYTES]
+        assert fresh() == [hull]
+        assert known(np.s_[3, 7]) == [1]
+        assert known() == known() == known() == [hull]
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            assert known() == [1] * self.PLANES
+
+    @pytest.mark.parametrize("latency", [2e-3, 3e-2])
+    def test_a_far_store_is_asked_for_what_is_selected(self, read, latency):
+        column = read(latency)
+        assert [column() for _ in range(3)] == [[1] * self.PLANES] * 3
+
+    def test_a_near_store_that_sends_slowly(self, read):
+        """Two long answers say so: gaps are worth no more than those of a far store."""
+        column = read(2e-4, 5e8)
+        column(np.s_[3, 7])
+        assert [len(column()) for _ in range(4)] == [1, 1, self.PLANES, self.PLANES]
+
+    def test_a_busy_machine(self, read):
+        """Answers that are late, even most of them, do not make a near store a far one."""
+        late = iter([0.0, *[0.005] * 40])
+        column = read(lambda: 2e-4 + next(late, 0.0))
+        assert len(column(np.s_[3, 7])) == 1
+        assert [len(column()) for _ in range(3)] == [1, 1, self.PLANES]
+        late = iter([])
+        column(np.s_[:, : self.PLANE_BYTES // 2])
+        assert len(column()) == 1
 
 
 class TestFirstFailure:
