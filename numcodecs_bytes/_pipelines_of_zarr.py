@@ -17,7 +17,9 @@ from numcodecs_bytes._options import write_in_place
 from numcodecs_bytes._pickling import PickledAsConfigured
 
 _MODULE = "numcodecs_bytes.zarr_pipeline"
-_DEFAULT: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
+_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+with contextlib.suppress(Exception):  # its config may be of another kind
+    _DEFAULT = zarr.config.defaults[0]["codec_pipeline"]["path"]
 _default: Any = pkgutil.resolve_name(_DEFAULT)
 _fused: Any = _default
 with contextlib.suppress(ImportError, AttributeError):
@@ -55,6 +57,7 @@ class FusedBytesPipeline(_WritesUnlessRequired, _fused):  # type: ignore[misc]
 
 for pipeline in (BatchedBytesPipeline, FusedBytesPipeline):
     zarr.registry.register_pipeline(pipeline)
-# By default, as "require" may be set later.
-name = "FusedBytesPipeline" if "Fused" in _DEFAULT else "BatchedBytesPipeline"
-make_default("codec_pipeline", "path", f"{_MODULE}.{name}")
+# By default, as "require" may be set later. If that fails, zarr's config may still name them.
+with contextlib.suppress(Exception):
+    name = "FusedBytesPipeline" if "Fused" in _DEFAULT else "BatchedBytesPipeline"
+    make_default("codec_pipeline", "path", f"{_MODULE}.{name}")

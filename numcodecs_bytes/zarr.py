@@ -48,7 +48,7 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
-from numcodecs_bytes._defaults import make_default
+from numcodecs_bytes._defaults import make_default, step_aside
 from numcodecs_bytes._options import warn_of_other_pipeline
 from numcodecs_bytes._threads import compute_pool, run_in_thread
 from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
@@ -250,11 +250,14 @@ def _assumed_endian(dtype: AnyDType) -> Endian:
 def _use_by_default() -> None:
     """Make zarr use `BytesCodec` for "bytes", and for "endian" unless "bytes" is set otherwise."""
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
-    # Whatever can fail comes first: a default that zarr can't import would break all arrays.
-    chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
-    for name in ("bytes", "endian") if chosen == ours else ("bytes",):
+    for name in ("bytes", "endian"):
         zarr.registry.register_codec(name, BytesCodec)
-        make_default("codecs", name, ours)
+    try:
+        chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
+        for name in ("bytes", "endian") if chosen == ours else ("bytes",):
+            make_default("codecs", name, ours)
+    except Exception as error:  # noqa: BLE001 # those who name it in zarr's config get it all the same
+        step_aside("arrays", error)
 
 
 _OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")

@@ -189,6 +189,33 @@ zarr.config.refresh()
         if change == self.NEW_DEFAULT:
             assert run(program, "-W", "error") == (used * 2, "")
 
+    @pytest.mark.parametrize("pipeline", OUR_PIPELINES)
+    @pytest.mark.parametrize(
+        ("change", "codec"),
+        [
+            ("zarr.config.defaults = {}", OURS),
+            ("del zarr.codecs.BytesCodec._encode_sync", ZARRS),
+        ],
+    )
+    def test_what_zarrs_config_names_exists(self, run, change, codec, pipeline):
+        """No array could be opened: "not found in registered pipelines", or codecs."""
+        variables = {"ZARR_CODECS__BYTES": OURS, "ZARR_CODEC_PIPELINE__PATH": pipeline}
+        out, err = run(f"{SETUP}{change}\nshow()", **variables)
+        assert (out, err.count(self.SAID)) == ([codec, pipeline], 1)
+
+    @pytest.mark.parametrize("attribute", ["collect", "config", "defaults"])
+    def test_the_report_on_a_config_of_another_kind(self, run, attribute):
+        """The command raised AttributeError."""
+        program = "import zarr\nclass Config:\n"
+        program += "    def __init__(self, config): self._config = config\n"
+        program += "    def __getattr__(self, name):\n"
+        program += f"        if name == {attribute!r}: raise AttributeError(name)\n"
+        program += "        return getattr(self._config, name)\n"
+        program += "zarr.config = Config(zarr.config)\n"
+        program += "from numcodecs_bytes.__main__ import main\nmain([])"
+        out, _ = run(program)
+        assert "partial reads: o" in " ".join(out)
+
     @pytest.mark.skipif(len(PIPELINES) == 1, reason="this zarr has one pipeline")
     def test_the_fused_pipeline_by_default(self, run):
         """Ours that extends it takes its place."""

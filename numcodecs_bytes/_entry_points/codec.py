@@ -5,6 +5,7 @@ config which class to use.
 """
 
 import zarr.codecs
+import zarr.registry
 
 from numcodecs_bytes._defaults import step_aside
 
@@ -14,4 +15,6 @@ try:
     from numcodecs_bytes.zarr import BytesCodec
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
+    for name in ("bytes", "endian"):  # zarr's config may name ours
+        zarr.registry.register_codec(name, BytesCodec, qualname="numcodecs_bytes.zarr.BytesCodec")
     step_aside("arrays", error)

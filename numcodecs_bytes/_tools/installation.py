@@ -134,8 +134,17 @@ def _why_no_data_types() -> str:
 
 
 def origin_of(key: str) -> str:
-    """Return the file, variable or call that sets a key of zarr's config, or "" if none does."""
-    config = zarr.config
+    """Return the file, variable or call that sets a key of zarr's config, or "" if none does.
+
+    It is "", too, if an untested zarr has a config of another kind.
+    """
+    try:
+        return _origin_of(key, zarr.config)
+    except Exception:  # noqa: BLE001 # of which nothing is known
+        return ""
+
+
+def _origin_of(key: str, config: Any) -> str:
     # The last that has it wins.
     sources: list[tuple[str, Mapping[str, Any]]] = [("", config.defaults[0])]
     for path in map(Path, config.paths):

@@ -10,10 +10,14 @@ be installed:
   value, unless nothing could notice it
 - as the present version: likewise
 
+One more copy has a config of another kind, `typed_config.py`: the same values there, also with our
+pipelines and our codec by name, and a report from the command.
+
 To show that the copies try something, most of them must fail without all that. A minute on two
 cores.
 """
 
+import itertools
 import json
 import os
 import re
@@ -53,10 +57,17 @@ LEAST_FAILURES = 7
 SILENT = ("where files are", "what order means")
 
 
-def copy_zarr(work, pattern, old, new):
-    """Return the folder of a copy of zarr that is changed."""
+def copy_zarr(work):
+    """Return the path of a copy of zarr, whose version a variable may change."""
     copy = work / "zarr"
     shutil.copytree(Path(zarr.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    with (copy / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write(VERSION)
+    return copy
+
+
+def change_zarr(copy, pattern, old, new):
+    """Replace what matches a regular expression in the files of a copy."""
     num = 0
     for path in copy.glob(pattern):
         text, num_here = re.subn(old, new, path.read_text(encoding="utf-8"))
@@ -64,18 +75,21 @@ def copy_zarr(work, pattern, old, new):
         path.write_text(text, encoding="utf-8")
     if not num:
         raise ValueError(f"this zarr has no {old}")
-    with (copy / "__init__.py").open("a", encoding="utf-8") as file:
-        file.write(VERSION)
-    return copy.parent
+
+
+def run_python(folder, *arguments, **variables):
+    """Run Python, which imports the copy of zarr in a folder, and return its output."""
+    paths = [str(folder), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 def results_of(folder, mode, **variables):
     """Return what a program printed that imports the copy of zarr in a folder."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), **variables}
-    command = [sys.executable, "-W", "ignore", PROGRAM, mode, folder / "arrays"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_python(folder, PROGRAM, mode, folder / "arrays", **variables)
     return json.loads(done.stdout) if not done.returncode else {"program": done.stderr[-300:]}
 
 
@@ -88,9 +102,10 @@ def differences(results, expected, *, values):
 
 def try_change(change):
     """Return the lines that say what is wrong with a change, and whether it needs this package."""
-    what, (pattern, old, new) = change
+    what, substitution = change
     with tempfile.TemporaryDirectory() as work:
-        folder = copy_zarr(Path(work), pattern, old, new)
+        folder = Path(work)
+        change_zarr(copy_zarr(folder), *substitution)
         expected = results_of(folder, "alone")
         runs = {
             "next": (results_of(folder, "ours", **NEXT), True),
@@ -107,10 +122,35 @@ def try_change(change):
     return wrong, bool(differences(unguarded, expected, values=True))
 
 
+def try_typed_config():
+    """Return the lines that say what is wrong with a config of another kind."""
+    ours = "numcodecs_bytes.zarr_pipeline.{}BytesPipeline".format
+    choices = [{}, {"ZARR_CODECS__BYTES": "numcodecs_bytes.zarr.BytesCodec"}]
+    choices += [{"ZARR_CODEC_PIPELINE__PATH": ours(kind)} for kind in ("Batched", "Fused")]
+    wrong = []
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work)
+        core = copy_zarr(folder) / "core"
+        (core / "config.py").rename(core / "_untyped_config.py")
+        shutil.copy(PROGRAM.with_name("typed_config.py"), core / "config.py")
+        expected = results_of(folder, "alone")
+        if "program" in expected:
+            return [f"a typed config: zarr alone fails: {expected['program']}"]
+        for version, choice in itertools.product(({}, NEXT), choices):
+            variables = version | choice
+            lines = differences(results_of(folder, "ours", **variables), expected, values=True)
+            report = run_python(folder, "-m", "numcodecs_bytes", **variables)
+            if report.returncode != 1 or "partial reads: off" not in report.stdout:
+                lines.append(f"the command prints {report.stdout + report.stderr[-300:]}")
+            wrong += [f"a typed config ({variables}): {line}" for line in lines[:3]]
+    return wrong
+
+
 def main():
     with ThreadPoolExecutor(os.cpu_count()) as pool:
+        of_typed_config = pool.submit(try_typed_config)
         done = list(pool.map(try_change, CHANGES.items()))
-    wrong = [line for lines, _ in done for line in lines]
+    wrong = [line for lines, _ in done for line in lines] + of_typed_config.result()
     num_failing = sum(fails for _, fails in done)
     print(*wrong, sep="\n")
     print(f"{len(CHANGES)} changes, {num_failing} of which fail if nothing is done about it")
