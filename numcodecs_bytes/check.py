@@ -230,7 +230,7 @@ def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
                 continue
             report.add_problem(
                 f"the bytes codec has no dtype, which it needs to store {dtype} as "
-                f'{codec.endian}-endian: add "dtype": {dtype_to_json(dtype)!r}'
+                f'{codec.endian}-endian: add "dtype": {json.dumps(dtype_to_json(dtype))}'
             )
 
 

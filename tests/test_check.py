@@ -1,5 +1,6 @@
 """python -m numcodecs_bytes check: what it finds, and that it leaves everything as it is."""
 
+import ast
 import base64
 import contextlib
 import functools
@@ -7,7 +8,10 @@ import http.server
 import importlib.util
 import json
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -35,6 +39,7 @@ from helpers import (
 import numcodecs_bytes
 from numcodecs_bytes import check as checks
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools import locations
 from numcodecs_bytes._tools.locations import open_store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
@@ -697,6 +702,28 @@ class TestCommand:
         error = capsys.readouterr().err
         assert error.startswith(f"can't read {path}: this is ")
         assert answer.replace("{0}", str(tmp_path)) in error
+
+    @pytest.mark.needs("fcntl")  # for the others, there is no such shell
+    @pytest.mark.parametrize("name", ["it's", "`touch b`", "$HOME $(touch b)", 'a "b" !c', "\\n"])
+    def test_lines_are_quoted_for_the_shell(self, tmp_path, name):
+        """Names of files were pasted into them."""
+        pytest.importorskip("fsspec")
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / f"{name}.bin").write_bytes(bytes(8))
+        done = run_program("-m", "numcodecs_bytes", "check", folder / f"{name}.bin", status=2)
+        _, line = done.stderr.rstrip().rsplit("\n", 1)
+        line = line.strip().replace("python", sys.executable, 1)
+        subprocess.run(line, shell=True, cwd=tmp_path, check=True)  # noqa: S602 # it is quoted
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"{name}.json"])
+        (report,) = checks.check(tmp_path / f"{name}.json")
+        assert (report.num_chunks, report.problems) == (1, [])
+        for suffix in (".nc", ".nc3", ".tif", ".fits"):
+            line = locations.advise_references(str(folder / f"{name}{suffix}")).rsplit("\n", 1)[1]
+            program, option, code = shlex.split(line)
+            texts = [n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Constant)]
+            assert (program, option) == ("python", "-c")
+            assert {(folder / f"{name}{suffix}").as_posix(), f"{name}.json"} < set(texts)
 
     @pytest.mark.parametrize("given", ["a.img", "a.hdr"])
     @pytest.mark.parametrize("interleave", ["bsq", "bil", "bip", None])

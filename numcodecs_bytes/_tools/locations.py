@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import re
+import shlex
 import stat
 import zipfile
 from collections.abc import AsyncIterator
@@ -22,34 +23,36 @@ from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
 
 # Files that references can point into: what they are, their first bytes, the ends of their names,
-# and the code that makes references.
-_KERCHUNK = (
-    "import json; from kerchunk.{} import *; json.dump({}('{{}}').translate(), open('{{}}', 'w'))"
-)
-_KERCHUNK_FITS = (
-    "import json; from kerchunk.fits import *; "
-    "json.dump(process_file('{}'), open('{}', 'w'), default=bytes.decode)"
-)
+# and the code that makes references, given the file, its folder, and the file to write.
+_KERCHUNK = "import json; from kerchunk.{} import *; json.dump({}, open({{to!r}}, 'w'){})"
 _REFERABLE = (
-    ("a NetCDF-3 file", (b"CDF",), (".nc3",), _KERCHUNK.format("netCDF3", "NetCDF3ToZarr")),
+    (
+        "a NetCDF-3 file",
+        *((b"CDF",), (".nc3",)),
+        _KERCHUNK.format("netCDF3", "NetCDF3ToZarr({file!r}).translate()", ""),
+    ),
     (
         "an HDF5 or NetCDF-4 file",
         *((b"\x89HDF",), (".nc", ".nc4", ".h5", ".hdf5")),
-        _KERCHUNK.format("hdf", "SingleHdf5ToZarr"),
+        _KERCHUNK.format("hdf", "SingleHdf5ToZarr({file!r}).translate()", ""),
     ),
     (
         "a TIFF file",
         *((b"II*", b"II+", b"MM\0*", b"MM\0+"), (".tif", ".tiff")),
-        "from tifffile import *; TiffFile('{}').aszarr().write_fsspec('{}', url='{}')",
+        "from tifffile import *; TiffFile({file!r}).aszarr().write_fsspec({to!r}, url={folder!r})",
     ),
-    ("a FITS file", (b"SIMPLE",), (".fits", ".fit", ".fts"), _KERCHUNK_FITS),
+    (
+        "a FITS file",
+        *((b"SIMPLE",), (".fits", ".fit", ".fts")),
+        _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
+    ),
 )
 _OF_NUMBERS = (
-    "import json, math, numpy; shape, dtype, offset = {!r}, {!r}, {!r}; "
+    "import json, math, numpy; shape, dtype, offset = {shape!r}, {dtype!r}, {offset!r}; "
     "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
     "filters=None, compressor=None); "
-    "chunk = ['{}', offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
-    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open('{}', 'w'))"
+    "chunk = [{file!r}, offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
+    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open({to!r}, 'w'))"
 )
 _ENVI_TYPES = {1: "u1", 2: "i2", 3: "i4", 4: "f4", 5: "f8", 6: "c8", 9: "c16"}
 _ENVI_TYPES |= {12: "u2", 13: "u4", 14: "i8", 15: "u8"}
@@ -150,8 +153,16 @@ def _open_zip(location: str) -> Store:
 
 def _line_for_numbers(path: Path, *numbers: object) -> str:
     """Return the line that makes references to a file, given shape, data type and offset."""
-    code = _OF_NUMBERS.format(*numbers, path.resolve().as_posix(), f"{path.stem}.json")
-    return f'\n  python -c "{code}"'
+    file = path.resolve().as_posix()
+    given = dict(zip(("shape", "dtype", "offset"), numbers, strict=True))
+    return _shell_line(_OF_NUMBERS.format(file=file, to=f"{path.stem}.json", **given))
+
+
+def _shell_line(code: str) -> str:
+    """Return a line for a shell that runs Python code."""
+    # The shell of Windows knows only double quotes, in which others expand these characters.
+    argument = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+    return f"\n  python -c {argument}"
 
 
 def _advise_envi(path: Path) -> str:
@@ -184,8 +195,9 @@ def advise_references(location: str, start: bytes = b"") -> str:
         if start.startswith(starts) or (not start and location.lower().endswith(ends)):
             file = location if "://" in location else Path(location).resolve().as_posix()
             folder, _, name = file.rpartition("/")
-            line = template.format(file, f"{name.rpartition('.')[0] or name}.json", folder)
-            return f'this is {what}, not Zarr: make references first:\n  python -c "{line}"'
+            to = f"{name.rpartition('.')[0] or name}.json"
+            line = _shell_line(template.format(file=file, folder=folder, to=to))
+            return f"this is {what}, not Zarr: make references first:{line}"
     return ""
 
 
