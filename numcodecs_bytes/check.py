@@ -14,12 +14,15 @@ from typing import Any
 
 import numcodecs.errors
 import numpy as np
+import zarr
+import zarr.dtype
 import zarr.errors
 from zarr.abc.store import Store
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.storage import StorePath
 from zarr.types import AnyArray
 
+from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import (
     ML_DTYPES,
@@ -104,6 +107,7 @@ def _check_array(
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
+    report.notes += filter(None, [_what_to_import(array)])
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -134,6 +138,24 @@ def _why_no_data_type(document: JSONObject) -> str:
     """Return what to install for a data type of ml_dtypes that metadata name, or ""."""
     data_type = json.dumps(document.get("data_type", document.get("dtype")))
     return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
+
+
+def _what_to_import(array: AnyArray) -> str:
+    """Return what programs must import before they open an array, or "".
+
+    zarr before 3.4.1 parses the data type of an array before it loads any entry point.
+    """
+    is_loaded = not getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ())
+    if is_loaded or not _is_our_data_type(array.metadata.dtype):
+        return ""
+    module = zarr_data_types.__name__
+    return f"zarr {zarr.__version__} opens its data type only after `import {module}`"
+
+
+def _is_our_data_type(data_type: Any) -> bool:
+    fields = getattr(data_type, "fields", ())
+    is_ours = type(data_type).__module__ == zarr_data_types.__name__
+    return is_ours or any(_is_our_data_type(field) for _, field in fields)
 
 
 def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayReport) -> None:

@@ -725,6 +725,25 @@ class TestCommand:
             assert (program, option) == ("python", "-c")
             assert {(folder / f"{name}{suffix}").as_posix(), f"{name}.json"} < set(texts)
 
+    @pytest.mark.parametrize(
+        ("data_type", "fill_value"),
+        [
+            ("r24", [0, 0, 0]),
+            ({"name": "struct", "configuration": FIELDS}, {}),
+            ({"name": "struct", "configuration": {"fields": [["a", "r16"]]}}, {}),
+            ("uint8", 0),
+        ],
+    )
+    def test_what_zarr_opens_only_after_an_import(self, tmp_path, data_type, fill_value):
+        """zarr before 3.4.1 loads no data types; its error does not say what to do."""
+        write_array(tmp_path / "a", None, data_type, [BIG], fill_value=fill_value)
+        open_it = f"import zarr; zarr.open_array({str(tmp_path / 'a')!r})"
+        done = run_program("-W", "ignore", "-c", open_it, status=None)
+        (report,) = checks.check(tmp_path / "a")
+        hint = "import numcodecs_bytes.zarr_data_types"
+        assert (hint in str(report.notes)) == bool(done.returncode)
+        run_program("-W", "ignore", "-c", f"{hint}; {open_it}")
+
     @pytest.mark.parametrize("given", ["a.img", "a.hdr"])
     @pytest.mark.parametrize("interleave", ["bsq", "bil", "bip", None])
     def test_the_line_for_numbers(self, tmp_path, interleave, given):

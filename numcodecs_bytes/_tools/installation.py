@@ -129,7 +129,8 @@ def _why_no_data_types() -> str:
     try:
         zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
     except ValueError:
-        return "this zarr does not load them; import numcodecs_bytes.zarr_data_types first"
+        them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
+        return f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
     return ""
 
 
