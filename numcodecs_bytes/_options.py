@@ -10,87 +10,80 @@ import functools
 import logging
 import pkgutil
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import zarr
 
 from numcodecs_bytes._core.lengths import parse_size
 
-NAMES = ("max_gap_bytes", "stores_with_ranges", "untested_zarr", "write_in_place")
-
 
 class OptionError(ValueError):
     """An option has a wrong value."""
 
 
-def max_gap_bytes() -> int | None:
-    """Return the largest gap that is fetched with the runs around it; None if not set."""
-    value = _value_of("max_gap_bytes")
-    num_bytes = parse_size(value)
-    if num_bytes is None and value is not None:
-        raise _error("max_gap_bytes", "a number of bytes, or a size such as '64 KiB'", value)
-    return num_bytes
-
-
-def stores_with_ranges() -> list[type]:
-    """Return the classes that the user says have reliable byte ranges, if they are installed."""
-    value, classes = _value_of("stores_with_ranges"), []
-    expected = "a list of classes such as 'package.module.Store'"
-    for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
-        try:
-            kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
-        except Exception as error:  # modules can raise anything
-            if isinstance(error, ImportError) and "." in named:
-                continue  # its package is not installed here
-            raise _error("stores_with_ranges", expected, named) from error
-        if not isinstance(kind, type):
-            raise _error("stores_with_ranges", expected, named)
-        classes.append(kind)
-    return classes
-
-
-def untested_zarr() -> bool | None:
-    """Return whether to read and write with a version of zarr that was not tested; None if unset.
-
-    It is looked up once, when the pipelines are loaded.
-    """
-    value = _value_of("untested_zarr")
-    chosen = _parse_bool(value)
-    if chosen is None and value is not None:
-        raise _error("untested_zarr", "True or False", value)
-    return chosen
-
-
-def write_in_place() -> bool | str:
-    """Return whether parts of chunks are written in place: True, False or "require"."""
-    value = _value_of("write_in_place")
-    if isinstance(value, str) and value.strip().lower() == "require":
-        return "require"
-    chosen = _parse_bool(value)
-    if chosen is None and value is not None:
-        raise _error("write_in_place", "True, False or 'require'", value)
-    return bool(chosen)
-
-
 def _parse_bool(value: object) -> bool | None:
-    """Return a bool, which variables write as a number or a word; None for anything else."""
+    """Return a bool, which variables write as a number or a word."""
     word = value.strip().lower() if isinstance(value, str) else value
     is_bool = isinstance(word, int | str) and word in (0, 1, "true", "false")
     return word in (1, "true") if is_bool else None
 
 
-def _value_of(name: str) -> Any:
-    """Return the value of an option; None if it is not set, or set to an empty variable."""
+def _parse_mode(value: object) -> bool | str | None:
+    is_required = isinstance(value, str) and value.strip().lower() == "require"
+    return "require" if is_required else _parse_bool(value)
+
+
+def _parse_classes(value: Any) -> list[type]:
+    """Return those classes that are installed."""
+    classes = []
+    for named in value if isinstance(value, list | tuple) else [value]:
+        try:
+            kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
+        except ImportError:
+            if "." not in named:
+                raise
+            continue  # its package is not installed here
+        if not isinstance(kind, type):
+            raise TypeError(f"{named!r} is not a class")
+        classes.append(kind)
+    return classes
+
+
+# By name: what parses a value, returning None or raising if it is wrong; what is expected; and what
+# is used if none is set.
+_OPTIONS: dict[str, tuple[Callable[[object], Any], str, Any]] = {
+    "max_gap_bytes": (parse_size, "a number of bytes, or a size such as '64 KiB'", None),
+    "stores_with_ranges": (_parse_classes, "a list of classes such as 'package.module.Store'", ()),
+    "untested_zarr": (_parse_bool, "True or False", None),
+    "write_in_place": (_parse_mode, "True, False or 'require'", False),
+}
+NAMES = tuple(_OPTIONS)
+
+
+def value_of(name: str) -> Any:
+    """Return the value of an option, which an empty variable does not set."""
     warn_of_unknown_keys()  # again, because they may be set after an array is opened
-    value = zarr.config.get(f"numcodecs_bytes.{name}", None)
-    return None if isinstance(value, str) and not value.strip() else value
+    parse, expected, unset = _OPTIONS[name]
+    value, parsed, why = zarr.config.get(f"numcodecs_bytes.{name}", None), None, ""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return unset
+    try:
+        parsed = parse(value)
+    except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
+        why = f" ({error})"
+    if parsed is None:
+        raise OptionError(
+            f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}{why}; "
+            "run `numcodecs-bytes` to see what sets it"
+        )
+    return parsed
 
 
-def _error(name: str, expected: str, value: object) -> OptionError:
-    return OptionError(
-        f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}; "
-        "run `numcodecs-bytes` to see what sets it"
-    )
+max_gap_bytes = functools.partial(value_of, "max_gap_bytes")
+stores_with_ranges = functools.partial(value_of, "stores_with_ranges")
+untested_zarr = functools.partial(value_of, "untested_zarr")
+write_in_place = functools.partial(value_of, "write_in_place")
 
 
 def unknown_keys() -> list[str]:

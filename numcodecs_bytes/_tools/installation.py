@@ -119,7 +119,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
 def _value_of_option(name: str) -> tuple[Any, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return getattr(_options, name)(), ""
+        return _options.value_of(name), ""
     except ValueError as error:
         return None, str(error).partition("; run")[0]
 

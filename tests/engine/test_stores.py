@@ -503,7 +503,7 @@ class TestNamed:
     )
     def test_a_name_that_is_misspelt(self, folder, name):
         """While a module that is not installed is no error."""
-        message = f"must be a list of classes such as 'package.module.Store', got '{name}'"
+        message = rf"must be a list of classes such as 'package.module.Store', got .*'{name}'.* \("
         array = zarr.open_array(Subclass(folder, read_only=True), mode="r")
         with ranges_from("not_here.stores.Store"):
             assert not is_read_in_part(array)
