@@ -206,10 +206,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_check_options(check: argparse.ArgumentParser) -> None:
     """Add the options of `check`."""
-    kinds = "folder, zip file, kerchunk references (.json, .parq), Icechunk repository"
-    check.add_argument(
-        "stores", metavar="store", nargs="+", help=f"{kinds}, or URL of one of these"
-    )
+    kinds = "folder, zip file, kerchunk references (.json, .parq), or URL of one of these"
+    text = f"{kinds}; folder of an Icechunk repository"
+    check.add_argument("stores", metavar="store", nargs="+", help=text)
     text = "print only arrays that have problems"
     check.add_argument("--only-problems", action="store_true", help=text)
     text = "check at most N chunks of each array"

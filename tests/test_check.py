@@ -621,7 +621,7 @@ class TestKindsOfStores:
         (report,) = checks.check(store)
         assert report.num_chunks == 3
         assert report.notes == [
-            "100000 of 35184372088832 names of chunks were tried: the store lists none"
+            "10000 of 35184372088832 names of chunks were tried: the store lists none"
         ]
 
     def test_a_missing_package_is_named(self, monkeypatch):

@@ -34,7 +34,7 @@ Index = tuple[int, ...]
 Document = JSONObject | Exception
 
 # How many chunks of an array are requested from a store that can't list them.
-MAX_UNLISTED = 100_000
+MAX_UNLISTED = 10_000
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")

@@ -1,11 +1,10 @@
 """Icechunk repositories: whether a store is one, and how to open it."""
 
 import contextlib
+from typing import Any
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
-
-from numcodecs_bytes._core.configuration import JSONObject
 
 
 async def is_repository(store: Store) -> bool:
@@ -19,45 +18,40 @@ async def is_repository(store: Store) -> bool:
     return False
 
 
-def open_repository(location: str, options: JSONObject, version: dict[str, str]) -> Store:
-    """Open a version of a repository at a path or URL, with fsspec's options for it."""
+# The call that opens a repository at a URL, by how its protocol begins.
+_IN_A_BUCKET = "bucket={bucket!r}, prefix={prefix!r}, from_env=True"
+_CALLS = {
+    "s3": f"icechunk.s3_storage({_IN_A_BUCKET})",
+    "g": f"icechunk.gcs_storage({_IN_A_BUCKET})",
+    "a": f"icechunk.azure_storage(account=..., {_IN_A_BUCKET.replace('bucket=', 'container=')})",
+    "http": "icechunk.http_storage({url!r})",  # since Icechunk 2
+    "": "...",
+}
+_LINES = """this is an Icechunk repository at a URL, which you can check from Python:
+  import icechunk
+  from numcodecs_bytes.check import check
+  repository = icechunk.Repository.open({})
+  print(*check(repository.readonly_session("main").store), sep="\\n")"""
+
+
+def lines_that_check(url: str) -> str:
+    """Return the lines of Python that check a repository that is not in a folder."""
+    protocol, _, rest = url.rstrip("/").partition("://")
+    bucket, _, prefix = rest.partition("/")
+    call = next(call for start, call in _CALLS.items() if protocol.startswith(start))
+    return _LINES.format(call.format(bucket=bucket, prefix=prefix, url=url))
+
+
+def open_repository(folder: str, version: dict[str, str]) -> Store:
+    """Open a version of a repository in a folder."""
     import icechunk  # optional, but installed if this is called
 
-    protocol, _, rest = location.rstrip("/").rpartition("://")
-    bucket, _, prefix = rest.partition("/")
-    options = options | options.get("client_kwargs", {})
-    options.pop("client_kwargs", None)
-    if protocol.startswith("g"):  # gcsfs calls everything a token
-        given = options.pop("token", None)
-        options |= {"anon": True} if given == "anon" else {"application_credentials": given}
-    # Icechunk's names of the options of fsspec's file systems (s3fs, adlfs).
-    names = {
-        "anon": "anonymous",
-        "key": "access_key_id",
-        "secret": "secret_access_key",
-        "token": "session_token",
-        "region_name": "region",
-        "account_name": "account",
-        "account_key": "access_key",
-    }
-    options = {names.get(name, name): value for name, value in options.items()}
-    if endpoint := options.get("endpoint_url"):  # often a server without buckets in host names
-        options = {"force_path_style": True, "allow_http": endpoint.startswith("http:"), **options}
-    storage_kind, address = "local_filesystem_storage", {"path": rest}
-    if protocol.startswith(("s3", "g")):
-        storage_kind = "s3_storage" if protocol.startswith("s3") else "gcs_storage"
-        address = {"bucket": bucket, "prefix": prefix}
-    elif protocol.startswith("a"):
-        storage_kind, address = "azure_storage", {"container": bucket, "prefix": prefix}
-    elif protocol.startswith("http"):
-        storage_kind, address = "http_storage", {"base_url": location}  # since Icechunk 2
-    storage = getattr(icechunk, storage_kind)(**address, **options)
-    arguments = {"snapshot": "snapshot_id"}
-    chosen: JSONObject = {arguments.get(kind, kind): name for kind, name in version.items()}
+    storage = icechunk.local_filesystem_storage(folder)
     config = icechunk.Repository.fetch_config(storage)
     # Chunks in other files are read with the credentials of this environment, if any.
     others = dict.fromkeys((config and config.virtual_chunk_containers) or ())
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
-    session = repository.readonly_session(**chosen)
-    store: Store = session.store
+    arguments = {"snapshot": "snapshot_id"}
+    chosen: Any = {arguments.get(kind, kind): name for kind, name in version.items()}
+    store: Store = repository.readonly_session(**chosen).store
     return store

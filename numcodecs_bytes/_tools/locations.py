@@ -20,7 +20,11 @@ from zarr.core.sync import sync
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._engine.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
-from numcodecs_bytes._tools.icechunk_storage import is_repository, open_repository
+from numcodecs_bytes._tools.icechunk_storage import (
+    is_repository,
+    lines_that_check,
+    open_repository,
+)
 
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references, given the file, its folder, and the file to write.
@@ -84,8 +88,11 @@ def open_store(
     location, options = str(location), dict(storage_options or {})
     store = _open_location(location, options, read_only=read_only)
     if read_only and sync(is_repository(store)):
+        folder = location.removeprefix("file://")
+        if "://" in folder:
+            raise ValueError(lines_that_check(location))
         _need("icechunk", "icechunk")
-        return open_repository(location, options, version or {"branch": "main"})
+        return open_repository(folder, version or {"branch": "main"})
     if version:
         raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
     return store

@@ -1,13 +1,17 @@
 """What the commands open: URLs with options of fsspec, Icechunk repositories and their versions."""
 
+import ast
+import inspect
 import json
 import logging
+import textwrap
 
 import pytest
 import zarr
 from helpers import write_array, write_v2
 
 from numcodecs_bytes.__main__ import main
+from numcodecs_bytes._tools.icechunk_storage import lines_that_check
 from numcodecs_bytes.check import check
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the stores' packages
@@ -119,17 +123,26 @@ class TestStorageOptions:
 
 class TestIcechunk:
     def test_in_an_object_store(self, tmp_path, s3, capsys):
-        """It is recognised there, and every version can be chosen."""
+        """It is recognised there, but Icechunk's options have other names than fsspec's."""
         client, options = s3
-        snapshot = write_versions(tmp_path)
+        write_versions(tmp_path)
         upload(client, tmp_path, "repo")
-        location, text = "s3://data/repo/", json.dumps(options)
-        assert paths_in(location, storage_options=options) == ["v", "w"]
-        for chosen in (["--tag", "first"], ["--snapshot", snapshot]):
-            assert main(["check", location, "--storage-options", text, *chosen]) == 0
-            assert "1 array, 1 chunk, 0 problems" in capsys.readouterr().out
-        assert main(["check", location, "--storage-options", text, "--branch", "no"]) == 2
-        assert "rror: ref not found `no`\n" in capsys.readouterr().err
+        assert main(["check", "s3://data/a/repo", "--storage-options", json.dumps(options)]) == 1
+        assert main(["check", "s3://data/repo/", "--storage-options", json.dumps(options)]) == 2
+        error = capsys.readouterr().err
+        assert "this is an Icechunk repository at a URL" in error
+        assert "s3_storage(bucket='data', prefix='repo', from_env=True))\n" in error
+
+    @pytest.mark.parametrize("protocol", ["s3", "gs", "abfs", "http", "memory"])
+    def test_the_lines_that_check_one(self, protocol):
+        """They are Python, and Icechunk has what they call, with these parameters."""
+        icechunk = pytest.importorskip("icechunk", reason="the extra icechunk is not installed")
+        lines = textwrap.dedent(lines_that_check(f"{protocol}://b/it's").partition("\n")[2])
+        (call,) = ast.parse(lines).body[2].value.args
+        if protocol != "memory" and hasattr(icechunk, call.func.attr):  # http: since Icechunk 2
+            names = {word.arg for word in call.keywords}
+            assert names <= set(inspect.signature(getattr(icechunk, call.func.attr)).parameters)
+            assert "it's" in ast.unparse(call)
 
     @pytest.mark.parametrize("location", ["{}", "file://{}"])
     def test_in_a_folder(self, tmp_path, location):
