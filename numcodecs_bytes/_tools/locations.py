@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import zarr.storage
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
@@ -52,19 +51,12 @@ _REFERABLE = (
     ),
 )
 _OF_NUMBERS = (
-    "import json, math, numpy; shape, dtype, offset = {shape!r}, {dtype!r}, {offset!r}; "
+    "import json, math, numpy; shape, dtype, offset = {shape!r}, '|u1', 0; "
     "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
     "filters=None, compressor=None); "
     "chunk = [{file!r}, offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
     "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open({to!r}, 'w'))"
 )
-_ENVI_TYPES = {1: "u1", 2: "i2", 3: "i4", 4: "f4", 5: "f8", 6: "c8", 9: "c16"}
-_ENVI_TYPES |= {12: "u2", 13: "u4", 14: "i8", 15: "u8"}
-_ENVI_AXES = {
-    "bsq": ("bands", "lines", "samples"),
-    "bil": ("lines", "bands", "samples"),
-    "bip": ("lines", "samples", "bands"),
-}
 
 
 def open_store(
@@ -147,22 +139,21 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
-        if advice := _advise_envi(Path(location)):
-            raise ValueError(advice) from error
-        line = _line_for_numbers(Path(location), [Path(location).stat().st_size], "|u1", 0)
+        if _is_envi(Path(location)):
+            raise ValueError(
+                "this is an ENVI image, not Zarr: VirtualiZarr reads it, as the recipe "
+                '"How do I read an ENVI image?" in docs/recipes.md shows'
+            ) from error
+        path = Path(location).resolve()
+        shape = [path.stat().st_size]
+        code = _OF_NUMBERS.format(shape=shape, file=path.as_posix(), to=f"{path.stem}.json")
         raise ValueError(
             f"this is a file, but neither a zip file ({error}) nor kerchunk references, whose "
             "name must end in .json. If it holds plain numbers, put their shape, data type and "
-            f"offset in place of the three values in this line; it makes references to check:{line}"
+            f"offset in place of the three values in this line; it makes references to check:"
+            f"{_shell_line(code)}"
         ) from error
     return archive
-
-
-def _line_for_numbers(path: Path, *numbers: object) -> str:
-    """Return the line that makes references to a file, given shape, data type and offset."""
-    file = path.resolve().as_posix()
-    given = dict(zip(("shape", "dtype", "offset"), numbers, strict=True))
-    return _shell_line(_OF_NUMBERS.format(file=file, to=f"{path.stem}.json", **given))
 
 
 def _shell_line(code: str) -> str:
@@ -172,28 +163,13 @@ def _shell_line(code: str) -> str:
     return f"\n  python -c {argument}"
 
 
-def _advise_envi(path: Path) -> str:
-    """Return how to make references to an ENVI image, which has a header beside it; or ""."""
-    ends = ("", ".img", ".dat", ".raw", ".bsq", ".bil", ".bip")
-    images = [path.with_suffix(end) for end in ends] if path.suffix == ".hdr" else [path]
-    for image in filter(Path.is_file, images):
-        for header in (image.with_suffix(".hdr"), Path(f"{image}.hdr")):
-            with contextlib.suppress(OSError, ValueError, KeyError):  # missing, or not ENVI's
-                return (
-                    "this is an ENVI image, not Zarr: make references first:"
-                    f"{_line_for_numbers(image, *_read_envi_header(header))}"
-                )
-    return ""
-
-
-def _read_envi_header(path: Path) -> tuple[list[int], str, int]:
-    """Return the shape, in the order of the file, the data type and the offset of an image."""
-    text = path.read_text(encoding="latin-1").lower()
-    values = dict(re.findall(r"^([a-z ]+?)\s*=\s*(\w+)", text, re.MULTILINE))
-    dtype = _ENVI_TYPES[int(values["data type"])]
-    shape = [int(values[axis]) for axis in _ENVI_AXES[values["interleave"]]]
-    dtype = np.dtype("<>"[int(values["byte order"])] + dtype).str
-    return shape, dtype, int(values.get("header offset", 0))
+def _is_envi(path: Path) -> bool:
+    """Whether a file is an ENVI image, which has a header beside it, or such a header."""
+    for header in (path, path.with_suffix(".hdr"), Path(f"{path}.hdr")):
+        with contextlib.suppress(OSError), header.open("rb") as file:
+            if file.read(4) == b"ENVI":
+                return True
+    return False
 
 
 def advise_references(location: str, start: bytes = b"") -> str:
