@@ -29,9 +29,9 @@ from numcodecs_bytes._elementwise import (
     conversion_of_filters,
     is_elementwise,
 )
-from numcodecs_bytes._engine import kept
+from numcodecs_bytes._engine import constants
 from numcodecs_bytes._engine.chunks import LayoutOf
-from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._engine.stores import name_of_class
@@ -45,6 +45,8 @@ class ArrayLayouts:
 
     def __init__(self, pipeline: Any) -> None:
         self._why_left = ""
+        # By shape. Threads may share it: a dict needs no lock.
+        self._layouts: dict[tuple[int, ...], AnyLayout] = {}
         try:
             self._layout_of = _find_layout_of(pipeline)
         except LeftToZarr as why:
@@ -57,9 +59,12 @@ class ArrayLayouts:
         prototype = chunk_spec.prototype  # others may do more than hold bytes
         if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
             raise LeftToZarr("chunks on a GPU, or in memory of another kind")
-        key = self, chunk_spec.shape
-        layout: AnyLayout | None = kept.find(key)
-        return layout or kept.add(key, self._layout_of(chunk_spec))
+        layout = self._layouts.get(chunk_spec.shape)
+        if layout is None:
+            if len(self._layouts) >= constants.KEPT_SHAPES:
+                self._layouts.clear()
+            layout = self._layouts[chunk_spec.shape] = self._layout_of(chunk_spec)
+        return layout
 
 
 def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
@@ -142,7 +147,7 @@ def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
         if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
             raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
         stored = stored_dtype(dtype, codec.endian)
-    return layout_of(chunk_spec.shape, dtype, stored, _axis_order_of_v2(chunk_spec))
+    return Layout(chunk_spec.shape, dtype, stored, _axis_order_of_v2(chunk_spec))
 
 
 def _layout_of_filtered_v2(filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
@@ -150,7 +155,7 @@ def _layout_of_filtered_v2(filters: Sequence[Any], chunk_spec: ArraySpec) -> Lay
     dtype = chunk_spec.dtype.to_native_dtype()
     conversion = conversion_of_filters(filters, dtype)
     axis_order = _axis_order_of_v2(chunk_spec)
-    return layout_of(chunk_spec.shape, dtype, conversion.dtype, axis_order, conversion)
+    return Layout(chunk_spec.shape, dtype, conversion.dtype, axis_order, conversion)
 
 
 def _axis_order_of_v2(chunk_spec: ArraySpec) -> tuple[int, ...] | None:
@@ -169,13 +174,13 @@ def _layout_of_v3(
         order = axis_order or range(len(transpose.order))
         axis_order = tuple(order[axis] for axis in transpose.order)
     if len(transposes) == len(before):
-        return layout_of(chunk_spec.shape, *_dtypes_of(codec, chunk_spec), axis_order)
+        return Layout(chunk_spec.shape, *_dtypes_of(codec, chunk_spec), axis_order)
     conversion, converted_spec = conversion_of_codecs(before, chunk_spec)
     converted, stored = _dtypes_of(codec, converted_spec)
     if stored != converted and not isinstance(codec, BytesCodec):
         raise LeftToZarr("zarr's own codec does not swap bytes for the codecs before it")
     dtype = chunk_spec.dtype.to_native_dtype()
-    return layout_of(chunk_spec.shape, dtype, stored, axis_order, conversion)
+    return Layout(chunk_spec.shape, dtype, stored, axis_order, conversion)
 
 
 def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType, AnyDType]:

@@ -1,7 +1,7 @@
 """The numbers of the engine, most of them with a measurement.
 
-They are looked up when they are used, as ``constants.GAP_BYTES``, so that tests can change them.
-Plans are kept: call `kept.forget` after a change.
+They are looked up when they are used, as ``constants.GAP_BYTES``, so that tests can change them;
+but how many plans are kept is fixed when the modules that keep them are imported.
 """
 
 # Gaps that are, on average, no longer than this are read with the runs around them: reading 8 KiB
@@ -23,10 +23,18 @@ BLOCK_BYTES = 1 << 20
 # blocks.
 GROUP_BYTES = 1 << 23
 
-# How much memory everything that is kept may take: plans of slices and integers, and how chunks are
-# stored. Planning again for each chunk takes 1.2 to 1.35 times as long. A plan for 65,536 inner
-# chunks in a row takes 11 MiB.
-KEPT_BYTES = 1 << 24
+# How many plans of slices and integers are kept, of all arrays together: planning again for each
+# chunk takes 1.2 to 1.35 times as long. Most take 1 KiB, and they take up to 4 MiB in all, because
+# the offsets of more than KEPT_RUNS runs are not kept: to make them takes 2 % of the time to read.
+KEPT_PLANS, KEPT_RUNS = 1 << 10, 1 << 8
+
+# How many plans of shards are kept, and for up to how many inner chunks. They take 0.3 MiB in all,
+# or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for a shard of 4
+# inner chunks, and 0.2 ms for one of 256, which takes 4 ms to read.
+KEPT_SHARD_PLANS, KEPT_INNER_CHUNKS = 1 << 4, 1 << 8
+
+# Of chunks of how many shapes an array keeps how they are stored: all, if its chunks are regular.
+KEPT_SHAPES = 1 << 8
 
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12

@@ -199,7 +199,8 @@ class _Reader:
             fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
             num_requests += fetched.num_requests
             num_read += fetched.num_bytes
-        return Fetched(num_requests, num_read, inner_chunks.num_bytes_by_zarr)
+        num_by_zarr = shard.index_bytes + inner_chunks.num_bytes_by_zarr
+        return Fetched(num_requests, num_read, num_by_zarr)
 
     def _find_inner_chunks(
         self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any

@@ -7,6 +7,7 @@ index. So all runs of a plan have the same length. What a hull holds beyond the 
 out by a strided window over the runs, and by NumPy's indexing.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._engine import constants, kept
-from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of
+from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.layout import Geometry, Layout
+from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of, selection_of
 
 Bounds = tuple[int, int]  # the lowest and the highest index along an axis
 Place = tuple[Any, ...]  # where something belongs: a slice or an array of indices for each axis
@@ -50,11 +51,6 @@ class Plan:
         return self.num_runs * self.length
 
     @property
-    def most_memory(self) -> int:
-        """See `kept.Kept`."""
-        return 512 + 512 * len(self.axes) + 8 * self.num_runs
-
-    @property
     def stored_axes(self) -> tuple[int, ...]:
         """The axes of the selection in the order in which they are stored."""
         return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])
@@ -72,12 +68,14 @@ class Plan:
 
     def starts(self, start: int = 0) -> Indices:
         """Return the offset of each run, in bytes, if the chunk begins at `start`."""
-        if self._offsets is None:
-            offsets: Indices = np.zeros(min(self.num_runs, 1), np.intp)
+        offsets = self._offsets
+        if offsets is None:
+            offsets = np.zeros(min(self.num_runs, 1), np.intp)
             for axis in self.axes[: self.num_outer]:
                 offsets = np.add.outer(offsets, axis.offsets).reshape(-1)
-            self._offsets = offsets
-        starts: Indices = self._offsets + (self.start + start)
+            if self.num_runs <= constants.KEPT_RUNS:
+                self._offsets = offsets
+        starts: Indices = offsets + (self.start + start)
         return starts
 
     def sample(self, start: int) -> list[int]:
@@ -112,12 +110,20 @@ def plan_of(
     selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    key = layout, key_of(selection), drop_axes, gap
-    plan: Plan | None = kept.find(key)
-    if plan is None:
-        axes = axes_of(selection, layout, drop_axes)
-        plan = kept.add(key, plan_axes(axes, layout.item_size, gap))
-    return plan
+    try:
+        return _kept_plan(key_of(selection), layout.geometry, drop_axes, gap)
+    except TypeError:  # arrays have no hash
+        return _plan(selection, layout.geometry, drop_axes, gap)
+
+
+# Threads may share it: Python itself protects it, also in a child process.
+@functools.lru_cache(maxsize=constants.KEPT_PLANS)
+def _kept_plan(key: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+    return _plan(selection_of(key), geometry, drop_axes, gap)
+
+
+def _plan(selection: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+    return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, gap)
 
 
 def plan_axes(

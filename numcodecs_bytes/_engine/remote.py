@@ -29,7 +29,7 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import memory_of, place_within, write_selected
 from numcodecs_bytes._engine.plan import PlacedPlan, Plan, plan_of
 from numcodecs_bytes._engine.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
-from numcodecs_bytes._engine.shards import ShardLayout, ShardPlan
+from numcodecs_bytes._engine.shards import AnyShardPlan, ShardLayout, ShardPlan
 from numcodecs_bytes._engine.stores import Remote, sources_of
 from numcodecs_bytes._engine.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 from numcodecs_bytes._names import add_name
@@ -220,7 +220,7 @@ class ObjectRead(NamedTuple):
     most_with_gaps: int  # the largest length of a range over gaps, in bytes
     is_whole: bool  # whether zarr's own request is as good
     plans: Sequence[Plan] = ()
-    shard_plan: ShardPlan | None = None
+    shard_plan: AnyShardPlan | None = None
 
 
 async def read(batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr) -> None:
@@ -312,8 +312,10 @@ class _Reader:
         remote, budget = _remote_of(chunk), self.budget_of_one  # zarr gives each shard that much
         target = RemoteObject(remote)
         shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
-        num_bytes = sum([plan.num_bytes for plan in shard_plan.plans])
-        is_all = len(shard_plan.plans) == shard.num_chunks
+        # Those of points are not known before the index.
+        plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        is_all = len(plans) == shard.num_chunks
         saves_little = is_all and shard.num_bytes - num_bytes <= budget.gap
         is_whole = saves_little and not self._would_split(target, shard.num_bytes, budget)
         most = budget.longest_range(num_bytes)
@@ -417,7 +419,8 @@ class _Reader:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
         target, num_by_zarr = planned.target, None
         if planned.shard_plan is not None:
-            placed, num_by_zarr = await self._locate_in_shard(planned, planned.shard_plan)
+            layout: Any = planned.chunks[0].layout
+            placed, num_by_zarr = await self._locate_in_shard(planned, layout, planned.shard_plan)
         else:
             starts = [_remote_of(chunk).start for chunk in planned.chunks]
             places = [chunk.place for chunk in planned.chunks]
@@ -440,10 +443,10 @@ class _Reader:
             num_requests = 0  # the others are requested with the first
 
     async def _locate_in_shard(
-        self, planned: ObjectRead, shard_plan: ShardPlan
+        self, planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
     ) -> tuple[list[PlacedPlan], int]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
-        (chunk,), target, shard = planned.chunks, planned.target, shard_plan.shard
+        (chunk,), target = planned.chunks, planned.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
             index = shard.decode_index(raw)
@@ -456,7 +459,7 @@ class _Reader:
             inner = place_within(chunk.place, place)
             self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
-        return placed, located.num_bytes_by_zarr
+        return placed, shard.index_bytes + located.num_bytes_by_zarr
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.layout import Geometry
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 Indices = np.ndarray[Any, np.dtype[np.intp]]
@@ -43,7 +43,16 @@ def key_of(selection: Any) -> Any:
     return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
 
 
-def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> tuple[Axis, ...]:
+def selection_of(key: Any) -> Any:
+    """Return the selection that has a key."""
+    if not isinstance(key, tuple):
+        return key
+    return tuple([slice(*of_axis) if type(of_axis) is tuple else of_axis for of_axis in key])
+
+
+def axes_of(
+    selection: Any, geometry: Geometry, drop_axes: tuple[int, ...] = ()
+) -> tuple[Axis, ...]:
     """Return what is selected along each axis of a chunk, in the order in which they are stored.
 
     The selection is what zarr passes to codecs, a selector for each axis: integers, which drop
@@ -52,7 +61,7 @@ def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> 
     Points are a single axis: their indices in the flattened chunk, in stored order. Raises
     `LeftToZarr` if the selection is of another kind, or out of bounds.
     """
-    shape = layout.shape
+    shape, strides = geometry.shape, geometry.strides
     if not isinstance(selection, tuple) or len(selection) != len(shape):
         raise _unknown(selection)
     arrays = [s for s in selection if isinstance(s, np.ndarray)]
@@ -60,27 +69,27 @@ def axes_of(selection: Any, layout: Layout, drop_axes: tuple[int, ...] = ()) -> 
     if len(arrays) > 1 and not all(is_mesh):
         if len(arrays) < len(shape):
             raise _unknown(selection)
-        return (_points(arrays, layout),)
+        return (_points(arrays, geometry),)
     axes, num_selected = [], 0
     for axis, selector in enumerate(selection):
         indices = _indices(selector, shape[axis])
         is_dropped = axis in drop_axes or not isinstance(selector, slice | np.ndarray)
-        axes.append(Axis(indices, layout.strides[axis], None if is_dropped else num_selected))
+        axes.append(Axis(indices, strides[axis], None if is_dropped else num_selected))
         num_selected += not is_dropped
-    return tuple([axes[axis] for axis in layout.axis_order])
+    return tuple([axes[axis] for axis in geometry.axis_order])
 
 
-def _points(arrays: list[Any], layout: Layout) -> Axis:
+def _points(arrays: list[Any], geometry: Geometry) -> Axis:
     """Return points, 1-D arrays of integers, as one axis."""
     num = len(arrays[0]) if arrays[0].ndim else 0
     if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):  # noqa: C419 # faster
         raise _unknown(arrays)
-    order, shape = layout.axis_order, layout.shape
+    order, shape = geometry.axis_order, geometry.shape
     try:  # checks bounds, too
         indices: Any = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
     except ValueError:
         raise _unknown(arrays) from None
-    return Axis(_as_range(indices), layout.item_size, 0)
+    return Axis(_as_range(indices), geometry.item_size, 0)
 
 
 def _indices(selector: Any, size: int) -> range | Indices:

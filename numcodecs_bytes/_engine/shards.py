@@ -4,6 +4,8 @@ What a selection takes from each inner chunk is planned and read as for any chun
 wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
+import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -13,11 +15,11 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._engine import kept
-from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine.layout import Geometry, Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import Place, PlacedPlan, Plan, plan_axes
-from numcodecs_bytes._engine.selection import Axis, axes_of, key_of
+from numcodecs_bytes._engine.selection import Axis, Indices, axes_of, key_of, selection_of
 from numcodecs_bytes._zarr_versions import decode_index
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
@@ -28,63 +30,80 @@ class InnerChunks(NamedTuple):
 
     present: list[PlacedPlan]
     missing: list[Place]  # of what is selected of them, in the selection
-    num_bytes_by_zarr: int  # how many bytes zarr alone reads of the shard
+    num_bytes_by_zarr: int  # how many bytes zarr alone reads of the shard, without its index
 
 
 class ShardPlan(NamedTuple):
-    """What a selection takes from the inner chunks of a shard."""
+    """What indices along each axis of a shard take from its inner chunks: a plan for each."""
 
-    shard: "ShardLayout"
+    inner: Geometry
     shape: tuple[int, ...]  # of the selection
-    gap: int | None  # the largest gap that was planned with, in bytes
     coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
-    plans: list[Plan]  # for each inner chunk, unless points are selected
+    plans: list[Plan]  # for each inner chunk
     # Along each axis of the selection, the place of what is selected of the inner chunks there.
     places_along: list[list[Any]]
-    offsets: Any = None  # for points only: the offset of each in its inner chunk, in bytes
 
     @property
     def places(self) -> list[Place]:
         """The place in the selection of what is selected of each inner chunk."""
         return list(itertools.product(*self.places_along))
 
-    @property
-    def most_memory(self) -> int:
-        """See `kept.Kept`."""
-        num_along: int = sum(map(len, self.places_along)) + sum([c.size for c in self.coordinates])
-        num_bytes = 1024 + 256 * len(self.coordinates) + 80 * num_along
-        plans = {id(plan): plan.most_memory for plan in self.plans}
-        return num_bytes + 8 * len(self.plans) + sum(plans.values())
+    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+        """Return where the inner chunks are; see `_find`."""
+        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        places, numbers = self.places, present.tolist()
+        placed = [
+            PlacedPlan(self.plans[k], start, places[k])
+            for k, start in zip(numbers, starts.tolist(), strict=True)
+        ]
+        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
+        return InnerChunks(placed, [places[k] for k in missing], num_by_zarr)
+
+
+class ShardPoints(NamedTuple):
+    """Which points a selection takes from a shard: a plan can be made when its index is known."""
+
+    inner: Geometry
+    shape: tuple[int, ...]  # of the selection
+    coordinates: tuple[Any, ...]  # of the inner chunk of each point, along each axis of their grid
+    offsets: Indices  # of each point in its inner chunk, in bytes
+    gap: int  # the largest gap to plan with, in bytes
 
     def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
-        """Return where the selected inner chunks are in the object that holds the shard.
-
-        The shard has `num_bytes`, from `shard_start` on. Raises `LeftToZarr` if the length of an
-        inner chunk is not its layout's, or it ends beyond the shard.
-        """
-        entries = index[(*self.coordinates, slice(None))].reshape(-1, 2)
-        starts, lengths, length = entries[:, 0], entries[:, 1], self.shard.inner.num_bytes
-        is_missing = (starts == MISSING) & (lengths == MISSING)
-        is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
-        is_wrong |= num_bytes < length
-        if (is_wrong & ~is_missing).any():
-            raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
-        present, missing = np.flatnonzero(~is_missing), np.flatnonzero(is_missing)
-        begins = starts[present].astype(np.int64) + shard_start
-        num_by_zarr = 0
-        if _trace.active:
-            num_by_zarr = self.shard.index_bytes + len(set(begins.tolist())) * length
-        if self.offsets is None:
-            places = self.places
-            placed = [
-                PlacedPlan(self.plans[k], start, places[k])
-                for k, start in zip(present.tolist(), begins.tolist(), strict=True)
-            ]
-            return InnerChunks(placed, [places[k] for k in missing], num_by_zarr)
-        points = Axis(begins + self.offsets[present], 1, 0)
-        runs = plan_axes((points,), self.shard.item_size, self.gap)
-        placed = [PlacedPlan(runs, 0, (present,))] if len(present) else []
+        """Return where the points are; see `_find`."""
+        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        points = Axis(starts + self.offsets[present], 1, 0)
+        plan = plan_axes((points,), self.inner.item_size, self.gap)
+        placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
+        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
         return InnerChunks(placed, [(missing,)] if len(missing) else [], num_by_zarr)
+
+
+AnyShardPlan = ShardPlan | ShardPoints
+
+
+def _find(
+    plan: AnyShardPlan, index: Any, shard_start: int, num_bytes: int
+) -> tuple[Indices, Indices, Indices]:
+    """Return which inner chunks, or points, are present, where each begins, and which are missing.
+
+    The object holds the shard, which has `num_bytes`, from `shard_start` on. Raises `LeftToZarr` if
+    the length of an inner chunk is not its layout's, or it ends beyond the shard.
+    """
+    entries = index[(*plan.coordinates, slice(None))].reshape(-1, 2)
+    starts, lengths, length = entries[:, 0], entries[:, 1], plan.inner.num_bytes
+    is_missing = (starts == MISSING) & (lengths == MISSING)
+    is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+    is_wrong |= num_bytes < length
+    if (is_wrong & ~is_missing).any():
+        raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
+    present = np.flatnonzero(~is_missing)
+    begins = starts[present].astype(np.int64) + shard_start
+    return present, begins, np.flatnonzero(is_missing)
+
+
+def _num_bytes_by_zarr(starts: Indices, inner: Geometry) -> int:
+    return len(set(starts.tolist())) * inner.num_bytes if _trace.active else 0
 
 
 class ShardLayout:
@@ -93,17 +112,14 @@ class ShardLayout:
     def __init__(self, codec: Any, spec: ArraySpec, inner: Layout) -> None:
         self.codec, self.shape, self.inner = codec, spec.shape, inner
         self.item_size, self.dtype = inner.item_size, inner.dtype
-        self.num_bytes = math.prod(spec.shape) * inner.item_size  # of all inner chunks
+        # If its inner chunks had no bounds.
+        self.geometry = Geometry(spec.shape, inner.axis_order, inner.item_size)
+        self.num_bytes = self.geometry.num_bytes  # of all inner chunks
         self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
         self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
         self.num_chunks = math.prod(self.grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"
-
-    @property
-    def most_memory(self) -> int:
-        """See `kept.Kept`."""
-        return 2048 + 128 * len(self.shape)
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
@@ -123,52 +139,64 @@ class ShardLayout:
 
     def plan_of(
         self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
-    ) -> ShardPlan:
-        """Return what a selection takes from the inner chunks; it is kept, unless it has arrays.
+    ) -> AnyShardPlan:
+        """Return what a selection takes from the inner chunks.
 
-        Raises `LeftToZarr` if the selection is of an unknown kind.
+        It is kept, unless the selection has arrays, or the shard many inner chunks. Raises
+        `LeftToZarr` if the selection is of an unknown kind.
         """
-        key = self, key_of(selection), drop_axes, gap
-        plan: ShardPlan | None = kept.find(key)
-        return plan or kept.add(key, self._plan(selection, drop_axes, gap))
+        how = drop_axes, constants.GAP_BYTES if gap is None else gap
+        if self.num_chunks <= constants.KEPT_INNER_CHUNKS:
+            with contextlib.suppress(TypeError):  # arrays have no hash
+                return _kept_plan(key_of(selection), self.geometry, self.inner.geometry, *how)
+        return _plan(selection, self.geometry, self.inner.geometry, *how)
 
-    def _plan(self, selection: Any, drop_axes: tuple[int, ...], gap: int | None) -> ShardPlan:
-        inner = self.inner
-        whole = layout_of(self.shape, inner.dtype, inner.stored_dtype, inner.axis_order)
-        axes = axes_of(selection, whole, drop_axes)
-        if len(axes) < len(self.shape):
-            return self._plan_points(selection, gap)
-        axes = tuple([axes[position] for position in np.argsort(inner.axis_order)])
-        cut = [
-            list(_cut_at_chunks(axis._replace(stride=stride), size))
-            for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
-        ]
-        made: dict[Any, Plan] = {}  # many inner chunks have the same plan
-        plans = []
-        for of_chunk in itertools.product(*[[piece.axis for piece in pieces] for pieces in cut]):
-            key = tuple(map(id, of_chunk))
-            if key not in made:
-                in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
-                made[key] = plan_axes(in_stored_order, inner.item_size, gap)
-            plans.append(made[key])
-        is_selected = [axis.selection_axis is not None for axis in axes]
-        places_along = [[piece.place for piece in pieces] for pieces in cut]
-        return ShardPlan(
-            shard=self,
-            shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
-            gap=gap,
-            coordinates=np.ix_(*[[piece.position for piece in pieces] for pieces in cut]),
-            plans=plans,
-            places_along=list(itertools.compress(places_along, is_selected)),
-        )
 
-    def _plan_points(self, selection: Any, gap: int | None) -> ShardPlan:
-        inner, offsets, coordinates = self.inner, 0, []
-        for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
-            chunks, within = np.divmod(indices, size)
-            coordinates.append(chunks)
-            offsets = offsets + within * stride
-        return ShardPlan(self, np.shape(offsets), gap, tuple(coordinates), [], [], offsets)
+# Threads may share it; see `plan.plan_of`.
+@functools.lru_cache(maxsize=constants.KEPT_SHARD_PLANS)
+def _kept_plan(
+    key: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+) -> AnyShardPlan:
+    return _plan(selection_of(key), shard, inner, drop_axes, gap)
+
+
+def _plan(
+    selection: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+) -> AnyShardPlan:
+    axes = axes_of(selection, shard, drop_axes)
+    if len(axes) < len(shard.shape):
+        return _plan_points(selection, inner, gap)
+    axes = tuple([axes[position] for position in np.argsort(shard.axis_order)])
+    cut = [
+        list(_cut_at_chunks(axis._replace(stride=stride), size))
+        for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
+    ]
+    made: dict[Any, Plan] = {}  # many inner chunks have the same plan
+    plans = []
+    for of_chunk in itertools.product(*[[piece.axis for piece in pieces] for pieces in cut]):
+        key = tuple(map(id, of_chunk))
+        if key not in made:
+            in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
+            made[key] = plan_axes(in_stored_order, inner.item_size, gap)
+        plans.append(made[key])
+    is_selected = [axis.selection_axis is not None for axis in axes]
+    places_along = [[piece.place for piece in pieces] for pieces in cut]
+    return ShardPlan(
+        inner,
+        shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
+        coordinates=np.ix_(*[[piece.position for piece in pieces] for pieces in cut]),
+        plans=plans,
+        places_along=list(itertools.compress(places_along, is_selected)),
+    )
+
+
+def _plan_points(selection: Any, inner: Geometry, gap: int) -> ShardPoints:
+    offsets, coordinates = np.zeros((), np.intp), []
+    for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
+        chunks, within = np.divmod(indices, size)
+        coordinates.append(chunks)
+        offsets = offsets + within * stride
+    return ShardPoints(inner, np.shape(offsets), tuple(coordinates), offsets, gap)
 
 
 AnyLayout = Layout | ShardLayout

@@ -20,7 +20,7 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import Plan, plan_axes
 from numcodecs_bytes._engine.selection import Axis
-from numcodecs_bytes._engine.shards import MISSING, ShardLayout
+from numcodecs_bytes._engine.shards import MISSING, ShardLayout, ShardPoints
 from numcodecs_bytes._engine.write_chunk import ChunkFile, Space
 from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
 from numcodecs_bytes._threads import IsWanted
@@ -42,7 +42,7 @@ class ShardFile(ChunkFile):
         self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
         elements = write_file.elements_of(self.values, self._layout, shard_plan.shape)
         self._elements = elements
-        if shard_plan.offsets is not None:
+        if isinstance(shard_plan, ShardPoints):
             # Where points are in most complete shards: this tells whether hulls are faster.
             chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
             return [
@@ -107,12 +107,12 @@ class ShardFile(ChunkFile):
 
     def _place(self, starts: UInt64Array, is_included: Array) -> list[PlacedWrite]:
         """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
-        offsets, which = self._shard_plan.offsets, np.flatnonzero(is_included)
-        if offsets is None:
+        shard_plan, which = self._shard_plan, np.flatnonzero(is_included)
+        if not isinstance(shard_plan, ShardPoints):
             return [PlacedWrite(self._planned[k], int(starts[k])) for k in which.tolist()]
         if not len(which):
             return []
-        positions = starts[which].astype(np.intp) + offsets[which]
+        positions = starts[which].astype(np.intp) + shard_plan.offsets[which]
         return [PlacedWrite(self._plan_points(positions, self._elements[which]), 0)]
 
     def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:

@@ -8,7 +8,7 @@ import pytest
 import zarr
 from helpers import has, module_or_none
 
-from numcodecs_bytes._engine import constants, files, kept
+from numcodecs_bytes._engine import constants, files
 
 
 class Calls:
@@ -91,15 +91,13 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def set_constants(monkeypatch):
-    """Return a function that changes constants; plans that are kept are forgotten."""
+    """Return a function that changes constants."""
 
     def change(**numbers):
         for name, number in numbers.items():
             monkeypatch.setattr(constants, name, number)
-        kept.forget()
 
-    yield change
-    kept.forget()
+    return change
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
-from numcodecs_bytes._engine import constants, kept
+from numcodecs_bytes._engine import constants, plan, shards
+from numcodecs_bytes._engine.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20
@@ -86,42 +87,57 @@ def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
 
 
 class TestWhatIsKept:
-    """How chunks are stored, and plans: at most 16 MiB in all; here, less for a quick test."""
+    """Plans, and how chunks are stored: so many, and each takes little."""
 
     @pytest.fixture
     def check_kept(self, set_constants):
         """Return a function that calls another, and checks how much memory stays in use."""
-        assert constants.KEPT_BYTES <= 16 * MIB
-        set_constants(KEPT_BYTES=MIB, BLOCK_BYTES=1 << 12)  # each thread has a block of its own
+        set_constants(BLOCK_BYTES=1 << 12)  # each thread has a block of its own
 
-        def check(use):
-            kept.forget()  # what was kept before is not counted
+        def check(use, most):
+            plan._kept_plan.cache_clear()  # what was kept before is not counted
+            shards._kept_plan.cache_clear()
             tracemalloc.start()
             try:
                 use()
-                assert eventually(lambda: tracemalloc.get_traced_memory()[0] <= 1.5 * MIB)
+                assert eventually(lambda: tracemalloc.get_traced_memory()[0] <= most)
             finally:
                 tracemalloc.stop()
 
         return check
 
     def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
-        """60 of them over 65,536 inner chunks kept 619 MiB; these 3 would keep 3.4 MiB."""
-        create(tmp_path, (1 << 13,), (1,), "u1", shards=(1 << 13,))[0] = 1
-        array = zarr.open_array(tmp_path, mode="r")
-        assert array[:].sum() == 1
-        check_kept(lambda: [array[first:] for first in range(3)])
+        """60 of them over 65,536 inner chunks kept 619 MiB; these would keep 3.3 and 1 MiB."""
+        for num, num_windows in ((1 << 13, 3), (constants.KEPT_INNER_CHUNKS, 50)):
+            folder = tmp_path / str(num)
+            create(folder, (num,), (1,), "u1", shards=(num,))[0] = 1
+            array = zarr.open_array(folder, mode="r")
+            assert array[:].sum() == 1
+            check_kept(lambda a=array, n=num_windows: [a[first:] for first in range(n)], MIB // 2)
 
     def test_of_selections_of_many_arrays(self, tmp_path, check_kept):
+        """As many as of one array: these would keep 5 MiB."""
         for k in range(30):
-            create(tmp_path / str(k), (200, 200 + k), dtype="u1")[:] = 1
+            create(tmp_path / str(k), (256, 200 + k), dtype="u1")[:] = 1
         arrays = [zarr.open_array(tmp_path / str(k), mode="r") for k in range(30)]
         assert all(array[0, 0] == 1 for array in arrays)
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):  # a run for each row
-            check_kept(lambda: [array[:, k] for array in arrays for k in range(30)])
+            check_kept(lambda: [array[:, k] for array in arrays for k in range(60)], 4 * MIB)
+
+    def test_of_many_runs(self, check_kept):
+        """These would keep 8 MiB."""
+        layout = Layout((1 << 16, 16), np.dtype("u1"), np.dtype("u1"))
+
+        def plan_columns():
+            for column in range(16):
+                of_column = plan.plan_of((slice(0, 1 << 16), column), layout, gap=0)
+                assert len(of_column.starts()) == 1 << 16
+
+        check_kept(plan_columns, MIB)
 
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_of_chunks_of_many_shapes(self, tmp_path, check_kept):
+        """These would keep 1.8 MiB."""
         heights, widths = range(1, 41), range(50, 90)
         with zarr.config.set({"array.rectilinear_chunks": True}):
             chunks, shape = [list(heights), list(widths)], (sum(heights), sum(widths))
@@ -129,6 +145,11 @@ class TestWhatIsKept:
                 tmp_path, shape=shape, chunks=chunks, dtype="u1", compressors=None, fill_value=1
             )
             array[:] = 0
-            array = zarr.open_array(tmp_path, mode="r")
-            assert not array[:].any()
-            check_kept(lambda: [array[k:, k:] for k in range(3)])
+            assert not zarr.open_array(tmp_path, mode="r")[:].any()
+            arrays = []
+
+            def use():
+                arrays.append(zarr.open_array(tmp_path, mode="r"))
+                assert not any(arrays[0][k:, k:].any() for k in range(3))
+
+            check_kept(use, 1.4 * MIB)

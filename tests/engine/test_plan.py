@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.layout import Layout, layout_of
+from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.plan import plan_of, split
 
 I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
@@ -58,7 +58,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
         order = tuple(rng.sample(range(len(shape)), len(shape)))
         array = np.arange(np.prod(shape, dtype=int), dtype=I4).reshape(shape)
-        layout = layout_of(shape, I4, BIG_I4, order)
+        layout = Layout(shape, I4, BIG_I4, order)
         raw = bytes(5) + array.astype(BIG_I4).transpose(order).tobytes()
         selection, drop_axes = random_selection(rng, shape)
         expected = array[selection].squeeze(axis=drop_axes)
@@ -100,7 +100,7 @@ def test_what_is_read_of_100_rows_of_10000_bytes(selection, num_runs, length):
 
 def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constants):
     set_constants(BLOCK_BYTES=1 << 10, GROUP_BYTES=1 << 10)
-    layout = layout_of((1 << 14,), U1, U1)
+    layout = Layout((1 << 14,), U1, U1)
     points = np.random.default_rng(1).integers(0, 1 << 14, 4000)
     parts = list(split(plan_of((points,), layout), 1))
     assert sum(part.num_bytes for _, part in parts) <= 1 << 14

@@ -5,11 +5,11 @@ import pytest
 
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.selection import axes_of, key_of
+from numcodecs_bytes._engine.selection import axes_of, key_of, selection_of
 
 I4 = np.dtype("i4")
-LAYOUT = Layout((6, 8), I4, I4)
-TRANSPOSED = Layout((6, 8), I4, I4, (1, 0))
+LAYOUT = Layout((6, 8), I4, I4).geometry
+TRANSPOSED = Layout((6, 8), I4, I4, (1, 0)).geometry
 
 
 def test_basic_selections_are_ranges_and_integers_drop_their_axis():
@@ -74,5 +74,7 @@ def test_selections_of_another_kind_or_out_of_bounds_are_left(selection):
 
 
 def test_slices_and_integers_have_keys_that_tell_them_apart():
-    keys = [key_of((s, 1)) for s in (slice(0, 2), slice(0, 3), slice(0, 2, 2))]
+    slices = slice(0, 2), slice(0, 3), slice(0, 2, 2)
+    keys = [key_of((s, 1)) for s in slices]
     assert len({*keys, key_of((slice(0, 2), 1))}) == len(keys)
+    assert [selection_of(key) for key in keys] == [(s, 1) for s in slices]
