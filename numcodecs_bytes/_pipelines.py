@@ -346,6 +346,7 @@ class ReadsParts(PickledAsConfigured):
         Returns nothing to write if zarr writes all chunks, or if this package itself fails.
         """
         from numcodecs_bytes._engine.write import with_own_memory
+        from numcodecs_bytes._engine.write_file import ValuesError
 
         try:
             writes_whole = self._can_write_whole(items, value)
@@ -356,6 +357,10 @@ class ReadsParts(PickledAsConfigured):
             if any(chunk.path and not chunk.is_complete for chunk in chunks):
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
+        except ValuesError as why:
+            if mode == "require":
+                raise why.error from None
+            return [], value
         except Exception as error:
             if mode == "require" or not unexpected.is_unexpected(error):
                 raise

@@ -30,6 +30,7 @@ from numcodecs_bytes._engine.output import may_be_mapped
 from numcodecs_bytes._engine.stores import name_of_class
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_chunk import ChunkFile
+from numcodecs_bytes._engine.write_file import ValuesError
 from numcodecs_bytes._engine.write_shard import ShardFile
 from numcodecs_bytes._names import add_name, name_of_chunk
 from numcodecs_bytes._threads import (
@@ -59,11 +60,17 @@ def find_path(setter: object) -> str:
 
 
 async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes: copied if need be, unless too large."""
+    """Return values that no write to a file changes: copied if need be, unless too large.
+
+    Raises ValuesError if they can't be copied.
+    """
     if not may_be_mapped(values) or _num_bytes(values) > constants.MAPPED_COPY_BYTES:
         return values
-    # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
-    return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
+    try:
+        # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+        return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
+    except Exception as error:
+        raise ValuesError(error) from error
 
 
 def _num_bytes(values: Any) -> int:
@@ -118,24 +125,23 @@ class _Write:
         except LockedError:
             return
         except LeftToZarr as why:
+            if self._is_required and isinstance(why, ValuesError):
+                add_name(why.error, self.chunk.setter, "writing")
+                raise why.error from None
             leave([self.chunk], why)
         except Exception as error:
             has_begun = self._file is not None and self._file.has_begun
             if has_begun or self._is_required or not unexpected.is_unexpected(error):
                 add_name(error, self.chunk.setter, "writing")
                 raise
-            what = "the values do not fit"  # zarr raises its own error
-            if self._file is not None or not isinstance(error, ValueError | IndexError):
-                what = f"unexpected {type(error).__name__}"
-                unexpected.log(error)
-            leave([self.chunk], LeftToZarr(f"{what}: {error}"))
+            unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
         self.is_done = True
 
     def _plan(self, is_wanted: IsWanted) -> ChunkFile:
         chunk, values = self.chunk, self._values
-        selected = values if values.shape == () else values[chunk.place]
         kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
-        file = kind(chunk, selected, self._drop_axes, may_be_mapped(values), self._latency)
+        file = kind(chunk, values, self._drop_axes, may_be_mapped(values), self._latency)
         file.check_encodable(is_wanted)
         return file
 

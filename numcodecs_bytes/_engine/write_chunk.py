@@ -42,7 +42,7 @@ class ChunkFile:
     """The file of a chunk, and what is written to it."""
 
     chunk: ChunkWrite
-    values: Any  # an array in the shape of the selection, or one that NumPy broadcasts to it
+    values: Any  # of the batch
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
     is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
     latency: Latency  # of the batch
@@ -68,7 +68,7 @@ class ChunkFile:
         self._layout = layout
         runs = plan_of(selection, layout, self.drop_axes, gap=0)
         shape = shape_of(runs.axes)
-        elements = write_file.elements_of(self.values, layout, shape)
+        elements = write_file.elements_of(self.values, self.chunk.place, layout, shape)
         return [PlannedWrite(runs, write_file.hulls_of(runs, layout, self._gap), elements, layout)]
 
     def _find_space(self, descriptor: int, num_bytes: int) -> Space:

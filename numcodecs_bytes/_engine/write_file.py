@@ -17,8 +17,9 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import mesh
-from numcodecs_bytes._engine.plan import Plan, plan_axes, split
+from numcodecs_bytes._engine.plan import Place, Plan, plan_axes, split
 from numcodecs_bytes._threads import IsWanted
 
 
@@ -55,7 +56,27 @@ def is_faster_in_hulls(planned: Sequence[PlannedWrite]) -> bool:
     return num_runs > constants.REWRITE_FROM * num_hulls
 
 
-def elements_of(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
+class ValuesError(LeftToZarr):
+    """The values raise an error when they are taken, and do so for zarr as well."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the values do not fit: {error}")
+        self.error = error
+
+
+def elements_of(values: Any, place: Place, layout: Layout, shape: tuple[int, ...]) -> Array:
+    """Return the values for a chunk as elements of it, in the shape of its selection.
+
+    Whatever the values raise meanwhile becomes a ValuesError.
+    """
+    try:
+        selected = values if values.shape == () else values[place]
+        return _broadcast(selected, layout, shape)
+    except Exception as error:
+        raise ValuesError(error) from error
+
+
+def _broadcast(values: Any, layout: Layout, shape: tuple[int, ...]) -> Array:
     """Return values in the dtype of the chunk, broadcast to a shape, as NumPy would assign them."""
     if not shape:  # to a single element, NumPy assigns a masked value as NaN, or raises an error
         element: Array = np.empty(1, layout.dtype)

@@ -40,8 +40,9 @@ class ShardFile(ChunkFile):
         # Where inner chunks may begin: after the index, if that is at the start.
         self._first = layout.index_bytes if layout.is_index_first else 0
         self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
-        elements = write_file.elements_of(self.values, self._layout, shard_plan.shape)
-        self._elements = elements
+        elements = self._elements = write_file.elements_of(
+            self.values, self.chunk.place, self._layout, shard_plan.shape
+        )
         if shard_plan.offsets is not None:
             # Where points are in most complete shards: this tells whether hulls are faster.
             chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)

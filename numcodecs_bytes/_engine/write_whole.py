@@ -27,7 +27,7 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
-from numcodecs_bytes._engine.write_file import raise_unless, usual_seconds, write_runs
+from numcodecs_bytes._engine.write_file import ValuesError, raise_unless, usual_seconds, write_runs
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
 from numcodecs_bytes._zarr_versions import concurrency
 
@@ -65,8 +65,8 @@ class Values:
                 if selected.shape == chunk.spec.shape:
                     return selected
             return self.merge(chunk)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise LeftToZarr(f"the values do not fit: {error}") from error
+        except Exception as error:
+            raise ValuesError(error) from error
 
 
 async def write_whole(
