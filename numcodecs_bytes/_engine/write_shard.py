@@ -18,11 +18,11 @@ from numcodecs_bytes._engine import files, locks, write_file
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import mesh
-from numcodecs_bytes._engine.plan import Plan, plan_axes
+from numcodecs_bytes._engine.plan import plan_axes
 from numcodecs_bytes._engine.selection import Axis
 from numcodecs_bytes._engine.shards import MISSING, ShardLayout
 from numcodecs_bytes._engine.write_chunk import ChunkFile, Space
-from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
+from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import UInt64Array, encode_index, fill_value_or_default
 
@@ -32,7 +32,7 @@ class ShardFile(ChunkFile):
 
     _layout: Layout  # of the inner chunks
 
-    def _plan(self, selection: Any) -> list[PlannedWrite]:
+    def _plan(self, selection: Any) -> list[Part]:
         layout = self.chunk.layout
         if not isinstance(layout, ShardLayout):
             raise TypeError(f"not a shard: {layout!r}")
@@ -46,17 +46,12 @@ class ShardFile(ChunkFile):
         if shard_plan.offsets is not None:
             # Where points are in most complete shards: this tells whether hulls are faster.
             chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
-            return [
-                self._plan_points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
-            ]
-        hulls = dict[int, Plan]()  # many inner chunks have the same plan
-        planned = []
-        for plan, place in zip(shard_plan.plans, shard_plan.places, strict=True):
-            if id(plan) not in hulls:
-                hulls[id(plan)] = write_file.hulls_of(plan, self._layout, self._gap)
+            return self._points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
+        parts = []
+        for runs, place in zip(shard_plan.plans, shard_plan.places, strict=True):
             selected = elements[(*mesh(place, shard_plan.shape), ...)]
-            planned.append(PlannedWrite(plan, hulls[id(plan)], selected, self._layout))
-        return planned
+            parts.append(Part(runs, selected, self._layout, hulls=runs))
+        return parts
 
     def check_encodable(self, is_wanted: IsWanted) -> None:
         """Raise `LeftToZarr` if codecs can't convert an element, or change the fill value in it.
@@ -73,11 +68,10 @@ class ShardFile(ChunkFile):
     def _keeps_fill_value(self) -> bool:
         return self._layout.keeps(fill_value_or_default(self.chunk.spec))
 
-    def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
+    def _points(self, positions: Any, elements: Array) -> list[Part]:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
-        hulls = write_file.hulls_of(runs, self._layout, self._gap)
-        return PlannedWrite(runs, hulls, elements, self._layout)
+        return [Part(runs, elements, self._layout, hulls=runs)]
 
     def _find_space(self, descriptor: int, num_bytes: int) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
@@ -86,7 +80,7 @@ class ShardFile(ChunkFile):
         end = self._check_index(index, num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
-        missing = [planned for planned, _ in self._place(starts, starts == MISSING)]
+        missing = self._place(starts, starts == MISSING)
         return Space(descriptor, self._place(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
@@ -106,17 +100,19 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _place(self, starts: UInt64Array, is_included: Array) -> list[PlacedWrite]:
+    def _place(self, starts: UInt64Array, is_included: Array) -> list[Part]:
         """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
         offsets, which = self._shard_plan.offsets, np.flatnonzero(is_included)
+        which = which[np.argsort(starts[which], kind="stable")]  # in the order of the file
         if offsets is None:
-            return [PlacedWrite(self._planned[k], int(starts[k])) for k in which.tolist()]
+            return [self._parts[k]._replace(start=int(starts[k])) for k in which.tolist()]
         if not len(which):
             return []
         positions = starts[which].astype(np.intp) + offsets[which]
-        return [PlacedWrite(self._plan_points(positions, self._elements[which]), 0)]
+        points = self._points(positions, self._elements[which])
+        return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
         shard, length, first = self._shard, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first

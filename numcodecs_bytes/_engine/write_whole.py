@@ -27,7 +27,7 @@ from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.plan import plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
-from numcodecs_bytes._engine.write_file import ValuesError, raise_unless, usual_seconds, write_runs
+from numcodecs_bytes._engine.write_file import ValuesError, raise_unless, write_runs
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, write_pool
 from numcodecs_bytes._zarr_versions import concurrency
 
@@ -77,13 +77,13 @@ async def write_whole(
     is_large = layout is not None and layout.num_bytes >= constants.LARGE_WHOLE_BYTES
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
     latency = Latency()
-    usual = usual_seconds(1, layout.num_bytes) if layout else 0.0
+    usual_seconds = layout.num_bytes / constants.WRITTEN_PER_SECOND if layout else 0.0
 
     def begin(is_wanted: IsWanted) -> Callable[[ChunkWrite], None]:
         def write(chunk: ChunkWrite) -> None:
             before = time.perf_counter()
             _write_or_leave(chunk, values, suffix, is_wanted)
-            latency.note(time.perf_counter() - before - usual)
+            latency.note(time.perf_counter() - before - usual_seconds)
 
         return write
 

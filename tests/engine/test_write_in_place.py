@@ -19,7 +19,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("_in_place")
@@ -74,18 +74,6 @@ class TestBytes:
         array[2, 1:] = 5
         array[:, 0] = 7
         assert array[...].sum() == 64 - 15 + 35 + 56
-
-    @pytest.mark.needs("fcntl")
-    def test_nothing_is_written_twice_if_longer_hulls_do_not_help(
-        self, tmp_path, written, set_constants
-    ):
-        """Each write takes long, as on a mount; few runs are the fewest requests."""
-        set_constants(WAITED_SECONDS=0, SHORT_SECONDS=-1)
-        array = create(tmp_path, (64, 64))
-        array[...] = 2
-        written.clear()
-        array[1:8:3, :] = 1
-        assert [kind for kind, *_ in written] == ["write"] * 3
 
     @pytest.mark.needs("fcntl")
     def test_each_block_is_read_and_written_once(self, tmp_path, written):
@@ -154,6 +142,32 @@ def test_runs_or_all_between_them(tmp_path, written, selection, lock, num_writes
     num_reads = num_writes if lock == "exclusive" else 0
     kinds = [kind for kind, *_ in written]
     assert (kinds.count("read"), kinds.count("write")) == (num_reads, num_writes)
+
+
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize(
+    ("selection", "lock", "num_writes"),
+    [
+        (np.s_[::64, 2:5], "shared", 8),  # few runs are not worth the exclusive lock
+        (np.s_[::16, 3], "exclusive", 2),  # 64 KiB apart
+        (np.s_[::43, :], "shared", 12),  # all between them would be three requests more
+        ((np.arange(0, 512, 8), np.arange(0, 512, 8)), "exclusive", 2),
+    ],
+    ids=str,
+)
+def test_the_fewest_requests_if_the_file_is_slow(  # noqa: PLR0917
+    tmp_path, written, monkeypatch, selection, lock, num_writes
+):
+    """That is decided before anything is written: a request takes 1 ms."""
+    array = create(tmp_path, (512, 512))
+    array[...] = data = np.ones((512, 512))
+    monkeypatch.setattr(files, "seconds_to_read", lambda *_: 1e-3)
+    written.clear()
+    (array.vindex if isinstance(selection[0], np.ndarray) else array)[selection] = 2
+    data[selection] = 2
+    writes = [held for kind, held, *_ in written if kind == "write"]
+    assert writes == [lock] * num_writes
+    assert np.array_equal(array[...], data)
 
 
 class Lazy:
