@@ -58,17 +58,20 @@ _MODULE = "numcodecs_bytes.zarr_pipeline"
 
 def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
-    from numcodecs_bytes._engine.write import find_path  # most programs only read
+    from numcodecs_bytes._engine.write import find_path, is_converted  # most programs only read
 
     if chunk.is_complete and not writes_whole:
         raise LeftToZarr("the whole chunk is written")
-    if not (chunk.is_complete or writes_parts):
-        if _trace.active:
-            find_path(chunk.setter)  # raises if setting the option would not help
+    is_off = not (chunk.is_complete or writes_parts)
+    if not is_off or _trace.active:
+        path = find_path(chunk.setter)
+        if is_converted(chunk.layout):
+            raise LeftToZarr("codecs convert its elements")
+    if is_off:  # nothing else keeps it from being written in place
         raise LeftToZarr(
             "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
         )
-    return find_path(chunk.setter)
+    return path
 
 
 def _check_required(chunks: "Sequence[ChunkWrite]") -> None:

@@ -27,6 +27,7 @@ from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.locks import LockedError
 from numcodecs_bytes._engine.output import may_be_mapped
+from numcodecs_bytes._engine.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._engine.stores import name_of_class
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_chunk import ChunkFile
@@ -57,6 +58,12 @@ def find_path(setter: object) -> str:
     if store.read_only:
         raise LeftToZarr("the store is read-only")
     return join(str(store.root), setter.path)
+
+
+def is_converted(layout: AnyLayout | None) -> bool:
+    """Whether codecs convert the elements of a chunk, or of the inner chunks of a shard."""
+    inner = layout.inner if isinstance(layout, ShardLayout) else layout
+    return inner is not None and inner.conversion is not None
 
 
 async def with_own_memory(values: Any) -> Any:
@@ -119,7 +126,7 @@ class _Write:
     def try_once(self, is_wanted: IsWanted) -> None:
         """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
         try:
-            self._file = self._file or self._plan(is_wanted)
+            self._file = self._file or self._plan()
             self._file.write(is_wanted)
             self.chunk.outcome = Outcome("written in place")
         except LockedError:
@@ -138,12 +145,10 @@ class _Write:
             leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
         self.is_done = True
 
-    def _plan(self, is_wanted: IsWanted) -> ChunkFile:
+    def _plan(self) -> ChunkFile:
         chunk, values = self.chunk, self._values
         kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
-        file = kind(chunk, values, self._drop_axes, may_be_mapped(values), self._latency)
-        file.check_encodable(is_wanted)
-        return file
+        return kind(chunk, values, self._drop_axes, may_be_mapped(values), self._latency)
 
 
 async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> list[_Write]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import as_bytes
+from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, locks, write_file
 from numcodecs_bytes._engine.chunks import ChunkWrite
@@ -48,11 +48,6 @@ class ChunkFile:
         self._parts = self._plan(self.chunk.selection)
         self._num_runs = sum([part.runs.num_runs for part in self._parts])
         self._choose()
-
-    def check_encodable(self, is_wanted: IsWanted) -> None:
-        """Raise `LeftToZarr` if codecs can't convert an element: before anything is written."""
-        for part in self._parts:
-            write_file.check_encodable(part, is_wanted)
 
     def _plan(self, selection: Any) -> list[Part]:
         """Return what is written to each of the chunks in the file."""
@@ -178,8 +173,7 @@ class ChunkFile:
         self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
     ) -> None:
         self.has_begun = True
-        with np.errstate(all="ignore"):  # `check_encodable` has warned, or raised an error
-            write_file.write_parts(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
+        write_file.write_parts(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
 
     def _adds_nothing(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements."""
@@ -187,7 +181,7 @@ class ChunkFile:
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
-        return as_bytes(self._layout.encode(fill_value))
+        return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
     def _note_written(self, num_bytes_before: int) -> None:
         """Note what was written to a file, given its length before."""

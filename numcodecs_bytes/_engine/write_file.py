@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import as_bytes
+from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes._engine.latency import Latency
@@ -116,14 +116,6 @@ def blocks_of(parts: Sequence[Part]) -> Iterator[Array]:
             yield each.elements[(*place, ...)]
 
 
-def check_encodable(part: Part, is_wanted: IsWanted) -> None:
-    """Raise `LeftToZarr` if codecs can't convert an element."""
-    if part.layout.conversion is not None:
-        for elements in blocks_of([part]):
-            raise_unless(is_wanted)
-            part.layout.encode(elements)
-
-
 class _Piece(NamedTuple):
     """What is written of a part at once."""
 
@@ -169,14 +161,15 @@ def _write_piece(descriptor: int, piece: _Piece, is_wanted: IsWanted) -> None:
     layout, starts = part.layout, piece.starts
     elements = part.elements[(*place, ...)]
     if plan.is_solid:
-        raw = as_bytes(layout.encode(elements.transpose(plan.stored_axes)))
+        in_stored_order = elements.transpose(plan.stored_axes)
+        raw = as_bytes(encode_array(in_stored_order, layout.stored_dtype))
     else:
         raw = np.empty(plan.num_bytes, np.uint8)
         if plan.gap:  # else all bytes are selected
             files.read_runs_into(descriptor, starts, raw.data)
         window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
         index = mesh(plan.index, plan.shape) if plan.has_index else ...
-        window[index] = layout.encode(elements)
+        window[index] = encode_array(elements, layout.stored_dtype)
     write_runs(descriptor, raw, starts, plan.length, is_wanted)
 
 

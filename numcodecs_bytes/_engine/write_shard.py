@@ -24,7 +24,7 @@ from numcodecs_bytes._engine.shards import MISSING, ShardLayout
 from numcodecs_bytes._engine.write_chunk import ChunkFile, Space
 from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._threads import IsWanted
-from numcodecs_bytes._zarr_versions import UInt64Array, encode_index, fill_value_or_default
+from numcodecs_bytes._zarr_versions import UInt64Array, encode_index
 
 
 class ShardFile(ChunkFile):
@@ -52,21 +52,6 @@ class ShardFile(ChunkFile):
             selected = elements[(*mesh(place, shard_plan.shape), ...)]
             parts.append(Part(runs, selected, self._layout, hulls=runs))
         return parts
-
-    def check_encodable(self, is_wanted: IsWanted) -> None:
-        """Raise `LeftToZarr` if codecs can't convert an element, or change the fill value in it.
-
-        zarr does not store an inner chunk of nothing but fill values: it still holds them.
-        """
-        super().check_encodable(is_wanted)
-        if not self._keeps_fill_value():
-            fill_value, elements = fill_value_or_default(self.chunk.spec), self._elements
-            is_nan = np.isnan(fill_value)
-            if (np.isnan(elements) if is_nan else elements == fill_value).any():
-                raise LeftToZarr("codecs change the fill value, which is among what is written")
-
-    def _keeps_fill_value(self) -> bool:
-        return self._layout.keeps(fill_value_or_default(self.chunk.spec))
 
     def _points(self, positions: Any, elements: Array) -> list[Part]:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
@@ -139,8 +124,6 @@ class ShardFile(ChunkFile):
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
-        if not self._keeps_fill_value():  # others would hold what codecs make of it
-            return is_new
         if are_free:
             return is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
