@@ -104,8 +104,8 @@ LARGE_WHOLE_BYTES = 1 << 17
 # and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer runs are not worth the exclusive lock.
 REWRITE_FROM = 8
 
-# Values that may be mapped from a file are copied up to this size, in 20 ms. If they are larger,
-# the files of the chunks are copied: zarr alone reads and writes as much.
+# Values that may be mapped from a file are copied, up to this size, before parts of chunks are
+# written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
 MAPPED_COPY_BYTES = 1 << 26
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within

@@ -1,22 +1,22 @@
-"""Writes to the file of a chunk: in place, to a copy that replaces it, or to a new one."""
+"""Writes to part of a chunk: to its file in place, to a copy that replaces it, or to a new one."""
 
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._engine import constants, locks, write_file
-from numcodecs_bytes._engine.chunks import ChunkWrite
+from numcodecs_bytes._engine import constants, locks, unexpected, write_file
+from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
+from numcodecs_bytes._engine.locks import LockedError, LockedFile, MissingFileError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, shape_of
-from numcodecs_bytes._engine.write_file import Part
+from numcodecs_bytes._engine.write_file import Part, ValuesError
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
@@ -26,31 +26,55 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 class Space:
     """Where an open file has space for what is written."""
 
-    descriptor: int
     parts: list[Part]
-    missing: Sequence[Part] = ()  # what has no space
+    missing: Sequence[Part] = ()  # what has no space, which only shards may lack
     index: Any = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
 
 
 @dataclass
 class ChunkFile:
-    """The file of a chunk, and what is written to it."""
+    """The file of a chunk, and the parts of it that are written."""
 
     chunk: ChunkWrite
-    values: Any  # of the batch
+    values: Array  # of the batch
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
-    is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
     latency: Latency  # of the batch
+    is_required: bool  # whether it must be written in place
 
     def __post_init__(self) -> None:
-        self.has_begun = False  # whether something may have been written
-        self._parts = self._plan(self.chunk.selection)
-        self._num_runs = sum([part.runs.num_runs for part in self._parts])
-        self._choose()
+        self._parts: list[Part] = []
+        self._is_planned = self._has_begun = False  # whether something may have been written
+
+    def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
+        """Write to the file; return whether that is done, locked by another writer, or zarr's.
+
+        If an error is raised, some of the selected elements may have been written.
+        """
+        try:
+            if not self._is_planned:
+                self._parts = self._plan(self.chunk.selection)
+                self._choose()
+                self._is_planned = True
+            self._write(is_wanted)
+        except LockedError:
+            return "locked"
+        except LeftToZarr as why:
+            if self.is_required and isinstance(why, ValuesError):
+                raise why.error from None
+            leave([self.chunk], why)
+            return "left"
+        except Exception as error:
+            if self._has_begun or self.is_required or not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
+            return "left"
+        self.chunk.outcome = Outcome("written in place")
+        return "written"
 
     def _plan(self, selection: Any) -> list[Part]:
-        """Return what is written to each of the chunks in the file."""
+        """Return what is written to each of the chunks in the file, without hulls."""
         layout = self.chunk.layout
         if not isinstance(layout, Layout):
             raise TypeError(f"not a chunk: {layout!r}")
@@ -66,33 +90,15 @@ class ChunkFile:
         gap = self.latency.gap
         self._parts = write_file.with_hulls(self._parts, gap, is_slow=self._is_slow)
         self._prefers_hulls = write_file.is_faster_in_hulls(self._parts, is_slow=self._is_slow)
-        # Which locks to try, one after the other: whether each is exclusive, as for hulls.
+        # Which locks to try, one after the other; True is the exclusive one, which hulls need.
         self._locks = (True, False) if self._prefers_hulls else (False,)
 
-    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
-        """Return what has space in an open file, and what has none; raise if it is invalid."""
-        layout = self._layout
-        if num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.chunk.setter))
-        return Space(descriptor, self._parts)
+    def _write(self, is_wanted: IsWanted) -> None:
+        """Write everything; if LockedError or `LeftToZarr` is raised, nothing is written.
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
-        """Fill a new file, from the old one if there is one; return where everything belongs."""
-        span = range(self._layout.num_bytes)
-        locks.set_length(new, len(span))
-        if old is None:
-            write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
-        else:
-            write_file.copy_span(old.descriptor, new, span, is_wanted)
-        return self._parts
-
-    def write(self, is_wanted: IsWanted) -> None:
-        """Write everything.
-
-        Nothing is written if LockedError is raised, or LeftToZarr, unless another program truncates
-        the file meanwhile.
+        That holds unless another program truncates the file meanwhile.
         """
-        if not self._num_runs:
+        if not any([part.runs.num_runs for part in self._parts]):  # noqa: C419 # faster
             return
         for _ in range(constants.MAX_TRIES):
             with contextlib.suppress(ReplacedError):
@@ -104,58 +110,46 @@ class ChunkFile:
         """Write to the file, or make it; if this returns False, nothing is written: try again."""
         for is_exclusive in self._locks:
             try:
-                with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as (
-                    descriptor,
-                    num_bytes,
-                ):
-                    if not self._change(
-                        descriptor, num_bytes, is_wanted, is_exclusive=is_exclusive
-                    ):
-                        return False
+                with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as file:
+                    return self._change(file, is_wanted)
             except LockedError:
                 continue
             except MissingFileError:
                 return self._create(is_wanted)
-            self._note_written(num_bytes)
-            return True
         raise LockedError
 
-    def _change(
-        self, descriptor: int, num_bytes: int, is_wanted: IsWanted, *, is_exclusive: bool
-    ) -> bool:
-        """Write to a locked file; return False if that needs another plan, or another lock."""
-        space = self._find_space(descriptor, num_bytes)
-        if self._has_become_slow(space):
+    def _change(self, file: LockedFile, is_wanted: IsWanted) -> bool:
+        """Write to a locked file; return False if that takes another plan, or another lock."""
+        space = self._find_space(file)
+        if self._is_found_slow(file, space.parts):
+            self._choose()
             return False
-        if not self.is_mapped and self._adds_nothing(space.missing):
-            in_hulls = is_exclusive and self._prefers_hulls
-            self._write(descriptor, space.parts, is_wanted, in_hulls=in_hulls)
-        elif is_exclusive:
-            self._replace(space, is_wanted)
+        if self._adds_nothing(space.missing):
+            in_hulls = file.is_exclusive and self._prefers_hulls
+            self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
+        elif file.is_exclusive:
+            self._replace(file, space, is_wanted)
         else:
             self._locks = (True,)
             return False
+        self._note_written(file.num_bytes)
         return True
 
-    def _has_become_slow(self, space: Space) -> bool:
-        """Look at the file if that is due; return whether it takes another plan, as it is slow."""
-        if self._is_slow or not space.parts:
+    def _is_found_slow(self, file: LockedFile, parts: Sequence[Part]) -> bool:
+        """Look at the file if that is due; return whether it is slow, but was not planned so."""
+        if self._is_slow or not parts:
             return False
-        if self.latency.is_due(self._num_runs):
-            positions = write_file.sample(space.parts, in_hulls=self._prefers_hulls)
-            self.latency.look(space.descriptor, positions)
-        if not self.latency.seconds:
-            return False
-        self._choose()
-        return True
+        if self.latency.is_due(sum([part.runs.num_runs for part in parts])):
+            positions = write_file.sample(parts, in_hulls=self._prefers_hulls)
+            self.latency.look(file.descriptor, positions)
+        return self.latency.seconds > 0
 
-    def _replace(self, space: Space, is_wanted: IsWanted) -> None:
+    def _replace(self, file: LockedFile, space: Space, is_wanted: IsWanted) -> None:
         """Replace the file, which is locked exclusively, with a copy that has more space."""
-        path = self.chunk.path
-        with locks.temporary(path) as (new, name):
-            parts = self._fill(new, space, is_wanted)
-            self._write(new, parts, is_wanted, in_hulls=self._prefers_hulls)
-            locks.replace(name, path, space.descriptor)
+        with locks.temporary(self.chunk.path) as (new, name):
+            parts = self._fill(new, (file, space), is_wanted)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            locks.replace(name, self.chunk.path, file.descriptor)
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
@@ -163,17 +157,32 @@ class ChunkFile:
             return True
         with locks.temporary(self.chunk.path) as (new, name):
             parts = self._fill(new, None, is_wanted)
-            self._write(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
             if not locks.publish(name, self.chunk.path):
                 return False
         self._note_written(0)
         return True
 
-    def _write(
+    def _find_space(self, file: LockedFile) -> Space:
+        """Return what has space in a file, and what has none; raise if it is invalid."""
+        if file.num_bytes != self._layout.num_bytes:
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
+        return Space(self._parts)
+
+    def _fill(
+        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
+    ) -> list[Part]:
+        """Fill a new file, from the old one if it is a shard's; return where everything belongs."""
+        span = range(self._layout.num_bytes)
+        locks.set_length(new, len(span))
+        write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
+        return self._parts
+
+    def _write_parts(
         self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
     ) -> None:
-        self.has_begun = True
-        write_file.write_parts(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
+        self._has_begun = True
+        write_file.write_all(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
 
     def _adds_nothing(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements."""

@@ -130,7 +130,7 @@ class _Piece(NamedTuple):
         return starts
 
 
-def write_parts(
+def write_all(
     descriptor: int, parts: Sequence[Part], latency: Latency, is_wanted: IsWanted, *, in_hulls: bool
 ) -> None:
     """Write to chunks in a file."""

@@ -17,6 +17,7 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._engine import files, locks, write_file
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.locks import LockedFile
 from numcodecs_bytes._engine.output import mesh
 from numcodecs_bytes._engine.plan import plan_axes
 from numcodecs_bytes._engine.selection import Axis
@@ -58,15 +59,15 @@ class ShardFile(ChunkFile):
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
         return [Part(runs, elements, self._layout, hulls=runs)]
 
-    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
+    def _find_space(self, file: LockedFile) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
-        files.read_exactly(descriptor, self._shard.index_start(num_bytes), raw.data)
+        files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = self._shard.decode_index(raw)
-        end = self._check_index(index, num_bytes)
+        end = self._check_index(index, file.num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
         missing = self._place(starts, starts == MISSING)
-        return Space(descriptor, self._place(starts, starts != MISSING), missing, index, end)
+        return Space(self._place(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -97,12 +98,15 @@ class ShardFile(ChunkFile):
         points = self._points(positions, self._elements[which])
         return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
+    def _fill(
+        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
+    ) -> list[Part]:
         shard, length, first = self._shard, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
         if old is not None:
-            index, end = old.index.copy(), old.end
+            old_file, space = old
+            index, end = space.index.copy(), space.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
         num = int(np.count_nonzero(is_new))
         index[is_new, 0] = end + length * np.arange(num)
@@ -111,7 +115,7 @@ class ShardFile(ChunkFile):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old.descriptor, new, range(first, end), is_wanted)
+            write_file.copy_span(old_file.descriptor, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)

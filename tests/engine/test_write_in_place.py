@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 import os
 import re
 import time
@@ -64,6 +63,18 @@ class TestBytes:
         for k in range(8):
             array[k, 1:] = k
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+    @pytest.mark.needs("fcntl")
+    def test_by_as_many_threads_as_zarr_s_setting_says(self, tmp_path, calls):
+        """Ten wait for slow files by default: it was not asked."""
+        array = create(tmp_path, (64, 8), (4, 8))
+        array[...] = 1
+        calls.at_read = lambda: time.sleep(0.002)
+        calls.threads.clear()
+        with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
+            array[:, ::2] = 2
+        assert len(set(calls.threads)) == 1
+        assert array[...].sum() == 64 * (4 + 8)
 
     @pytest.mark.needs("fcntl")
     def test_short_writes(self, tmp_path, monkeypatch):
@@ -202,17 +213,19 @@ VALUES = {
 
 
 @pytest.fixture(params=[True, False], ids=["copied", "larger"])
-def copied(request, monkeypatch):
-    """Whether values that may be mapped are copied to memory, or they are too many for that."""
-    if not request.param:
-        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
-    return request.param
+def copied(request, monkeypatch, _in_place):
+    """Whether values that may be mapped are copied to memory, or too many: then zarr writes."""
+    if request.param:
+        yield True
+        return
+    monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
+    with zarr.config.set(IF_POSSIBLE):
+        yield False
 
 
 class TestValues:
-    @pytest.mark.usefixtures("copied")
     @pytest.mark.parametrize("kind", VALUES)
-    def test_what_zarr_takes(self, tmp_path, kind):
+    def test_what_zarr_takes(self, tmp_path, copied, kind):
         """As zarr alone stores it; and only a part of the chunk is written, if files have locks."""
         if kind == "Series" and LOADS_DATA_TYPES:  # zarr 3.4.1 and newer, but not because of that
             pytest.skip("this zarr does not take it")
@@ -222,7 +235,8 @@ class TestValues:
         with numcodecs_bytes.trace() as traced:
             array[1:7] = VALUES[kind](np.load(tmp_path / "values.npy", mmap_mode="r"))
         assert array[:].tolist() == [-1, *data, -1]
-        assert traced.report()["total"]["bytes_in_place"] == 6 * 8 * has("fcntl")
+        if copied:
+            assert traced.report()["total"]["bytes_in_place"] == 6 * 8 * has("fcntl")
 
     @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["chunk", "shard"])
     @pytest.mark.parametrize("dtype", ["f8", "i4"])
@@ -304,41 +318,25 @@ class TestValues:
         assert np.array_equal(array[...], data)
 
     @pytest.mark.needs("fcntl")
-    def test_mapped_values_are_copied_in_steps(self, tmp_path, track, monkeypatch):
-        """An array that is larger than memory can be written from a file."""
+    def test_mapped_values_that_are_too_large_to_copy_are_written_by_zarr(
+        self, tmp_path, monkeypatch
+    ):
+        """And refused if they must be written in place, before anything is written."""
         monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 1 << 20)
-        shape = 1 << 12, 1 << 13
-        values = np.memmap(tmp_path / "values", "u1", "w+", shape=shape)
+        values = np.memmap(tmp_path / "values", "u1", "w+", shape=(1 << 10, 1 << 11))
         values[::5] = 3
-        for chunks in (shape, (1 << 11, 1 << 13)):
-            array = create(tmp_path / "a", shape, chunks, "u1")
-            write = functools.partial(array.__setitem__, np.s_[:, 1:], values[:, 1:])
-            for _ in range(2):  # new chunks, and those that exist
-                peak, _ = track(write)
-                assert peak < 12 << 20  # of 32 MiB
-            assert np.array_equal(array[:, 1:], values[:, 1:])
-            assert not array[:, 0].any()
-
-    @pytest.mark.needs("fcntl")
-    def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
-        """And once: their file may have one position, and to compute them may take long."""
-        monkeypatch.setattr(constants, "PARALLEL_BYTES", 0)
-        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
-        reading, num_reading = [], []
-
-        class Slow(Lazy):
-            def __getitem__(self, key):
-                reading.append(key)
-                num_reading.append(len(reading))
-                time.sleep(0.005)
-                reading.pop()
-                return super().__getitem__(key)
-
-        array = create(tmp_path, (160,), (16,))
-        array[...] = 1
-        array[::2] = Slow(np.arange(80.0))
-        assert num_reading == [1] * 10
-        assert np.array_equal(array[::2], np.arange(80.0))
+        array = create(tmp_path / "a", values.shape, (1 << 9, 1 << 11), "u1")
+        why = "the values take more than 1 MiB, and may be mapped from a file"
+        with pytest.raises(RuntimeError, match=f"c/0/0.*{why}"):
+            array[:, 1:] = values[:, 1:]
+        with pytest.raises(RuntimeError, match=f"c/1/0.*{why}"):
+            array[:700] = values[:700]  # one of the chunks as a whole
+        assert not (tmp_path / "a/c").exists()
+        with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
+            array[:, 1:] = values[:, 1:]
+        assert traced.report()["total"]["why_not_in_place"] == {why: 2}
+        assert np.array_equal(array[:, 1:], values[:, 1:])
+        array[:, 2:500] = values[:, 2:500]  # less is copied
 
     @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("zarr_format", [2, 3])
