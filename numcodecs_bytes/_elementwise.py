@@ -1,7 +1,6 @@
 """The codecs that convert each element by itself, and what several of them do together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ from numcodecs_bytes._engine.conversion import Conversion
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.stores import name_of_class
 
-# Of these classes, a part of a chunk is decoded to the same part of the decoded chunk, and encoded
-# likewise. Subclasses may do anything.
+# Of these classes, a part of a chunk is decoded to the same part of the decoded chunk.
+# Subclasses may do anything.
 _OF_NUMCODECS = {
     "numcodecs.astype.AsType",  # casts each element
     "numcodecs.bitround.BitRound",  # rounds each float to some bits; decodes to the same
@@ -45,10 +44,8 @@ def is_elementwise(codec: object) -> bool:
 class _Step(NamedTuple):
     """What a codec does to elements."""
 
-    encode: Callable[[Array], Array]
     decode: Callable[[Array], Array]
     encoded_dtype: AnyDType
-    sees_bytes: bool = False  # whether it takes them for those of another data type
 
 
 def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> Conversion:
@@ -79,18 +76,15 @@ def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conver
     conversion = _chain(
         steps, spec.dtype.to_native_dtype(), lambda flat: flat.astype(dtype, copy=False)
     )
-    # Of those, zarr itself stores parts of a chunk otherwise than all of it.
-    is_read_only = any(step.sees_bytes for step in steps)
-    return replace(conversion, is_read_only=is_read_only), spec
+    return conversion, spec
 
 
 def _chain(
     steps: Sequence[_Step], encoded_dtype: AnyDType, to_array: Callable[[Array], Array]
 ) -> Conversion:
     """Return what codecs do one after the other, given what makes elements of the array at last."""
-    encoders = tuple([step.encode for step in steps])
-    decoders = tuple([step.decode for step in reversed(steps)])
-    return Conversion(encoded_dtype, encoders, (*decoders, to_array))
+    decoders = [step.decode for step in reversed(steps)]
+    return Conversion(encoded_dtype, (*decoders, to_array))
 
 
 def _check_order(codecs: Sequence[object]) -> None:
@@ -109,9 +103,7 @@ def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
     dtype, encoded_dtype = decoded.dtype.to_native_dtype(), encoded.dtype.to_native_dtype()
     _check_numbers(dtype, encoded_dtype)
     if name_of_class(codec) in _OF_ZARR:
-        encode = partial(_convert, codec._encode_sync, decoded)
-        decode = partial(_convert, codec._decode_sync, decoded)
-        return _Step(encode, decode, encoded_dtype)
+        return _Step(partial(_decode, codec, decoded), encoded_dtype)
     inner = codec._codec
     if name_of_class(inner) != _WRAPPERS[name_of_class(codec)]:
         raise LeftToZarr(f"converted by {name_of_class(inner)}")
@@ -121,10 +113,11 @@ def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
     return step
 
 
-def _convert(method: Any, spec: ArraySpec, flat: Array) -> Array:
-    """Return what a method of a codec of zarr makes of elements."""
-    converted: Array = method(cpu.NDBuffer.from_numpy_array(flat), spec).as_numpy_array()
-    return converted
+def _decode(codec: Any, spec: ArraySpec, flat: Array) -> Array:
+    """Return what a codec of zarr decodes elements to."""
+    buffer = cpu.NDBuffer.from_numpy_array(flat)
+    decoded: Array = codec._decode_sync(buffer, spec).as_numpy_array()
+    return decoded
 
 
 def _step_of_numcodecs(codec: Any, dtype: AnyDType) -> _Step:
@@ -147,7 +140,7 @@ def _step_of_numcodecs(codec: Any, dtype: AnyDType) -> _Step:
     _check_numbers(dtype, decoded, encoded)
     if dtype.itemsize != decoded.itemsize:
         raise LeftToZarr("a codec decodes to elements of another size than the array's")
-    return _Step(codec.encode, codec.decode, encoded, decoded != dtype)
+    return _Step(codec.decode, encoded)
 
 
 def _check_numbers(*dtypes: AnyDType) -> None:

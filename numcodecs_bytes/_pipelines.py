@@ -26,9 +26,7 @@ from numcodecs_bytes._engine.chunks import (
     LayoutOf,
     ZarrItem,
     chunk_reads,
-    chunk_writes,
     first_of,
-    has_whole_chunks,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout
@@ -47,32 +45,18 @@ from numcodecs_bytes._zarr_versions import (
     HAS_RESULTS,
     FusedCodecPipeline,
     check_class,
-    merge_chunk,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numcodecs_bytes._engine.write import Writes
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, because its length is said to be 0, an error costs at most a dozen requests.
 _NUM_LENGTHS = 11
-
-
-def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> str:
-    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
-    from numcodecs_bytes._engine.write import find_path  # most programs only read
-
-    if chunk.is_complete and not writes_whole:
-        raise LeftToZarr("the whole chunk is written")
-    if not (chunk.is_complete or writes_parts):
-        if _trace.active:
-            find_path(chunk.setter)  # raises if setting the option would not help
-        raise LeftToZarr(
-            "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
-        )
-    return find_path(chunk.setter)
 
 
 def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
@@ -301,103 +285,82 @@ class ReadsParts(PickledAsConfigured):
     ) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
-        mode, chunks = write_in_place(), list[ChunkWrite]()
-        is_required = mode == "require"
-        if items and not is_in_shard(first_of(items)[0]):
-            chunks, value = await self._plan_writes(items, value, mode=mode)
-        if not chunks:
+        mode = write_in_place()
+        writes, value = await self._plan_writes(items, value, mode=mode)
+        if writes is None:
             await pipeline.write(items, value, drop_axes)
             return
-        from numcodecs_bytes._engine.write import write  # most programs only read
-
-        whole = [chunk for chunk in chunks if chunk.path and chunk.is_complete]
-        in_place = [chunk for chunk in chunks if chunk.path and not chunk.is_complete]
-        others = [chunk for chunk in chunks if not chunk.path]
+        whole, in_place, left = writes
+        chunks = [*whole, *in_place, *left]
         try:
-            if is_required:
-                _check_required(others)
-            # Whole chunks first: the values may be mapped from a file that writes in place change.
             if whole:
-                await self._write_whole(whole, value, drop_axes)
-                others += [chunk for chunk in whole if chunk.outcome.is_left]
-            await self._write_left(others, value, drop_axes)
+                left += await self._write_whole(whole, value, drop_axes)
             if in_place:
-                array = value.as_ndarray_like()
-                await write(in_place, array, drop_axes, is_required=is_required)
-            left = [chunk for chunk in in_place if chunk.outcome.is_left]
-            if is_required:
-                _check_required(left)
-            await self._write_left(left, value, drop_axes)
+                must = mode == "require"
+                left += await self._write_in_place(in_place, value, drop_axes, is_required=must)
+            if left:
+                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
         finally:
             if _trace.active:
                 for chunk in chunks:
                     if mode or not chunk.is_complete:
                         chunk.trace(is_v2=self._is_v2())
 
-    async def _write_whole(
-        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
-    ) -> None:
-        """Write chunks that are selected as a whole, or leave them to zarr."""
-        from numcodecs_bytes._engine.write_whole import Values, write_whole
-
-        try:
-            values = Values(
-                np.asarray(value.as_ndarray_like()),
-                drop_axes,
-                merge=lambda chunk: merge_chunk(self, chunk, value, drop_axes).as_ndarray_like(),
-            )
-            await write_whole(chunks, values, self._num_threads())
-        except Exception as error:
-            if not unexpected.is_unexpected(error):
-                raise
-            unexpected.log(error)  # zarr writes what is not done: twice does no harm
-
-    async def _write_left(
-        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
-    ) -> None:
-        """Let zarr write chunks that were left to it."""
-        if chunks:
-            pipeline: Any = super()
-            await pipeline.write([chunk.item for chunk in chunks], value, drop_axes)
-
     async def _plan_writes(
         self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
-    ) -> tuple[list[ChunkWrite], Any]:
-        """Return what is written to each chunk, and the values, which no write in place changes.
+    ) -> "tuple[Writes | None, Any]":
+        """Return how chunks are written, and the values, which no write in place changes.
 
-        Returns nothing to write if zarr writes all chunks, or if this package itself fails.
+        Returns None if zarr writes all of them, or if this package itself fails.
         """
-        from numcodecs_bytes._engine.write import with_own_memory
+        if not items or is_in_shard(first_of(items)[0]):
+            return None, value
+        from numcodecs_bytes._engine.write import plan_writes, with_own_memory
+        from numcodecs_bytes._engine.write_file import ValuesError
 
         try:
-            writes_whole = self._can_write_whole(items, value)
-            if not (mode or writes_whole or _trace.active):
-                return [], value
-            path_of = partial(_path_of, writes_whole=writes_whole, writes_parts=bool(mode))
-            chunks = chunk_writes(items, self._layouts.of, path_of)
-            if any(chunk.path and not chunk.is_complete for chunk in chunks):
+            writes = plan_writes(items, self._layouts.of, value, may_write_parts=bool(mode))
+            if writes and mode == "require":
+                _check_required(writes.left)
+            if writes and writes.in_place:
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
+        except ValuesError as why:
+            if mode == "require":
+                raise why.error from None
+            return None, value
         except Exception as error:
             if mode == "require" or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
-            return [], value
-        return chunks, value
+            return None, value
+        return writes, value
 
-    def _can_write_whole(self, items: "Sequence[ZarrItem]", value: object) -> bool:
-        """Whether chunks that are selected as a whole, if there are any, can be written here."""
-        if not has_whole_chunks(items):
-            return False
-        from numcodecs_bytes._engine.write import find_path
-        from numcodecs_bytes._engine.write_whole import are_plain
+    async def _write_whole(
+        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
+    ) -> "list[ChunkWrite]":
+        """Write chunks that are selected as a whole; return what is left to zarr."""
+        from numcodecs_bytes._engine.write_whole import Values, write_whole
 
-        setter, spec = first_of(items)
-        try:
-            find_path(setter)
-            return are_plain(value, self._layouts.of(spec))
-        except LeftToZarr:
-            return False
+        values = Values(np.asarray(value.as_ndarray_like()), drop_axes)
+        return await write_whole(chunks, values, self._num_threads())
+
+    async def _write_in_place(
+        self,
+        chunks: "Sequence[ChunkWrite]",
+        value: Any,
+        drop_axes: tuple[int, ...],
+        *,
+        is_required: bool,
+    ) -> "list[ChunkWrite]":
+        """Write to parts of chunks in place; return what is left to zarr, if that is allowed."""
+        from numcodecs_bytes._engine.write import write_parts
+
+        values, num_threads = value.as_ndarray_like(), self._num_threads()
+        left = await write_parts(chunks, values, drop_axes, num_threads, is_required=is_required)
+        if is_required:
+            _check_required(left)
+        return left
 
     def _num_threads(self) -> int | None:
         """Return zarr's setting for the number of threads, if the user has set it."""

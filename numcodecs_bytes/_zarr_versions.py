@@ -40,7 +40,7 @@ PRIVATE_NAMES = {
     "zarr.storage._zip": "ZipStore",
     "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
     "_encode_shard_index_sync _encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard "
-    "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock _merge_chunk_array "
+    "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock "
     "_shard_index_size _zf",
 }
 
@@ -63,14 +63,6 @@ HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 
 _pipelines: Any = zarr.core.codec_pipeline  # newer versions define it elsewhere, and import it
 fill_value_or_default = _pipelines.fill_value_or_default
-
-
-def merge_chunk(pipeline: Any, chunk: Any, value: Any, drop_axes: tuple[int, ...]) -> Any:
-    """Return the elements of a chunk that is written whole, as zarr puts them together."""
-    merge = getattr(_pipelines, "_merge_chunk_array", None)  # before 3.3, a method
-    merge = merge or pipeline._merge_chunk_array  # noqa: SLF001
-    is_complete = True
-    return merge(*(None, value, chunk.place, chunk.spec, chunk.selection, is_complete, drop_axes))
 
 
 # 3.1.6 has this in `zarr.dtype`.

@@ -203,17 +203,3 @@ def chunk_reads(
             leave([chunk], why)
         chunks.append(chunk)
     return chunks
-
-
-def chunk_writes(
-    items: Sequence[ZarrItem], layout_of: LayoutOf, path_of: Callable[[ChunkWrite], str]
-) -> list[ChunkWrite]:
-    """Return what is written, given what zarr passes; `path_of` returns the path of a file."""
-    chunks = [ChunkWrite(item, *item[:5]) for item in items]
-    for chunk in chunks:
-        try:
-            chunk.layout = layout_of(chunk.spec)
-            chunk.path = path_of(chunk)
-        except LeftToZarr as why:
-            leave([chunk], why)
-    return chunks

@@ -123,17 +123,8 @@ LARGE_WHOLE_BYTES = 1 << 17
 # and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer runs are not worth the exclusive lock.
 REWRITE_FROM = 8
 
-# How long it takes to write a run. A writer of hulls waits for the exclusive lock no longer than
-# writing its runs would take.
-RUN_SECONDS = 5e-6
-
-# The first of many runs are timed, in two parts: a request of 1 ms shows in the first one, of 0.1
-# ms in the second. Then it may be faster to rewrite longer hulls: a column, 1 ms away, took 4.7
-# times as long as zarr's whole chunk, and takes 1.05.
-TIMED_RUNS = slice(0, 8), slice(8, 64), slice(64, None)
-
-# Values that may be mapped from a file are copied up to this size, in 20 ms. If they are larger,
-# the files of the chunks are copied: zarr alone reads and writes as much.
+# Values that may be mapped from a file are copied, up to this size, before parts of chunks are
+# written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
 MAPPED_COPY_BYTES = 1 << 26
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within

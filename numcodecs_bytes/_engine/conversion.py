@@ -1,4 +1,4 @@
-"""How codecs convert each element by itself, so that parts of chunks can be converted."""
+"""How codecs decode each element by itself, so that parts of chunks can be decoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,22 +21,7 @@ class Conversion:
     """
 
     dtype: AnyDType  # of encoded elements, in any byte order
-    encoders: tuple[Callable[[Array], Array], ...]
     decoders: tuple[Callable[[Array], Array], ...]  # the last one returns the array's data type
-    is_read_only: bool = False  # whether zarr has to encode elements
-
-    def encode(self, elements: Array) -> Array:
-        """Return elements as they are given to the codec ``bytes``, C-contiguous, in their shape.
-
-        Raises `LeftToZarr` if a codec raises an error: zarr raises it as well.
-        """
-        if self.is_read_only:
-            raise LeftToZarr("a codec has another data type than what it is given")
-        flat = _apply(self.encoders, _flatten(elements, elements.dtype))
-        if len(flat) != elements.size or flat.itemsize != self.dtype.itemsize:
-            raise LeftToZarr(f"a codec encodes to {flat.dtype}, expected {self.dtype}")
-        # BitRound returns integers that hold floats.
-        return flat.view(self.dtype.newbyteorder(flat.dtype.byteorder)).reshape(elements.shape)
 
     def decode(self, encoded: Array) -> Array:
         """Return elements of the array, in the shape of the encoded ones.

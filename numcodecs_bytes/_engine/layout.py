@@ -3,14 +3,10 @@
 import math
 from typing import NamedTuple
 
-import numpy as np
-
-from numcodecs_bytes._core.copy import encode_array
-from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._engine.conversion import Conversion
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
 
 class Geometry(NamedTuple):
@@ -60,24 +56,6 @@ class Layout:
         self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.
         self.is_plain = self.is_converted_by_copy and stored_dtype == dtype and conversion is None
-
-    def encode(self, elements: Array) -> Array:
-        """Return elements as they are stored, C-contiguous and in the same shape."""
-        if self.conversion is not None:
-            elements = self.conversion.encode(elements)
-        return encode_array(elements, self.stored_dtype)
-
-    def keeps(self, value: object) -> bool:
-        """Whether a value can be stored, and then reads back the same."""
-        if self.conversion is None:
-            return True
-        element: Array = np.full(1, value, self.dtype)
-        try:
-            with np.errstate(all="ignore"):
-                read = self.conversion.decode(self.conversion.encode(element))
-        except LeftToZarr:
-            return False
-        return read.tobytes() == element.tobytes()
 
     def check_length(self, num_bytes: int, name: str) -> None:
         """Raise LengthError unless a chunk of this name has the right length."""

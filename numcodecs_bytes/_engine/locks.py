@@ -15,7 +15,7 @@ import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 
@@ -41,9 +41,17 @@ class ReplacedError(Exception):
     """The name now refers to another file, or the file had another name: try again."""
 
 
+class LockedFile(NamedTuple):
+    """An open file that is locked."""
+
+    descriptor: int
+    num_bytes: int
+    is_exclusive: bool  # whether the lock is exclusive
+
+
 @contextlib.contextmanager
-def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
-    """Open a file and lock it; yield its descriptor, and its length in bytes.
+def locked(path: str, *, is_exclusive: bool) -> Iterator[LockedFile]:
+    """Open a file and lock it.
 
     Raises MissingFileError, LockedError, ReplacedError or LeftToZarr.
     """
@@ -63,7 +71,7 @@ def locked(path: str, *, is_exclusive: bool) -> Iterator[tuple[int, int]]:
         check_name(descriptor, path)
         if status.st_nlink != 1:
             _refuse_other_names(descriptor, path)
-        yield descriptor, status.st_size
+        yield LockedFile(descriptor, status.st_size, is_exclusive)
     finally:
         _release(descriptor)
 

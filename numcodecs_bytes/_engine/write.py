@@ -12,35 +12,85 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.storage import LocalStore, StorePath
 
-from numcodecs_bytes._engine import constants, locks, unexpected
-from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
+from numcodecs_bytes import _trace
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._engine import constants, locks
+from numcodecs_bytes._engine.chunks import (
+    ChunkWrite,
+    LayoutOf,
+    ZarrItem,
+    first_of,
+    has_whole_chunks,
+    leave,
+)
 from numcodecs_bytes._engine.files import join
 from numcodecs_bytes._engine.latency import Latency
-from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.locks import LockedError
 from numcodecs_bytes._engine.output import may_be_mapped
+from numcodecs_bytes._engine.shards import ShardLayout
 from numcodecs_bytes._engine.stores import name_of_class
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_chunk import ChunkFile
+from numcodecs_bytes._engine.write_file import ValuesError
 from numcodecs_bytes._engine.write_shard import ShardFile
+from numcodecs_bytes._engine.write_whole import are_plain
 from numcodecs_bytes._names import add_name, name_of_chunk
-from numcodecs_bytes._threads import (
-    IsWanted,
-    num_cores,
-    run_in_thread,
-    write_pool,
-)
+from numcodecs_bytes._threads import num_cores, run_in_thread, write_pool
 
 logger = logging.getLogger("numcodecs_bytes")
 
 
-def find_path(setter: object) -> str:
+class Writes(NamedTuple):
+    """How the chunks of a batch are written."""
+
+    whole: list[ChunkWrite]
+    in_place: list[ChunkWrite]
+    left: list[ChunkWrite]  # to zarr
+
+
+def plan_writes(
+    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
+) -> Writes | None:
+    """Return how chunks are written, given what zarr passes; None if zarr writes all of them."""
+    may_write_whole = has_whole_chunks(items) and _can_write_whole(items, layout_of, value)
+    if not (may_write_parts or may_write_whole or _trace.active):
+        return None
+    writes, values = Writes([], [], []), value.as_ndarray_like()
+    is_too_large = _num_bytes(values) > constants.MAPPED_COPY_BYTES and may_be_mapped(values)
+    for item in items:
+        chunk = ChunkWrite(item, *item[:5])
+        if chunk.is_complete and not may_write_whole:
+            writes.left.append(chunk)
+            continue
+        try:
+            chunk.layout = layout_of(chunk.spec)
+            chunk.path = _find_path(chunk.setter)
+            if not chunk.is_complete:
+                _check_in_place(chunk, is_too_large=is_too_large, is_on=may_write_parts)
+        except LeftToZarr as why:
+            leave([chunk], why)
+            writes.left.append(chunk)
+        else:
+            (writes.whole if chunk.is_complete else writes.in_place).append(chunk)
+    return writes
+
+
+def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: object) -> bool:
+    """Whether chunks that are selected as a whole can be written here."""
+    setter, spec = first_of(items)  # all are of one array
+    try:
+        _find_path(setter)
+        return are_plain(value, layout_of(spec))
+    except LeftToZarr:
+        return False
+
+
+def _find_path(setter: object) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
     if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
@@ -56,32 +106,61 @@ def find_path(setter: object) -> str:
     return join(str(store.root), setter.path)
 
 
-async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes: copied if need be, unless too large."""
-    if not may_be_mapped(values) or _num_bytes(values) > constants.MAPPED_COPY_BYTES:
-        return values
-    # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
-    return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
+def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:
+    """Raise `LeftToZarr` unless part of a chunk can be written in place."""
+    layout: Any = chunk.layout
+    inner = layout.inner if isinstance(layout, ShardLayout) else layout
+    if inner.conversion is not None:
+        raise LeftToZarr("codecs convert its elements")
+    if is_too_large:
+        most = f"{constants.MAPPED_COPY_BYTES >> 20} MiB"
+        raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
+    if not is_on:  # last: setting it to True helps
+        raise LeftToZarr(
+            "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
+        )
 
 
 def _num_bytes(values: Any) -> int:
     return int(math.prod(values.shape) * values.dtype.itemsize)
 
 
-async def write(
-    chunks: Sequence[ChunkWrite], values: Any, drop_axes: tuple[int, ...], *, is_required: bool
-) -> None:
-    """Write values to selections of chunks, or leave chunks to zarr; note what became of each."""
+async def with_own_memory(values: Any) -> Any:
+    """Return values that no write to a file changes, copied if they may be mapped from one.
+
+    Raises ValuesError if they can't be copied.
+    """
+    if not may_be_mapped(values):
+        return values
+    try:
+        # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+        return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
+    except Exception as error:
+        raise ValuesError(error) from error
+
+
+async def write_parts(
+    chunks: Sequence[ChunkWrite],
+    values: Array,
+    drop_axes: tuple[int, ...],
+    num_threads: int | None,
+    *,
+    is_required: bool,
+) -> list[ChunkWrite]:
+    """Write values, which have their own memory, to parts of chunks; return what is left to zarr.
+
+    Notes what became of each. If it must be written in place, whatever the values raise is raised.
+    """
     latency = Latency()
-    waiting = [
-        _Write(chunk, values, drop_axes, latency, is_required=is_required) for chunk in chunks
-    ]
+    waiting = []
+    for chunk in chunks:
+        kind = ShardFile if isinstance(chunk.layout, ShardLayout) else ChunkFile
+        waiting.append(kind(chunk, values, drop_axes, latency, is_required))
     begun, has_warned = time.monotonic(), False
     while True:
-        has_thread = await _try_all(waiting, values, latency)
-        waiting = [each for each in waiting if not each.is_done]
+        waiting, has_thread = await _try_all(waiting, num_threads)
         if not waiting:
-            return
+            break
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.setter)
         if seconds > constants.LONG_SECONDS and not has_warned:
@@ -93,69 +172,31 @@ async def write(
             raise InterruptedError(f"the program ended while a write waited to lock {name}")
         pause = max(seconds / constants.NUM_WAITS, constants.FIRST_WAIT_SECONDS)
         await asyncio.sleep(min(pause, constants.MAX_WAIT_SECONDS))
+    return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
-class _Write:
-    """A write to part of a chunk, which may have to be tried several times."""
-
-    def __init__(
-        self,
-        chunk: ChunkWrite,
-        values: Any,
-        drop_axes: tuple[int, ...],
-        latency: Latency,
-        *,
-        is_required: bool,
-    ) -> None:
-        self.chunk, self.is_done, self._is_required = chunk, False, is_required
-        self._values, self._drop_axes, self._latency = values, drop_axes, latency
-        self._file: ChunkFile | None = None  # kept, because it may be locked by another writer
-
-    def try_once(self, is_wanted: IsWanted) -> None:
-        """Write, or leave the chunk to zarr; not done if another writer has locked the file."""
-        try:
-            self._file = self._file or self._plan(is_wanted)
-            self._file.write(is_wanted)
-            self.chunk.outcome = Outcome("written in place")
-        except LockedError:
-            return
-        except LeftToZarr as why:
-            leave([self.chunk], why)
-        except Exception as error:
-            has_begun = self._file is not None and self._file.has_begun
-            if has_begun or self._is_required or not unexpected.is_unexpected(error):
-                add_name(error, self.chunk.setter, "writing")
-                raise
-            what = "the values do not fit"  # zarr raises its own error
-            if self._file is not None or not isinstance(error, ValueError | IndexError):
-                what = f"unexpected {type(error).__name__}"
-                unexpected.log(error)
-            leave([self.chunk], LeftToZarr(f"{what}: {error}"))
-        self.is_done = True
-
-    def _plan(self, is_wanted: IsWanted) -> ChunkFile:
-        chunk, values = self.chunk, self._values
-        selected = values if values.shape == () else values[chunk.place]
-        kind = ChunkFile if isinstance(chunk.layout, Layout) else ShardFile
-        file = kind(chunk, selected, self._drop_axes, may_be_mapped(values), self._latency)
-        file.check_encodable(is_wanted)
-        return file
-
-
-async def _try_all(writes: Sequence[_Write], values: Any, latency: Latency) -> bool:
-    """Try all writes; return whether a thread was to be had.
+async def _try_all(
+    waiting: Sequence[ChunkFile], num_threads: int | None
+) -> tuple[list[ChunkFile], bool]:
+    """Try all writes; return those whose files are locked, and whether a thread was to be had.
 
     One thread per core writes if they are large, and more if files are slow.
     """
-    is_array = isinstance(values, np.ndarray)  # other arrays are read by one thread
-    is_parallel = is_array and _num_bytes(values) > constants.PARALLEL_BYTES * len(writes)
+    locked = list[ChunkFile]()
+    first = waiting[0]
+    is_parallel = first.values.nbytes > constants.PARALLEL_BYTES * len(waiting)
 
-    def work(workers: Workers[_Write], writes: Iterator[_Write]) -> None:
-        for each in writes:
-            each.try_once(workers.is_wanted)
-            if latency.has_waited or latency.seconds:
+    def work(workers: Workers[ChunkFile], some: Iterator[ChunkFile]) -> None:
+        for file in some:
+            try:
+                if file.attempt(workers.is_wanted) == "locked":
+                    locked.append(file)
+            except Exception as error:
+                add_name(error, file.chunk.setter, "writing")
+                raise
+            if file.latency.seconds:
                 workers.start_helpers(wait_for_files=True)
 
     num_default = num_cores() if is_parallel else 1
-    workers = Workers(writes, work, num_threads=None if is_array else 1, num_default=num_default)
-    return await workers.run(write_pool())
+    workers = Workers(waiting, work, num_threads=num_threads, num_default=num_default)
+    return locked, await workers.run(write_pool())

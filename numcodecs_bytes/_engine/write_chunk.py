@@ -1,217 +1,199 @@
-"""Writes to the file of a chunk: in place, to a copy that replaces it, or to a new one."""
+"""Writes to part of a chunk: to its file in place, to a copy that replaces it, or to a new one."""
 
-import time
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import as_bytes
+from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._engine import constants, locks, write_file
-from numcodecs_bytes._engine.chunks import ChunkWrite
+from numcodecs_bytes._engine import constants, locks, unexpected, write_file
+from numcodecs_bytes._engine.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.locks import LockedError, MissingFileError, ReplacedError
+from numcodecs_bytes._engine.locks import LockedError, LockedFile, MissingFileError, ReplacedError
 from numcodecs_bytes._engine.plan import plan_of, shape_of
-from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
+from numcodecs_bytes._engine.write_file import Part, ValuesError
 from numcodecs_bytes._names import name_of_chunk
 from numcodecs_bytes._threads import IsWanted
 from numcodecs_bytes._zarr_versions import fill_value_or_default
-
-
-class SlowFileError(Exception):
-    """Requests to a file take so long that it is faster to rewrite longer hulls."""
 
 
 @dataclass
 class Space:
     """Where an open file has space for what is written."""
 
-    descriptor: int
-    placed: list[PlacedWrite]
-    missing: Sequence[PlannedWrite] = ()  # what has no space
+    parts: list[Part]
+    missing: Sequence[Part] = ()  # what has no space, which only shards may lack
     index: Any = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
 
 
 @dataclass
 class ChunkFile:
-    """The file of a chunk, and what is written to it."""
+    """The file of a chunk, and the parts of it that are written."""
 
     chunk: ChunkWrite
-    values: Any  # an array in the shape of the selection, or one that NumPy broadcasts to it
+    values: Array  # of the batch
     drop_axes: tuple[int, ...]  # axes of the selection that the values lack
-    is_mapped: bool  # whether the values may be mapped from the file: then a copy replaces it
     latency: Latency  # of the batch
+    is_required: bool  # whether it must be written in place
 
     def __post_init__(self) -> None:
-        self._gap = constants.GAP_BYTES  # the largest within a hull
-        self._planned = self._plan(self.chunk.selection)
-        self._num_runs = sum([planned.run_plan.num_runs for planned in self._planned])
-        self._prefers_hulls = self._in_hulls = write_file.is_faster_in_hulls(self._planned)
-        self._locked_since = 0.0
-        self.has_begun = False  # whether something may have been written
+        self._parts: list[Part] = []
+        self._is_planned = self._has_begun = False  # whether something may have been written
 
-    def check_encodable(self, is_wanted: IsWanted) -> None:
-        """Raise `LeftToZarr` if codecs can't convert an element: before anything is written."""
-        for planned in self._planned:
-            write_file.check_encodable(planned, is_wanted)
+    def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
+        """Write to the file; return whether that is done, locked by another writer, or zarr's.
 
-    def _plan(self, selection: Any) -> list[PlannedWrite]:
-        """Return what is written to each of the chunks in the file."""
+        If an error is raised, some of the selected elements may have been written.
+        """
+        try:
+            if not self._is_planned:
+                self._parts = self._plan(self.chunk.selection)
+                self._choose()
+                self._is_planned = True
+            self._write(is_wanted)
+        except LockedError:
+            return "locked"
+        except LeftToZarr as why:
+            if self.is_required and isinstance(why, ValuesError):
+                raise why.error from None
+            leave([self.chunk], why)
+            return "left"
+        except Exception as error:
+            if self._has_begun or self.is_required or not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
+            return "left"
+        self.chunk.outcome = Outcome("written in place")
+        return "written"
+
+    def _plan(self, selection: Any) -> list[Part]:
+        """Return what is written to each of the chunks in the file, without hulls."""
         layout = self.chunk.layout
         if not isinstance(layout, Layout):
             raise TypeError(f"not a chunk: {layout!r}")
         self._layout = layout
         runs = plan_of(selection, layout, self.drop_axes, gap=0)
         shape = shape_of(runs.axes)
-        elements = write_file.elements_of(self.values, layout, shape)
-        return [PlannedWrite(runs, write_file.hulls_of(runs, layout, self._gap), elements, layout)]
+        elements = write_file.elements_of(self.values, self.chunk.place, layout, shape)
+        return [Part(runs, elements, layout, hulls=runs)]
 
-    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
-        """Return what has space in an open file, and what has none; raise if it is invalid."""
-        layout = self._layout
-        if num_bytes != layout.num_bytes:
-            layout.check_length(num_bytes, name_of_chunk(self.chunk.setter))
-        return Space(descriptor, [PlacedWrite(planned, 0) for planned in self._planned])
+    def _choose(self) -> None:
+        """Choose runs or hulls, and how long a gap is worth, by how long the batch waits."""
+        self._is_slow = self.latency.seconds > 0
+        gap = self.latency.gap
+        self._parts = write_file.with_hulls(self._parts, gap, is_slow=self._is_slow)
+        self._prefers_hulls = write_file.is_faster_in_hulls(self._parts, is_slow=self._is_slow)
+        # Which locks to try, one after the other; True is the exclusive one, which hulls need.
+        self._locks = (True, False) if self._prefers_hulls else (False,)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
-        """Fill a new file, from the old one if there is one; return where everything belongs."""
-        span = range(self._layout.num_bytes)
-        locks.set_length(new, len(span))
-        if old is None:
-            write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
-        else:
-            write_file.copy_span(old.descriptor, new, span, is_wanted)
-        return [PlacedWrite(planned, 0) for planned in self._planned]
+    def _write(self, is_wanted: IsWanted) -> None:
+        """Write everything; if LockedError or `LeftToZarr` is raised, nothing is written.
 
-    def write(self, is_wanted: IsWanted) -> None:
-        """Write everything.
-
-        Nothing is written if LockedError is raised, or LeftToZarr, unless another program truncates
-        the file meanwhile, or locks or replaces it while this changes to longer hulls.
+        That holds unless another program truncates the file meanwhile.
         """
-        if not self._num_runs:
+        if not any([part.runs.num_runs for part in self._parts]):  # noqa: C419 # faster
             return
-        if self._has_longer_hulls():  # as other chunks of the batch have shown
-            self._prefers_hulls = self._in_hulls = True
         for _ in range(constants.MAX_TRIES):
-            try:
+            with contextlib.suppress(ReplacedError):
                 if self._try_to_write(is_wanted):
                     return
-            except ReplacedError:
-                continue
-            except SlowFileError:
-                self._prefers_hulls = self._in_hulls = True
-            except LockedError:
-                if not self._tries_runs_instead():
-                    raise
         raise LeftToZarr("it keeps being replaced")
 
     def _try_to_write(self, is_wanted: IsWanted) -> bool:
-        """Write to the file, replace it, or make it; return False if another writer was first."""
-        try:
-            return self._change(is_wanted) or self._replace(is_wanted)
-        except MissingFileError:
-            return self._create(is_wanted)
+        """Write to the file, or make it; if this returns False, nothing is written: try again."""
+        for is_exclusive in self._locks:
+            try:
+                with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as file:
+                    return self._change(file, is_wanted)
+            except LockedError:
+                continue
+            except MissingFileError:
+                return self._create(is_wanted)
+        raise LockedError
 
-    def _has_longer_hulls(self) -> bool:
-        """Plan hulls over longer gaps if the file is slow, and rewriting them is faster, once."""
-        if not self.latency.has_waited or self._gap > constants.GAP_BYTES:
+    def _change(self, file: LockedFile, is_wanted: IsWanted) -> bool:
+        """Write to a locked file; return False if that takes another plan, or another lock."""
+        space = self._find_space(file)
+        if self._is_found_slow(file, space.parts):
+            self._choose()
             return False
-        before, self._gap = self._planned, constants.PREFETCH_BYTES
-        self._planned = self._plan(self.chunk.selection)
-        num = sum([write_file.num_requests(each.hull_plan) for each in self._planned])
-        plans = [each.plan(in_hulls=self._in_hulls) for each in before]
-        if sum(map(write_file.num_requests, plans)) >= 2 * num:  # a hull is read as well
-            return True
-        self._planned = before
-        return False
-
-    def _tries_runs_instead(self) -> bool:
-        """Write runs from now on if it can't get the exclusive lock; return whether it does.
-
-        A writer of hulls waits for writers of runs no longer than it would take to write runs
-        itself, with a shared lock: that waits only for writers of hulls.
-        """
-        now = time.monotonic()
-        self._locked_since = self._locked_since or now
-        is_long = now - self._locked_since > self._num_runs * constants.RUN_SECONDS
-        switches = self._in_hulls and is_long
-        self._in_hulls = self._prefers_hulls and not switches  # hulls again, if runs fail as well
-        return switches
-
-    def _change(self, is_wanted: IsWanted) -> bool:
-        """Write to the file; return whether it has space for everything: else, nothing is."""
-        path = self.chunk.path
-        with locks.locked(path, is_exclusive=self._in_hulls) as (descriptor, num_bytes):
-            space = self._find_space(descriptor, num_bytes)
-            if not self._is_enough(space):
-                return False
-            self._write(descriptor, space.placed, is_wanted, may_change_plan=True)
-        self._note_written(num_bytes)
+        if self._adds_nothing(space.missing):
+            in_hulls = file.is_exclusive and self._prefers_hulls
+            self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
+        elif file.is_exclusive:
+            self._replace(file, space, is_wanted)
+        else:
+            self._locks = (True,)
+            return False
+        self._note_written(file.num_bytes)
         return True
 
-    def _replace(self, is_wanted: IsWanted) -> bool:
-        """Replace the file with a copy that has space, unless another writer has done so."""
-        path = self.chunk.path
-        with locks.locked(path, is_exclusive=True) as (descriptor, num_bytes):
-            space = self._find_space(descriptor, num_bytes)
-            if self._is_enough(space):
-                self._write(descriptor, space.placed, is_wanted)
-            else:
-                with locks.temporary(path) as (new, name):
-                    self._write(new, self._fill(new, space, is_wanted), is_wanted)
-                    locks.replace(name, path, descriptor)
-        self._note_written(num_bytes)
-        return True
+    def _is_found_slow(self, file: LockedFile, parts: Sequence[Part]) -> bool:
+        """Look at the file if that is due; return whether it is slow, but was not planned so."""
+        if self._is_slow or not parts:
+            return False
+        if self.latency.is_due(sum([part.runs.num_runs for part in parts])):
+            positions = write_file.sample(parts, in_hulls=self._prefers_hulls)
+            self.latency.look(file.descriptor, positions)
+        return self.latency.seconds > 0
+
+    def _replace(self, file: LockedFile, space: Space, is_wanted: IsWanted) -> None:
+        """Replace the file, which is locked exclusively, with a copy that has more space."""
+        with locks.temporary(self.chunk.path) as (new, name):
+            parts = self._fill(new, (file, space), is_wanted)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            locks.replace(name, self.chunk.path, file.descriptor)
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
-        if self._adds_nothing(self._planned):
+        if self._adds_nothing(self._parts):
             return True
         with locks.temporary(self.chunk.path) as (new, name):
-            self._write(new, self._fill(new, None, is_wanted), is_wanted)
+            parts = self._fill(new, None, is_wanted)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
             if not locks.publish(name, self.chunk.path):
                 return False
         self._note_written(0)
         return True
 
-    def _is_enough(self, space: Space) -> bool:
-        """Whether everything can be written to an open file, except what zarr would not store."""
-        return not self.is_mapped and self._adds_nothing(space.missing)
+    def _find_space(self, file: LockedFile) -> Space:
+        """Return what has space in a file, and what has none; raise if it is invalid."""
+        if file.num_bytes != self._layout.num_bytes:
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
+        return Space(self._parts)
 
-    def _write(
-        self,
-        descriptor: int,
-        placed: list[PlacedWrite],
-        is_wanted: IsWanted,
-        *,
-        may_change_plan: bool = False,
+    def _fill(
+        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
+    ) -> list[Part]:
+        """Fill a new file, from the old one if it is a shard's; return where everything belongs."""
+        span = range(self._layout.num_bytes)
+        locks.set_length(new, len(span))
+        write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
+        return self._parts
+
+    def _write_parts(
+        self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
     ) -> None:
-        self.has_begun, in_hulls = True, self._in_hulls
-        with np.errstate(all="ignore"):  # `check_encodable` has warned, or raised an error
-            for each in placed:
-                for seconds in write_file.write_placed(
-                    descriptor, each, self.latency, is_wanted, in_hulls=in_hulls
-                ):
-                    self.latency.note(seconds)
-                    if may_change_plan and self._has_longer_hulls():
-                        raise SlowFileError
+        self._has_begun = True
+        write_file.write_all(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
 
-    def _adds_nothing(self, planned: Sequence[PlannedWrite]) -> bool:
+    def _adds_nothing(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements."""
-        return not planned or self.chunk.would_be_empty(write_file.blocks_of(planned))
+        return not parts or self.chunk.would_be_empty(write_file.blocks_of(parts))
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
-        return as_bytes(self._layout.encode(fill_value))
+        return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
     def _note_written(self, num_bytes_before: int) -> None:
         """Note what was written to a file, given its length before."""
-        num_elements = sum([planned.elements.size for planned in self._planned])
+        num_elements = sum([part.elements.size for part in self._parts])
         self.chunk.num_bytes = num_elements * self._layout.item_size
         self.chunk.num_bytes_before = num_bytes_before

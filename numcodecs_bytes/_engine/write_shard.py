@@ -17,14 +17,15 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._engine import files, locks, write_file
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.locks import LockedFile
 from numcodecs_bytes._engine.output import mesh
-from numcodecs_bytes._engine.plan import Plan, plan_axes
+from numcodecs_bytes._engine.plan import plan_axes
 from numcodecs_bytes._engine.selection import Axis
 from numcodecs_bytes._engine.shards import MISSING, ShardLayout, ShardPoints
 from numcodecs_bytes._engine.write_chunk import ChunkFile, Space
-from numcodecs_bytes._engine.write_file import PlacedWrite, PlannedWrite
+from numcodecs_bytes._engine.write_file import Part
 from numcodecs_bytes._threads import IsWanted
-from numcodecs_bytes._zarr_versions import UInt64Array, encode_index, fill_value_or_default
+from numcodecs_bytes._zarr_versions import UInt64Array, encode_index
 
 
 class ShardFile(ChunkFile):
@@ -32,7 +33,7 @@ class ShardFile(ChunkFile):
 
     _layout: Layout  # of the inner chunks
 
-    def _plan(self, selection: Any) -> list[PlannedWrite]:
+    def _plan(self, selection: Any) -> list[Part]:
         layout = self.chunk.layout
         if not isinstance(layout, ShardLayout):
             raise TypeError(f"not a shard: {layout!r}")
@@ -40,53 +41,33 @@ class ShardFile(ChunkFile):
         # Where inner chunks may begin: after the index, if that is at the start.
         self._first = layout.index_bytes if layout.is_index_first else 0
         self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
-        elements = write_file.elements_of(self.values, self._layout, shard_plan.shape)
-        self._elements = elements
+        elements = self._elements = write_file.elements_of(
+            self.values, self.chunk.place, self._layout, shard_plan.shape
+        )
         if isinstance(shard_plan, ShardPoints):
             # Where points are in most complete shards: this tells whether hulls are faster.
             chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
-            return [
-                self._plan_points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
-            ]
-        hulls = dict[int, Plan]()  # many inner chunks have the same plan
-        planned = []
-        for plan, place in zip(shard_plan.plans, shard_plan.places, strict=True):
-            if id(plan) not in hulls:
-                hulls[id(plan)] = write_file.hulls_of(plan, self._layout, self._gap)
+            return self._points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
+        parts = []
+        for runs, place in zip(shard_plan.plans, shard_plan.places, strict=True):
             selected = elements[(*mesh(place, shard_plan.shape), ...)]
-            planned.append(PlannedWrite(plan, hulls[id(plan)], selected, self._layout))
-        return planned
+            parts.append(Part(runs, selected, self._layout, hulls=runs))
+        return parts
 
-    def check_encodable(self, is_wanted: IsWanted) -> None:
-        """Raise `LeftToZarr` if codecs can't convert an element, or change the fill value in it.
-
-        zarr does not store an inner chunk of nothing but fill values: it still holds them.
-        """
-        super().check_encodable(is_wanted)
-        if not self._keeps_fill_value():
-            fill_value, elements = fill_value_or_default(self.chunk.spec), self._elements
-            is_nan = np.isnan(fill_value)
-            if (np.isnan(elements) if is_nan else elements == fill_value).any():
-                raise LeftToZarr("codecs change the fill value, which is among what is written")
-
-    def _keeps_fill_value(self) -> bool:
-        return self._layout.keeps(fill_value_or_default(self.chunk.spec))
-
-    def _plan_points(self, positions: Any, elements: Array) -> PlannedWrite:
+    def _points(self, positions: Any, elements: Array) -> list[Part]:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
-        hulls = write_file.hulls_of(runs, self._layout, self._gap)
-        return PlannedWrite(runs, hulls, elements, self._layout)
+        return [Part(runs, elements, self._layout, hulls=runs)]
 
-    def _find_space(self, descriptor: int, num_bytes: int) -> Space:
+    def _find_space(self, file: LockedFile) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
-        files.read_exactly(descriptor, self._shard.index_start(num_bytes), raw.data)
+        files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = self._shard.decode_index(raw)
-        end = self._check_index(index, num_bytes)
+        end = self._check_index(index, file.num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
-        missing = [planned for planned, _ in self._place(starts, starts == MISSING)]
-        return Space(descriptor, self._place(starts, starts != MISSING), missing, index, end)
+        missing = self._place(starts, starts == MISSING)
+        return Space(self._place(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -105,22 +86,27 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _place(self, starts: UInt64Array, is_included: Array) -> list[PlacedWrite]:
+    def _place(self, starts: UInt64Array, is_included: Array) -> list[Part]:
         """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
         shard_plan, which = self._shard_plan, np.flatnonzero(is_included)
+        which = which[np.argsort(starts[which], kind="stable")]  # in the order of the file
         if not isinstance(shard_plan, ShardPoints):
-            return [PlacedWrite(self._planned[k], int(starts[k])) for k in which.tolist()]
+            return [self._parts[k]._replace(start=int(starts[k])) for k in which.tolist()]
         if not len(which):
             return []
         positions = starts[which].astype(np.intp) + shard_plan.offsets[which]
-        return [PlacedWrite(self._plan_points(positions, self._elements[which]), 0)]
+        points = self._points(positions, self._elements[which])
+        return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[PlacedWrite]:
+    def _fill(
+        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
+    ) -> list[Part]:
         shard, length, first = self._shard, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
         if old is not None:
-            index, end = old.index.copy(), old.end
+            old_file, space = old
+            index, end = space.index.copy(), space.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
         num = int(np.count_nonzero(is_new))
         index[is_new, 0] = end + length * np.arange(num)
@@ -129,7 +115,7 @@ class ShardFile(ChunkFile):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old.descriptor, new, range(first, end), is_wanted)
+            write_file.copy_span(old_file.descriptor, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)
@@ -142,8 +128,6 @@ class ShardFile(ChunkFile):
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
-        if not self._keeps_fill_value():  # others would hold what codecs make of it
-            return is_new
         if are_free:
             return is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)

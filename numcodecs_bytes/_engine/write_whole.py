@@ -9,9 +9,9 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from zarr.core.buffer import cpu
@@ -19,17 +19,17 @@ from zarr.core.buffer import cpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, unexpected
 from numcodecs_bytes._engine.chunks import ChunkWrite, leave
 from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.plan import plan_of, split
+from numcodecs_bytes._engine.plan import Place, plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
-from numcodecs_bytes._engine.write_file import raise_unless, usual_seconds, write_runs
+from numcodecs_bytes._engine.write_file import ValuesError, raise_unless, write_runs
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
-from numcodecs_bytes._zarr_versions import concurrency
+from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
@@ -47,43 +47,68 @@ def are_plain(value: object, layout: AnyLayout) -> bool:
     return is_of_numpy and has_same_elements(array.dtype, layout.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Values:
+class Values(NamedTuple):
     """What is written to chunks that are selected as a whole."""
 
     array: Array
     drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
-    merge: Callable[[ChunkWrite], Array]  # returns a chunk as zarr itself puts it together
 
     def of(self, chunk: ChunkWrite) -> Array:
-        """Return the elements of a chunk, in its shape."""
+        """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
+        spec = chunk.spec
+        selected = self._selected(chunk.place)
+        if selected.shape == spec.shape:
+            return selected
+        fill_value = fill_value_or_default(spec)
+        new = cpu.NDBuffer.create(
+            shape=spec.shape, dtype=self.array.dtype, order=spec.order, fill_value=fill_value
+        )
+        elements: Array = new.as_numpy_array()
         try:
-            if self.array.shape:
-                selected: Array = self.array[chunk.place]
-                if self.drop_axes:
-                    selected = np.expand_dims(selected, self.drop_axes)
-                if selected.shape == chunk.spec.shape:
-                    return selected
-            return self.merge(chunk)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise LeftToZarr(f"the values do not fit: {error}") from error
+            elements[chunk.selection] = selected
+        except Exception as error:
+            raise ValuesError(error) from error
+        return elements
+
+    def _selected(self, place: Place) -> Array:
+        if not self.array.shape:  # a single value for all elements
+            return self.array
+        try:
+            selected: Array = self.array[place]
+            return np.expand_dims(selected, self.drop_axes) if self.drop_axes else selected
+        except Exception as error:
+            raise ValuesError(error) from error
 
 
 async def write_whole(
     chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None
-) -> None:
-    """Write whole chunks, or leave them to zarr; note what became of each."""
+) -> list[ChunkWrite]:
+    """Write whole chunks, and note what became of each; return what is left to zarr.
+
+    What this package fails to write in a way that it should not is left as well: writing it twice
+    does no harm.
+    """
+    try:
+        await _write_all(chunks, values, num_threads)
+    except Exception as error:
+        if not unexpected.is_unexpected(error):
+            raise
+        unexpected.log(error)
+    return [chunk for chunk in chunks if chunk.outcome.is_left]
+
+
+async def _write_all(chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None) -> None:
     layout = chunks[0].layout
     is_large = layout is not None and layout.num_bytes >= constants.LARGE_WHOLE_BYTES
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
     latency = Latency()
-    usual = usual_seconds(1, layout.num_bytes) if layout else 0.0
+    usual_seconds = layout.num_bytes / constants.WRITTEN_PER_SECOND if layout else 0.0
 
     def work(workers: Workers[ChunkWrite], some: Iterator[ChunkWrite]) -> None:
         for chunk in some:
             before = time.perf_counter()
             _write_or_leave(chunk, values, suffix, workers.is_wanted)
-            if latency.note(time.perf_counter() - before - usual):
+            if latency.note(time.perf_counter() - before - usual_seconds):
                 workers.start_helpers(wait_for_files=True)
 
     num_large = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)

@@ -17,11 +17,11 @@ class SlowMount:
 
     def __init__(self, folder):
         self.below, self.folder = folder / "below", folder / "mounted"
-        self._log = folder / "reads"
+        self._log = folder / "requests"
         self._log.touch()
 
     def forget(self):
-        """Drop all files from the page cache, and count reads from now on."""
+        """Drop all files from the page cache, and count requests from now on."""
         for path in self.folder.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
@@ -32,6 +32,11 @@ class SlowMount:
     @property
     def num_reads(self):
         """How many reads its server has answered."""
+        return self._log.read_text("ascii").count("r")
+
+    @property
+    def num_requests(self):
+        """How many reads and writes its server has answered."""
         return self._log.stat().st_size
 
 
@@ -50,7 +55,7 @@ def slow_mount(folder, *, reads=0, writes=0):
     mount.below.mkdir()
     mount.folder.mkdir()
     delays = {"DELAY_READS": f"{reads}", "DELAY_WRITES": f"{writes}"}
-    environment = os.environ | delays | {"LD_PRELOAD": str(library), "READ_LOG": str(mount._log)}
+    environment = os.environ | delays | {"LD_PRELOAD": str(library), "REQUEST_LOG": str(mount._log)}
     command = ["bindfs", "-f", "--multithreaded", "-o", "big_writes", mount.below, mount.folder]
     with subprocess.Popen(command, env=environment) as server:
         try:

@@ -34,18 +34,18 @@ HAS_CAST = module_or_none("cast_value_rs") is not None and hasattr(zarr.codecs, 
 DTYPES = ["i1", "u1", "<i2", ">i2", "<u2", ">i4", "<u4", "<i8", "<f2", "<f4", ">f4", "<f8", ">f8"]
 OURS = {"codecs.bytes": "numcodecs_bytes.zarr.BytesCodec"}
 SEEDS, NUM_ROUNDS = range(6 if EVERYTHING else 2), 12
-# Why zarr reads or writes some of these arrays itself, and what it then raises an error for.
+# Why zarr reads some of these arrays itself, and what it then raises an error for.
 LEFT = {"numcodecs.fixedscaleoffset is followed by transpose"}
-WRITTEN_OTHERWISE = "a codec has another data type than what it is given"
 CANNOT = {"an element can't be converted"}
 
 
-def random_codec(rng, dtype, zarr_format, scales, *, is_first):
+def random_codec(rng, dtype, zarr_format, *, is_first):
     """Return a codec that takes elements of a dtype, and the dtype of what it encodes them to.
 
-    What is stored is decoded to at most 120 by three of them, and what is written is encoded to 3
-    and more: NumPy's casts of numbers that do not fit differ between the elements of an array.
+    What is stored is decoded to at most 120 by three of them: NumPy's casts of numbers that do not
+    fit differ between the elements of an array.
     """
+    scales = [1, 2, 8]
     encoded = np.dtype(rng.choice(DTYPES))
     kinds = ["FixedScaleOffset", "AsType"] + ["BitRound", "Quantize"] * (dtype.kind == "f")
     if zarr_format == 3 and HAS_STRUCT:
@@ -101,45 +101,32 @@ def random_settings(rng, layout, shape):
 class Arrays:
     """An array behind codecs, and its `twin`: the same stored bytes without conversion."""
 
-    def __init__(self, rng, folder, layout, *, is_full):
-        self.folder, self.path = folder, folder / "array"
+    def __init__(self, rng, folder, layout):
+        self.path = folder / "array"
         shape = tuple(rng.randint(1, 14) for _ in range(rng.choice([1, 1, 2, 2, 3])))
         settings, behind = random_settings(rng, layout, shape)
-        self.zarr_format, self.fill_value = settings.get("zarr_format", 3), settings["fill_value"]
-        self.write_empty = {"write_empty_chunks": is_full or rng.random() < 0.7}
-        settings["config"] = self.write_empty
-        self.dtype = encoded = np.dtype(rng.choice(DTYPES))
-        self.conversions, transposes, codecs = [], [], []
+        self.config = settings["config"] = {"write_empty_chunks": rng.random() < 0.7}
+        dtype = encoded = np.dtype(rng.choice(DTYPES))
+        transposes, codecs = [], []
         for number in range(rng.randint(1, 3)):
-            codec, encoded = random_codec(
-                *(rng, encoded, self.zarr_format),
-                [1] if is_full else [1, 2, 8],
-                is_first=not number,
-            )
+            zarr_format = settings.get("zarr_format", 3)
+            codec, encoded = random_codec(rng, encoded, zarr_format, is_first=not number)
             codecs.append(codec)
-            self.conversions.append(codec)
             if layout in ("transposed", "shards") and rng.random() < 0.4:
                 order = tuple(rng.sample(range(len(shape)), len(shape)))
                 codecs.append(TransposeCodec(order=order))
                 transposes.append(codecs[-1])
-        self.twin = zarr.create_array(
-            folder / "twin", dtype=encoded, **settings, **behind(transposes)
-        )
+        twin = zarr.create_array(folder / "twin", dtype=encoded, **settings, **behind(transposes))
         stored = np.random.default_rng(rng.randrange(1 << 32)).integers(0, 13, shape)
-        self.twin[...] = (8 * stored).astype(encoded)
-        if not is_full and rng.random() < 0.3:  # a chunk is missing
-            self.twin[tuple(slice(0, n) for n in self.twin.chunks)] = self.twin.fill_value
-        zarr.create_array(self.path, dtype=self.dtype, **settings, **behind(codecs))
+        twin[...] = (8 * stored).astype(encoded)
+        if rng.random() < 0.3:  # a chunk is missing
+            twin[tuple(slice(0, n) for n in twin.chunks)] = twin.fill_value
+        zarr.create_array(self.path, dtype=dtype, **settings, **behind(codecs))
         copy_chunks(folder / "twin", self.path)
 
     def open(self, store, pipeline):
         with zarr.config.set({"codec_pipeline.path": pipeline, **OURS}):
-            return zarr.open_array(store, mode="r+", config=self.write_empty)
-
-    def stored(self):
-        """Return what is stored in the chunks, without conversion."""
-        copy_chunks(self.path, self.folder / "twin")
-        return np.array(self.twin[...], order="C")
+            return zarr.open_array(store, mode="r+", config=self.config)
 
 
 def copy_chunks(source, target):
@@ -266,26 +253,16 @@ class TestLiteralBytes:
         starts = [(asked.start, num) for _, asked, num in array.store.requests[:3]]
         assert sorted(starts) == [(0, size), (2 * size, size), (3 * size, size)]
 
-    @pytest.mark.usefixtures("_in_place")
-    def test_written_in_place(self, stored):
-        """Zero bytes around an element stay."""
-        path, values, raw = stored
-        size = len(raw) // 4
-        (chunk,) = [file for file in path.rglob("0") if file.is_file()]
-        chunk.write_bytes(bytes(len(raw)))
-        zarr.open_array(path, mode="r+")[1] = values[1]
-        assert chunk.read_bytes() == bytes(size) + raw[size : 2 * size] + bytes(2 * size)
-
 
 LAYOUTS = ["v2 C", "v2 F", "v3", "transposed", "shards"]
 
 
-def arrays(folder, layout, seed, *, is_full):
+def arrays(folder, layout, seed):
     """Yield random arrays; zarr refuses to make or to open some."""
-    rng = random.Random(f"{layout} {seed} {is_full}")  # noqa: S311 # no secret
+    rng = random.Random(f"{layout} {seed}")  # noqa: S311 # no secret
     for number in range(NUM_ROUNDS):
         try:
-            made = Arrays(rng, folder / str(number), layout, is_full=is_full)
+            made = Arrays(rng, folder / str(number), layout)
             made.open(made.path, PIPELINES[0])
         except (ArithmeticError, TypeError, ValueError):
             continue
@@ -297,7 +274,7 @@ def arrays(folder, layout, seed, *, is_full):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_random_selections(tmp_path, set_constants, layout, seed):
     num_in_part = 0
-    for rng, made in arrays(tmp_path, layout, seed, is_full=False):
+    for rng, made in arrays(tmp_path, layout, seed):
         set_constants(
             BLOCK_BYTES=rng.choice([1, 30, 1 << 20]),
             WORTH_BYTES=rng.choice([1, 1 << 16]),
@@ -317,63 +294,6 @@ def test_random_selections(tmp_path, set_constants, layout, seed):
             reasons = {why.partition(":")[0] for why in report["not_seen"]}
             assert reasons <= {*LEFT, *CANNOT, "most of a shard is selected"}, array.metadata
     assert num_in_part
-
-
-def encoded_by_zarr(made, value):
-    """Return how zarr stores an element, alone in its chunk, or the class of its error."""
-    names = [made.folder / name for name in ("element", "encoded")]
-    more = {"shape": (1,), "chunks": (1,), "compressors": None, "overwrite": True}
-    more |= {"zarr_format": made.zarr_format, "fill_value": made.fill_value}
-    if made.zarr_format == 3:
-        more["serializer"] = BytesCodec(endian="little")
-    zarr.create_array(names[0], dtype=made.dtype, filters=made.conversions, **more)
-    with zarr.config.set({"array.write_empty_chunks": True}):
-        element = zarr.open_array(names[0])
-    encoded = zarr.create_array(names[1], dtype=made.twin.dtype, filters=None, **more)
-    error = outcome(lambda: element.__setitem__(..., value))
-    copy_chunks(*names)
-    return error if isinstance(error, type) else encoded[0]
-
-
-@pytest.mark.needs("fcntl")
-@pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_random_writes_in_place(tmp_path, set_constants, layout, seed):
-    """What was selected is stored as by zarr alone; all else stays as it was."""
-    num_in_place = 0
-    for rng, made in arrays(tmp_path, layout, seed, is_full=True):
-        set_constants(BLOCK_BYTES=rng.choice([1, 30, 1 << 20]), REWRITE_FROM=rng.choice([1, 100]))
-        before = made.stored()
-        numbers = np.arange(before.size).reshape(before.shape)
-        stored = {number: encoded_by_zarr(made, number) for number in range(24, 104, 8)}
-        errors = {number for number, element in stored.items() if isinstance(element, type)}
-        for way, selection, of_numpy in random_selections(rng, before.shape, 1):
-            places = of_numpy(numbers)
-            values = np.resize(rng.sample(range(24, 104, 8), 10), places.shape)
-            if places.size > len(np.unique(places)):  # zarr keeps any of several values
-                values[...] = rng.choice(list(stored))
-            array = made.open(made.path, OUR_PIPELINES[0])
-            writer = array if way == "basic" else getattr(array, way)
-            given, in_place = values.astype(array.dtype), {"numcodecs_bytes.write_in_place": True}
-            with zarr.config.set(in_place), numcodecs_bytes.trace() as traced:
-                result = outcome(lambda w=writer, s=selection, v=given: w.__setitem__(s, v))
-            expected, which = before.copy(), (way, selection, values, array.metadata)
-            before, total = made.stored(), traced.report()["total"]
-            num_in_place += total["chunks_in_place"]
-            if left := total["why_not_in_place"]:  # then zarr has written, or raised its own error
-                reasons = {why.partition(":")[0] for why in left}
-                has_errors = not errors.isdisjoint(values.ravel().tolist())
-                by_zarr = {*LEFT, "the whole chunk is written", WRITTEN_OTHERWISE}
-                assert reasons <= by_zarr | (CANNOT if has_errors else set()), which
-                if isinstance(result, type):
-                    break  # zarr may still be writing other chunks
-                continue
-            assert not isinstance(result, type), which
-            encoded = np.array([stored[number] for number in values.ravel()], before.dtype)
-            expected.reshape(-1)[places.ravel()] = encoded
-            assert_same(before, expected, which)
-    assert num_in_place
 
 
 both_pipelines = pytest.mark.usefixtures("our_pipeline")
@@ -403,130 +323,28 @@ def test_missing_chunks_hold_the_fill_value_itself(tmp_path):
 
 @both_pipelines
 @pytest.mark.needs("fcntl")
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_new_chunk_is_stored_as_by_zarr_alone(tmp_path, zarr_format):
-    """Its fill value is encoded, too."""
-    for name, mode in (("ours", "require"), ("alone", False)):
-        array = create(tmp_path / name, zarr_format=zarr_format)
-        with in_place(mode):
-            array[1, 2] = 7
-    (chunk,) = [p for p in (tmp_path / "ours").rglob("*") if p.is_file() and p.name in ("0", "0.0")]
-    alone = tmp_path / "alone" / chunk.relative_to(tmp_path / "ours")
-    assert chunk.read_bytes() == alone.read_bytes()
-    order = "<i2" if zarr_format == 2 else ">i2"
-    assert np.frombuffer(chunk.read_bytes(), order).tolist() == [0] * 5 + [20] + [0] * 6
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-def test_no_other_element_changes(tmp_path):
-    """zarr alone decodes and encodes all of them, and so rounds them to float32."""
-    path, stored = tmp_path / "c/0/0", np.full(12, 0.1, ">f8")
-    settings = {"encode_dtype": "<f8", "decode_dtype": "<f4"}
-    array = create(tmp_path, "AsType", settings, dtype="f4")
-    array[:, :3] = 1
-    path.write_bytes(stored.tobytes())
-    with in_place("require"):
-        array[1, 2] = 7
-    stored[5] = 7
-    assert path.read_bytes() == stored.tobytes()
-    array[1, 2] = 7
-    assert path.read_bytes() != stored.tobytes()
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-@pytest.mark.parametrize("mode", [True, "require"])
-@pytest.mark.parametrize("kind", ["chunk", "shard", "new"])
-def test_values_that_can_not_be_encoded_change_nothing(tmp_path, set_constants, kind, mode):
-    """The first block could be encoded, and was written."""
-    set_constants(BLOCK_BYTES=4)
-    settings = {"encode_dtype": "<i2", "decode_dtype": "<f8"}
-    more = {"chunks": (2, 3), "shards": (4, 6)} if kind == "shard" else {}
-    array = create(tmp_path, "AsType", settings, **more)
-    if kind != "new":
-        array[...] = 1
+@pytest.mark.parametrize("settings", [{}, {"chunks": (2, 3), "shards": (4, 6)}], ids=str)
+def test_parts_are_written_by_zarr(tmp_path, settings):
+    """And refused if they must be written in place, before anything is written."""
+    array = create(tmp_path, **settings)
+    array[...] = 6
     before = files_in(tmp_path)
-    with in_place(mode), pytest.raises((RuntimeError, RuntimeWarning), match="invalid value"):
-        array[:, 1] = [3, 3, 3, np.nan]
+    with in_place("require"), pytest.raises(RuntimeError, match="codecs convert its elements"):
+        array[:, 1:4] = 7
     assert files_in(tmp_path) == before
+    for mode in (True, False):
+        with in_place(mode), numcodecs_bytes.trace() as traced:
+            array[:, 1:4] = 8
+        why = traced.report()["total"]["why_not_in_place"]
+        assert list(why) == ["codecs convert its elements"]
+    assert array[0].tolist() == [6, 8, 8, 8, 6, 6]
+    with in_place("require"):
+        array[...] = 9
+    assert (array[...] == 9).all()
 
 
 def files_in(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-@pytest.mark.parametrize("fill_value", [0.05, 7.5, np.nan])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_no_other_inner_chunk_is_made_if_codecs_change_the_fill_value(tmp_path, fill_value):
-    """It would not hold the fill value any more."""
-    for name, mode in (("ours", "require"), ("alone", False)):
-        more = {"chunks": (2, 3), "shards": (4, 6), "fill_value": fill_value}
-        array = create(tmp_path / name, settings=SCALE | {"scale": 1}, **more)
-        array[:2, :3] = 12
-        with in_place(mode):
-            array[3, 1] = 15
-    values = [zarr.open_array(tmp_path / name)[...] for name in ("ours", "alone")]
-    np.testing.assert_array_equal(*values)
-    np.testing.assert_array_equal(values[0][:2, 3:], fill_value)
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-@pytest.mark.parametrize("fill_value", [7.5, np.nan])
-@pytest.mark.parametrize("is_full", [True, False])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_inner_chunks_of_fill_values_that_codecs_change_are_zarr_s(tmp_path, fill_value, is_full):
-    """zarr does not store them; stored, they would hold other values."""
-    for name, mode in (("ours", True), ("alone", False)):
-        more = {"chunks": (2, 3), "shards": (4, 6), "fill_value": fill_value}
-        array = create(tmp_path / name, settings=SCALE | {"scale": 1}, **more)
-        if is_full:
-            array[...] = 12
-        with in_place(mode):
-            array[0, 1:5] = [15, fill_value, fill_value, fill_value]
-            array[2:, :3] = fill_value
-            array.vindex[[1, 3], [0, 5]] = [15, fill_value]
-    values = [zarr.open_array(tmp_path / name)[...] for name in ("ours", "alone")]
-    np.testing.assert_array_equal(*values)
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-@pytest.mark.parametrize("mode", [True, "require"])
-def test_errstate_holds_for_writes(tmp_path, mode):
-    array = create(tmp_path, "AsType", {"encode_dtype": "<i2", "decode_dtype": "<f8"})
-    array[...] = 1
-    before = files_in(tmp_path)
-    with in_place(mode), np.errstate(all="raise"):
-        # zarr's fused pipeline encodes in threads that only warn.
-        errors = FloatingPointError, RuntimeError, RuntimeWarning
-        with pytest.raises(errors, match="invalid value"):
-            array[0] = np.nan
-        assert files_in(tmp_path) == before
-    with in_place(mode), np.errstate(all="ignore"):
-        array[0] = np.nan  # without a warning, which would be an error
-    with in_place(mode), pytest.warns(RuntimeWarning, match="invalid value") as warned:
-        array[0, :3] = np.inf
-    assert len(warned) == 1
-
-
-@both_pipelines
-@pytest.mark.needs("fcntl")
-def test_zarr_writes_to_chunks_behind_a_codec_of_another_data_type(tmp_path):
-    """It assigns values to parts of chunks, but takes the bytes of whole ones."""
-    settings = {"encode_dtype": "<i4", "decode_dtype": ">i4"}
-    array = create(tmp_path, "AsType", settings, dtype="i4", fill_value=0)
-    array[...] = 1
-    with in_place(mode=True), numcodecs_bytes.trace() as traced:
-        array[0, :2] = 16
-    assert array[0, :2].tolist() == [16, 16]
-    (reason,) = traced.report()["total"]["why_not_in_place"]
-    assert "another data type" in reason
-    with in_place("require"), pytest.raises(RuntimeError, match="another data type"):
-        array[0, :3] = 16
 
 
 @both_pipelines

@@ -79,19 +79,31 @@ def test_no_more_requests_than_zarr_alone(mounts, name, what):
     assert num_reads <= FEW.get((name, what), 1.5 * num_by_zarr + 16)
 
 
-@pytest.mark.parametrize("name", ["a large chunk", "chunks of 2 MiB", "a shard"])
-@pytest.mark.parametrize("what", ["row", "box", "column", "half of every 2nd row"])
-def test_writes_in_place(mounts, name, what):
-    """Many short writes take longer there than to rewrite all that is between them."""
+def write(mount, name, selection, values):
+    """Write to a selection of an array; return how many requests that took."""
+    array = zarr.open_array(mount.folder / name, mode="r+")
+    mount.forget()
+    points = isinstance(selection, tuple) and isinstance(selection[0], np.ndarray)
+    (array.vindex if points else array)[selection] = values
+    return mount.num_requests
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("what", SELECTIONS)
+def test_writes_in_place_take_no_more_requests_than_zarr_alone(mounts, name, what):
+    """A column of a chunk took 4.7 times as long as zarr's whole chunk."""
     mount, selection = mounts["both"], SELECTIONS[what]
     values = np.random.default_rng(2).random(DATA[selection].shape, np.float32)
+    if what == "points":
+        values[:] = 7  # some of them are the same
     stored = zarr.open_array(mount.below / name, mode="r")
     expected = stored[...]
     expected[selection] = values
-    array = zarr.open_array(mount.folder / name, mode="r+")
-    mount.forget()
     require = zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
     with require, numcodecs_bytes.trace() as traced:
-        array[selection] = values
-    assert traced.report()["total"]["bytes_in_place"] == values.nbytes
+        num_requests = write(mount, name, selection, values)
     np.testing.assert_array_equal(stored[...], expected)
+    assert what == "all" or traced.report()["total"]["chunks_in_place"]
+    with zarr.config.set(ZARR_ALONE):
+        num_by_zarr = write(mount, name, selection, values)
+    assert num_requests <= 1.5 * num_by_zarr + 16

@@ -159,6 +159,39 @@ def test_a_mistake_after_all_has_been_received(tmp_path, monkeypatch, caplog):
     assert "please report this" in caplog.text
 
 
+class NoConversion:
+    """Values that raise an error when they become an array of NumPy's."""
+
+    def __init__(self, data, error):
+        self._data, self._error = data, error
+        self.shape, self.dtype, self.ndim, self.size = data.shape, data.dtype, data.ndim, data.size
+        self.nbytes = data.nbytes
+
+    def __array__(self, dtype=None, copy=None):
+        raise self._error("a mistake of theirs")
+
+    def __getitem__(self, key):
+        return NoConversion(self._data[key], self._error)
+
+    def astype(self, dtype, **_):
+        return NoConversion(self._data.astype(dtype), self._error)
+
+
+class NoIndexing(np.ndarray):
+    """Values that raise an error when they are indexed."""
+
+    def __getitem__(self, key):
+        raise self.error("a mistake of theirs")
+
+
+def values_that_raise(data, kind, error):
+    if kind == "converted":
+        return NoConversion(data, error)
+    values = data.copy().view(NoIndexing)
+    NoIndexing.error = error
+    return values
+
+
 @pytest.mark.needs("fcntl")
 class TestWrites:
     @pytest.mark.parametrize("error", UNEXPECTED)
@@ -205,6 +238,31 @@ class TestWrites:
             array[:3, 1:4] = values
         assert str(raised.value) == str(expected.value)
         assert not caplog.records
+
+    @pytest.mark.parametrize("mode", [True, "require"])
+    @pytest.mark.parametrize("error", [*UNEXPECTED, OSError, np.ma.MaskError])
+    @pytest.mark.parametrize("kind", ["indexed", "converted"])
+    def test_an_error_of_the_values_is_no_mistake_of_ours(self, array, caplog, kind, error, mode):
+        """Whatever they raise while they are taken: MaskError was logged as our mistake."""
+        values = values_that_raise(DATA[:3, 1:4], kind, error)
+        with zarr.config.set({IN_PLACE: mode}), pytest.raises(error, match="a mistake of theirs"):
+            array[:3, 1:4] = values
+        assert np.array_equal(array[...], DATA)
+        assert not caplog.records
+
+    @pytest.mark.parametrize("error", [ValueError, IndexError])
+    def test_a_mistake_of_our_planning_is_no_error_of_the_values(
+        self, array, monkeypatch, caplog, error
+    ):
+        def fail(*_args):
+            raise error("a mistake of ours")
+
+        monkeypatch.setattr("numcodecs_bytes._engine.plan.axes_of", fail)
+        with zarr.config.set({IN_PLACE: True}):
+            array[1, ::2] = -1
+        monkeypatch.undo()
+        assert array[1].tolist() == [-1, 9, -1, 11, -1, 13, -1, 15]
+        assert "please report this" in caplog.text
 
     @pytest.mark.parametrize(
         ("name", "mode"), [("lstat", "require"), ("pwrite", "require"), ("pwrite", True)]

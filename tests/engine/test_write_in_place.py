@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import functools
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._engine import constants, files
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("_in_place")
@@ -66,6 +65,18 @@ class TestBytes:
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
     @pytest.mark.needs("fcntl")
+    def test_by_as_many_threads_as_zarr_s_setting_says(self, tmp_path, calls):
+        """Ten wait for slow files by default: it was not asked."""
+        array = create(tmp_path, (64, 8), (4, 8))
+        array[...] = 1
+        calls.at_read = lambda: time.sleep(0.002)
+        calls.threads.clear()
+        with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
+            array[:, ::2] = 2
+        assert len(set(calls.threads)) == 1
+        assert array[...].sum() == 64 * (4 + 8)
+
+    @pytest.mark.needs("fcntl")
     def test_short_writes(self, tmp_path, monkeypatch):
         array = create(tmp_path)
         array[...] = 1
@@ -74,18 +85,6 @@ class TestBytes:
         array[2, 1:] = 5
         array[:, 0] = 7
         assert array[...].sum() == 64 - 15 + 35 + 56
-
-    @pytest.mark.needs("fcntl")
-    def test_nothing_is_written_twice_if_longer_hulls_do_not_help(
-        self, tmp_path, written, set_constants
-    ):
-        """Each write takes long, as on a mount; few runs are the fewest requests."""
-        set_constants(WAITED_SECONDS=0, SHORT_SECONDS=-1)
-        array = create(tmp_path, (64, 64))
-        array[...] = 2
-        written.clear()
-        array[1:8:3, :] = 1
-        assert [kind for kind, *_ in written] == ["write"] * 3
 
     @pytest.mark.needs("fcntl")
     def test_each_block_is_read_and_written_once(self, tmp_path, written):
@@ -156,6 +155,32 @@ def test_runs_or_all_between_them(tmp_path, written, selection, lock, num_writes
     assert (kinds.count("read"), kinds.count("write")) == (num_reads, num_writes)
 
 
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize(
+    ("selection", "lock", "num_writes"),
+    [
+        (np.s_[::64, 2:5], "shared", 8),  # few runs are not worth the exclusive lock
+        (np.s_[::16, 3], "exclusive", 2),  # 64 KiB apart
+        (np.s_[::43, :], "shared", 12),  # all between them would be three requests more
+        ((np.arange(0, 512, 8), np.arange(0, 512, 8)), "exclusive", 2),
+    ],
+    ids=str,
+)
+def test_the_fewest_requests_if_the_file_is_slow(  # noqa: PLR0917
+    tmp_path, written, monkeypatch, selection, lock, num_writes
+):
+    """That is decided before anything is written: a request takes 1 ms."""
+    array = create(tmp_path, (512, 512))
+    array[...] = data = np.ones((512, 512))
+    monkeypatch.setattr(files, "seconds_to_read", lambda *_: 1e-3)
+    written.clear()
+    (array.vindex if isinstance(selection[0], np.ndarray) else array)[selection] = 2
+    data[selection] = 2
+    writes = [held for kind, held, *_ in written if kind == "write"]
+    assert writes == [lock] * num_writes
+    assert np.array_equal(array[...], data)
+
+
 class Lazy:
     """An array that is none of NumPy's."""
 
@@ -188,17 +213,19 @@ VALUES = {
 
 
 @pytest.fixture(params=[True, False], ids=["copied", "larger"])
-def copied(request, monkeypatch):
-    """Whether values that may be mapped are copied to memory, or they are too many for that."""
-    if not request.param:
-        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
-    return request.param
+def copied(request, monkeypatch, _in_place):
+    """Whether values that may be mapped are copied to memory, or too many: then zarr writes."""
+    if request.param:
+        yield True
+        return
+    monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
+    with zarr.config.set(IF_POSSIBLE):
+        yield False
 
 
 class TestValues:
-    @pytest.mark.usefixtures("copied")
     @pytest.mark.parametrize("kind", VALUES)
-    def test_what_zarr_takes(self, tmp_path, kind):
+    def test_what_zarr_takes(self, tmp_path, copied, kind):
         """As zarr alone stores it; and only a part of the chunk is written, if files have locks."""
         if kind == "Series" and LOADS_DATA_TYPES:  # zarr 3.4.1 and newer, but not because of that
             pytest.skip("this zarr does not take it")
@@ -208,15 +235,16 @@ class TestValues:
         with numcodecs_bytes.trace() as traced:
             array[1:7] = VALUES[kind](np.load(tmp_path / "values.npy", mmap_mode="r"))
         assert array[:].tolist() == [-1, *data, -1]
-        assert traced.report()["total"]["bytes_in_place"] == 6 * 8 * has("fcntl")
+        if copied:
+            assert traced.report()["total"]["bytes_in_place"] == 6 * 8 * has("fcntl")
 
     @pytest.mark.parametrize("settings", [{}, SHARDS], ids=["chunk", "shard"])
     @pytest.mark.parametrize("dtype", ["f8", "i4"])
     @pytest.mark.parametrize("value", [np.ma.masked, np.ma.masked_array(5.0, mask=True)])
-    def test_a_masked_element(self, tmp_path, settings, dtype, value):
+    def test_a_masked_element(self, tmp_path, caplog, settings, dtype, value):
         """To a single element, NumPy assigns NaN; if that is an integer, it raises an error."""
         outcomes = []
-        for config in (ZARR_ALONE, {}):
+        for config in (ZARR_ALONE, IF_POSSIBLE, {}):
             with zarr.config.set(config):
                 array = create(tmp_path, dtype=dtype, **settings)
                 array[...] = 1
@@ -226,8 +254,10 @@ class TestValues:
                     array[2, 3] = value
                 array[3, 1:] = value  # otherwise, it assigns what the mask hides
                 outcomes.append(array[...])
-        np.testing.assert_array_equal(*outcomes)
+        np.testing.assert_array_equal(outcomes[0], outcomes[1])
+        np.testing.assert_array_equal(outcomes[0], outcomes[2])
         assert is_error or np.isnan(outcomes[0][2, 3])
+        assert not caplog.records
 
     @pytest.mark.filterwarnings("ignore:Warning. converting a masked element")
     def test_a_masked_element_that_is_mapped(self, tmp_path):
@@ -288,41 +318,25 @@ class TestValues:
         assert np.array_equal(array[...], data)
 
     @pytest.mark.needs("fcntl")
-    def test_mapped_values_are_copied_in_steps(self, tmp_path, track, monkeypatch):
-        """An array that is larger than memory can be written from a file."""
+    def test_mapped_values_that_are_too_large_to_copy_are_written_by_zarr(
+        self, tmp_path, monkeypatch
+    ):
+        """And refused if they must be written in place, before anything is written."""
         monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 1 << 20)
-        shape = 1 << 12, 1 << 13
-        values = np.memmap(tmp_path / "values", "u1", "w+", shape=shape)
+        values = np.memmap(tmp_path / "values", "u1", "w+", shape=(1 << 10, 1 << 11))
         values[::5] = 3
-        for chunks in (shape, (1 << 11, 1 << 13)):
-            array = create(tmp_path / "a", shape, chunks, "u1")
-            write = functools.partial(array.__setitem__, np.s_[:, 1:], values[:, 1:])
-            for _ in range(2):  # new chunks, and those that exist
-                peak, _ = track(write)
-                assert peak < 12 << 20  # of 32 MiB
-            assert np.array_equal(array[:, 1:], values[:, 1:])
-            assert not array[:, 0].any()
-
-    @pytest.mark.needs("fcntl")
-    def test_values_of_another_kind_are_read_by_one_thread(self, tmp_path, monkeypatch):
-        """And once: their file may have one position, and to compute them may take long."""
-        monkeypatch.setattr(constants, "PARALLEL_BYTES", 0)
-        monkeypatch.setattr(constants, "MAPPED_COPY_BYTES", 0)
-        reading, num_reading = [], []
-
-        class Slow(Lazy):
-            def __getitem__(self, key):
-                reading.append(key)
-                num_reading.append(len(reading))
-                time.sleep(0.005)
-                reading.pop()
-                return super().__getitem__(key)
-
-        array = create(tmp_path, (160,), (16,))
-        array[...] = 1
-        array[::2] = Slow(np.arange(80.0))
-        assert num_reading == [1] * 10
-        assert np.array_equal(array[::2], np.arange(80.0))
+        array = create(tmp_path / "a", values.shape, (1 << 9, 1 << 11), "u1")
+        why = "the values take more than 1 MiB, and may be mapped from a file"
+        with pytest.raises(RuntimeError, match=f"c/0/0.*{why}"):
+            array[:, 1:] = values[:, 1:]
+        with pytest.raises(RuntimeError, match=f"c/1/0.*{why}"):
+            array[:700] = values[:700]  # one of the chunks as a whole
+        assert not (tmp_path / "a/c").exists()
+        with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
+            array[:, 1:] = values[:, 1:]
+        assert traced.report()["total"]["why_not_in_place"] == {why: 2}
+        assert np.array_equal(array[:, 1:], values[:, 1:])
+        array[:, 2:500] = values[:, 2:500]  # less is copied
 
     @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("zarr_format", [2, 3])
