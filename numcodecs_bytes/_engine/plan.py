@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,104 +213,60 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
     An axis with an array of many close indices is cut into blocks of the chunk, each of which is
     read once. Elements of a piece at the same place are in the order of the selection.
     """
-    undivided = [((slice(None),) * len(plan.shape), plan)]
-    if plan.num_bytes <= max(constants.BLOCK_BYTES, item_size):
-        return undivided  # most often, and what follows takes 3 us
-    is_scattered = plan.has_index or list(plan.stored_axes) != sorted(plan.stored_axes)
-    is_group = plan.num_runs == 1 and is_scattered
-    most = constants.GROUP_BYTES if is_group else constants.BLOCK_BYTES
-    if plan.num_bytes <= max(most, item_size):
-        return undivided
-    return _split(plan, item_size, constants.BLOCK_BYTES if plan.has_index else most)
+    place, most = (slice(None),) * len(plan.shape), max(constants.BLOCK_BYTES, item_size)
+    if plan.num_bytes <= most:
+        return [(place, plan)]  # most often, and what follows takes 3 us
+    is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
+    if plan.num_runs == 1 and (plan.has_index or is_transposed):
+        group = max(constants.GROUP_BYTES, item_size)
+        if plan.num_bytes <= group:
+            return [(place, plan)]
+        most = most if plan.has_index else group
+    return _pieces(plan, place, item_size, most)
 
 
-def _split(plan: Plan, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
-    """Cut an axis into pieces; yield them for each index of the axes before it."""
-    cut = _find_cut(plan, item_size, most)
-    planned = _plan_pieces(plan, cut, item_size, most)
-    pieces = list(planned) if cut.position else planned  # a list, if they are used several times
-    cut_axis = plan.axes[cut.position].selection_axis
-    for place, offset in _each_index(plan.axes[: cut.position], len(plan.shape)):
-        for selector, piece in pieces:
-            if cut_axis is not None:
-                place[cut_axis] = selector
-            yield tuple(place), replace(piece, start=piece.start + offset)
+def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
+    """Yield pieces of a plan that read at most `most` bytes, and the place of each.
+
+    Cuts the first axis of several indices, and if one of them reads more, those after it.
+    """
+    if plan.num_bytes <= most:
+        yield place, plan
+        return
+    position = next(k for k, axis in enumerate(plan.axes) if len(axis.indices) > 1)
+    axis, is_in_hull = plan.axes[position], position >= plan.num_outer
+    for selector in _selectors(plan, axis, most, is_in_hull=is_in_hull):
+        axes = list(plan.axes)
+        axes[position] = axis._replace(indices=axis.indices[selector])
+        # In a block, indices may be far enough apart for a run for each.
+        num_outer = None if is_in_hull else plan.num_outer
+        piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
+        where = [selector if k == axis.selection_axis else s for k, s in enumerate(place)]
+        yield from _pieces(piece, tuple(where), item_size, most)
 
 
-class _Cut(NamedTuple):
-    """The axis along which a plan is cut into pieces."""
+def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterator[Any]:
+    """Yield what selects indices of an axis that read at most `most` bytes, or one of them.
 
-    position: int  # in stored order
-    num_outer: int  # how many axes, beginning with this one, have a run for each index
-    per_index: int  # how much is read for an index of it, in bytes
-
-
-def _find_cut(plan: Plan, item_size: int, most: int) -> _Cut:
-    """Return the innermost axis along which more than `most` bytes are read."""
-    axes, per_index, position = plan.axes, item_size, len(plan.axes)
-    bounds = [axis.bounds for axis in axes]
-    while True:
-        position -= 1
-        num_outer = _num_outer(axes[position:], bounds[position:], item_size, plan.gap)
-        inner = position + num_outer
-        _, num_bytes = _hull(axes[inner:], bounds[inner:], item_size)
-        num_bytes *= math.prod([len(axis.indices) for axis in axes[position:inner]])
-        if num_bytes > most or not position:
-            return _Cut(position, num_outer, per_index)
-        per_index = num_bytes
-
-
-def _plan_pieces(plan: Plan, cut: _Cut, item_size: int, most: int) -> Iterator[tuple[Any, Plan]]:
-    """Yield the pieces of the axis that is cut, and the plan for each, as if others began at 0."""
-    axes, position = plan.axes, cut.position
-    before = [axis._replace(indices=range(1)) for axis in axes[:position]]
-    # If the axis is in the hull, its pieces may be far enough apart for a run for each index.
-    num_outer = position + cut.num_outer if cut.num_outer else None
-    alike: dict[int, tuple[int, Plan]] = {}  # by their length, pieces of a range: first index, plan
-    for selector in _piece_selectors(axes[position], cut, most):
-        indices: Any = axes[position].indices[selector]
-        if type(indices) is range and len(indices) in alike:
-            first, piece = alike[len(indices)]
-            shift = (indices[0] - first) * axes[position].stride
-            yield selector, replace(piece, start=piece.start + shift)
-            continue
-        of_piece = (*before, axes[position]._replace(indices=indices), *axes[position + 1 :])
-        piece = plan_axes(of_piece, item_size, plan.gap, num_outer)
-        if type(indices) is range:
-            alike[len(indices)] = indices[0], piece
-        yield selector, piece
-
-
-def _each_index(axes: tuple[Axis, ...], num_axes: int) -> Iterator[tuple[list[Any], int]]:
-    """Yield, for each index of the axes, its place in the selection, and its offset in bytes."""
-    for positions in itertools.product(*[range(len(axis.indices)) for axis in axes]):
-        place: list[Any] = [slice(None)] * num_axes
-        offset = 0
-        for axis, position in zip(axes, positions, strict=True):
-            offset += int(axis.indices[position]) * axis.stride
-            if axis.selection_axis is not None:
-                place[axis.selection_axis] = slice(position, position + 1)
-        yield place, offset
-
-
-def _piece_selectors(axis: Axis, cut: _Cut, most: int) -> Iterable[Any]:
-    """Return what selects pieces of the axis that is cut, which read up to `most` bytes each."""
-    indices = axis.indices
-    if cut.num_outer:
-        num = most // cut.per_index
-    elif type(indices) is range:
-        num = 1 + (most - cut.per_index) // (indices.step * axis.stride)
-    else:
-        return _blocks(axis, cut.per_index)
-    edges = [*range(0, len(indices), max(num, 1)), len(indices)]
-    return itertools.starmap(slice, itertools.pairwise(edges))
-
-
-def _blocks(axis: Axis, per_index: int) -> Iterator[Any]:
-    """Yield what selects indices by blocks of the chunk: slices if they ascend, else arrays."""
+    Those that are in a hull and in an array are selected by block of the chunk: by slices if they
+    ascend, else by arrays.
+    """
     indices: Any = axis.indices
-    low, high = axis.bounds
-    order, num = None, 1 + max(constants.BLOCK_BYTES - per_index, 0) // axis.stride
+    num = max(len(indices) * most // plan.num_bytes, 1)
+    if is_in_hull and type(indices) is not range:
+        low, high = axis.bounds
+        per_index = plan.length - (high - low) * axis.stride
+        if per_index <= most:
+            yield from _blocks(indices, low, high, num=1 + (most - per_index) // axis.stride)
+            return
+        num = 1
+    for first in range(0, len(indices), num):
+        yield slice(first, min(first + num, len(indices)))
+
+
+def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Any]:
+    """Yield what selects indices, between `low` and `high`, by blocks of `num`."""
+    order = None
     if not (indices[1:] >= indices[:-1]).all():
         blocks = (indices - low) // num
         is_short = (high - low) // num < 1 << 16  # NumPy sorts uint16 without comparing
