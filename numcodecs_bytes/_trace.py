@@ -1,13 +1,15 @@
 """Counts what is fetched and written, for `trace`."""
 
-import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._names import name_of_store
 
-Counts = dict[str, Any]  # numbers by name, or a dict of numbers by reason
+# Numbers by column or, for chunks that are counted by reason, by kind and reason.
+Counts = dict[str | tuple[str, str], int]
+Totals = dict[str, Any]  # the same as they are reported: a reason is a key of a dict of its kind
 
 # What is counted for an array, and the heading of its column in the table.
 _COLUMNS = {
@@ -22,18 +24,16 @@ _COLUMNS = {
 _NUM_CHARACTERS = 100  # the largest width of the table
 
 
-def _nothing() -> Counts:
+def _nothing() -> Totals:
     numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
     return numbers | {"why_whole": {}, "why_not_in_place": {}}
 
 
-def _sum(counts: Counts, more: Counts) -> Counts:
-    """Return the sums of numbers, including those of each reason, that have the same name."""
-    sums = dict(counts)
-    for name, value in more.items():
-        is_nested = isinstance(value, dict)
-        sums[name] = _sum(sums.get(name, {}), value) if is_nested else sums.get(name, 0) + value
-    return sums
+def _add_up(totals: Totals, counts: Counts) -> None:
+    for key, num in counts.items():
+        kind, name = key if isinstance(key, tuple) else ("", key)
+        numbers = totals[kind] if kind else totals
+        numbers[name] = numbers.get(name, 0) + num
 
 
 class Trace:
@@ -45,7 +45,7 @@ class Trace:
 
     def __init__(self) -> None:
         # By thread and array; None for chunks that zarr read itself.
-        self._counts: dict[tuple[int, str | None], Counts] = {}
+        self._counts: dict[tuple[int, str | None], Counter[str | tuple[str, str]]] = {}
 
     def __enter__(self) -> Self:
         active.append(self._add)
@@ -56,9 +56,9 @@ class Trace:
 
     def _add(self, name: str | None, counts: Counts) -> None:
         key = threading.get_ident(), name
-        self._counts[key] = _sum(self._counts.get(key, {}), counts)
+        self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
 
-    def report(self) -> dict[str, Counts]:
+    def report(self) -> dict[str, Totals]:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
@@ -72,13 +72,13 @@ class Trace:
 
         "not_seen" holds the number of chunks that zarr read itself, by reason.
         """
-        arrays, not_seen = dict[str, Counts](), Counts()
+        arrays, total, not_seen = dict[str, Totals](), _nothing(), Totals()
         for (_, name), counts in self._counts.copy().items():
             if name is None:
-                not_seen = _sum(not_seen, counts)
+                _add_up(not_seen, counts)
             else:
-                arrays[name] = _sum(arrays.get(name, _nothing()), counts)
-        total = functools.reduce(_sum, arrays.values(), _nothing())
+                _add_up(arrays.setdefault(name, _nothing()), counts)
+                _add_up(total, counts)
         return {"arrays": arrays, "total": total, "not_seen": not_seen}
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ def counts_of_read(
     # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
     if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
         why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
-        counts |= {"chunks_whole": 1, "why_whole": {why: 1}}
+        counts |= {"chunks_whole": 1, ("why_whole", why): 1}
     return counts
 
 
@@ -161,7 +161,7 @@ def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
     return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
 
 
-def _lines(report: dict[str, Counts]) -> Iterator[str]:
+def _lines(report: dict[str, Totals]) -> Iterator[str]:
     """Yield the lines of the table."""
     rows, total = dict(report["arrays"]), report["total"]
     if len(rows) > 1:
@@ -187,7 +187,7 @@ def _lines(report: dict[str, Counts]) -> Iterator[str]:
             yield f"{num} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
 
 
-def _table(rows: dict[str, Counts]) -> Iterator[str]:
+def _table(rows: dict[str, Totals]) -> Iterator[str]:
     """Yield the lines of a table of counts, without the columns that are zero in all rows."""
     columns = []
     for key, head in _COLUMNS.items():

@@ -146,9 +146,9 @@ class ChunkWrite:
                 "bytes_zarr_alone": self.num_bytes_before,
             }
         elif self.is_complete:
-            counts = {"why_not_in_place": {"the whole chunk is written": 1}}
+            counts = {("why_not_in_place", "the whole chunk is written"): 1}
         elif self.outcome.is_left and self.outcome.why:
-            counts = {"why_not_in_place": {self.outcome.why: 1}}
+            counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
             _trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
 
