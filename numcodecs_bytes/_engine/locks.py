@@ -130,6 +130,16 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     raise LeftToZarr("it has another name (a hard link)")
 
 
+def make_file(name: str) -> int:
+    """Make a file, and its folder if there is none; return the descriptor."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(name, flags, 0o666)
+    except FileNotFoundError:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        return os.open(name, flags, 0o666)
+
+
 @contextlib.contextmanager
 def temporary(path: str) -> Iterator[tuple[int, str]]:
     """Make a file beside another one; yield its descriptor and its temporary name.
@@ -138,9 +148,8 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
     """
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            descriptor = make_file(name)
         except FileNotFoundError:  # the folder was deleted just then
             raise ReplacedError from None
     try:

@@ -24,8 +24,9 @@ from numcodecs_bytes._zarr_versions import fill_value_or_default
 
 @dataclass
 class Space:
-    """Where an open file has space for what is written."""
+    """Where a file has space for what is written."""
 
+    file: LockedFile
     parts: list[Part]
     missing: Sequence[Part] = ()  # what has no space, which only shards may lack
     index: Any = None  # of a shard
@@ -121,35 +122,35 @@ class ChunkFile:
     def _change(self, file: LockedFile, is_wanted: IsWanted) -> bool:
         """Write to a locked file; return False if that takes another plan, or another lock."""
         space = self._find_space(file)
-        if self._is_found_slow(file, space.parts):
+        if self._is_found_slow(space):
             self._choose()
             return False
         if self._adds_nothing(space.missing):
             in_hulls = file.is_exclusive and self._prefers_hulls
             self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
         elif file.is_exclusive:
-            self._replace(file, space, is_wanted)
+            self._replace(space, is_wanted)
         else:
             self._locks = (True,)
             return False
         self._note_written(file.num_bytes)
         return True
 
-    def _is_found_slow(self, file: LockedFile, parts: Sequence[Part]) -> bool:
+    def _is_found_slow(self, space: Space) -> bool:
         """Look at the file if that is due; return whether it is slow, but was not planned so."""
-        if self._is_slow or not parts:
+        if self._is_slow or not space.parts:
             return False
-        if self.latency.is_due(sum([part.runs.num_runs for part in parts])):
-            positions = write_file.sample(parts, in_hulls=self._prefers_hulls)
-            self.latency.look(file.descriptor, positions)
+        if self.latency.is_due(sum([part.runs.num_runs for part in space.parts])):
+            positions = write_file.sample(space.parts, in_hulls=self._prefers_hulls)
+            self.latency.look(space.file.descriptor, positions)
         return self.latency.seconds > 0
 
-    def _replace(self, file: LockedFile, space: Space, is_wanted: IsWanted) -> None:
+    def _replace(self, space: Space, is_wanted: IsWanted) -> None:
         """Replace the file, which is locked exclusively, with a copy that has more space."""
         with locks.temporary(self.chunk.path) as (new, name):
-            parts = self._fill(new, (file, space), is_wanted)
+            parts = self._fill(new, space, is_wanted)
             self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
-            locks.replace(name, self.chunk.path, file.descriptor)
+            locks.replace(name, self.chunk.path, space.file.descriptor)
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
@@ -167,11 +168,9 @@ class ChunkFile:
         """Return what has space in a file, and what has none; raise if it is invalid."""
         if file.num_bytes != self._layout.num_bytes:
             self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
-        return Space(self._parts)
+        return Space(file, self._parts)
 
-    def _fill(
-        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
-    ) -> list[Part]:
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
         """Fill a new file, from the old one if it is a shard's; return where everything belongs."""
         span = range(self._layout.num_bytes)
         locks.set_length(new, len(span))

@@ -39,7 +39,7 @@ class Part(NamedTuple):
 def with_hulls(parts: Sequence[Part], gap: int, *, is_slow: bool) -> list[Part]:
     """Return parts with hulls over gaps of up to `gap` bytes; few runs are their own hulls."""
     most = 1 if is_slow else constants.REWRITE_FROM
-    hulls = dict[int, Plan]()  # many inner chunks have the same plan
+    hulls: dict[int, Plan] = {}  # many inner chunks have the same plan
     for runs, _, layout, *_ in parts:
         if id(runs) not in hulls:
             are_few = runs.num_runs <= most

@@ -67,7 +67,7 @@ class ShardFile(ChunkFile):
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
         missing = self._place(starts, starts == MISSING)
-        return Space(self._place(starts, starts != MISSING), missing, index, end)
+        return Space(file, self._place(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -98,15 +98,12 @@ class ShardFile(ChunkFile):
         points = self._points(positions, self._elements[which])
         return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
 
-    def _fill(
-        self, new: int, old: tuple[LockedFile, Space] | None, is_wanted: IsWanted
-    ) -> list[Part]:
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
         shard, length, first = self._shard, self._layout.num_bytes, self._first
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
         if old is not None:
-            old_file, space = old
-            index, end = space.index.copy(), space.end
+            index, end = old.index.copy(), old.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
         num = int(np.count_nonzero(is_new))
         index[is_new, 0] = end + length * np.arange(num)
@@ -115,7 +112,7 @@ class ShardFile(ChunkFile):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old_file.descriptor, new, range(first, end), is_wanted)
+            write_file.copy_span(old.file.descriptor, new, range(first, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)

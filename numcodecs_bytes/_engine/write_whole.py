@@ -10,7 +10,6 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +23,13 @@ from numcodecs_bytes._engine.chunks import ChunkWrite, leave
 from numcodecs_bytes._engine.latency import Latency
 from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
+from numcodecs_bytes._engine.locks import make_file
 from numcodecs_bytes._engine.plan import Place, plan_of, split
 from numcodecs_bytes._engine.shards import AnyLayout
 from numcodecs_bytes._engine.workers import Workers
 from numcodecs_bytes._engine.write_file import ValuesError, raise_unless, write_runs
 from numcodecs_bytes._threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
 from numcodecs_bytes._zarr_versions import concurrency, fill_value_or_default
-
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 def are_plain(value: object, layout: AnyLayout) -> bool:
@@ -169,11 +167,7 @@ def _replace(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    try:
-        descriptor = os.open(name, _FLAGS, 0o666)
-    except FileNotFoundError:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(name, _FLAGS, 0o666)
+    descriptor = make_file(name)
     try:
         try:
             start = 0
