@@ -1,5 +1,6 @@
 """How the chunks of an array are stored, by the codecs of its pipeline."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
+from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
@@ -58,6 +60,31 @@ class ArrayLayouts:
         key = self, chunk_spec.shape
         layout: AnyLayout | None = kept.find(key)
         return layout or kept.add(key, self._layout_of(chunk_spec))
+
+
+def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
+    """Raise ValueError if chunks could be written by a codec of an array, but not read."""
+    if type(codec) is not V2Codec:
+        return
+    codecs: Any = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
+    for each in codecs:
+        if type(each) is Bytes and each.dtype is None and each.endian not in (None, NATIVE_ENDIAN):
+            _check_typed(each, chunk_spec, is_first=each is codecs[0])
+
+
+def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None:
+    """Raise ValueError if a codec that lacks a dtype would encode what it can't decode."""
+    expected = '"dtype" of the elements that the codec before it returns'
+    if is_first:
+        dtype = chunk_spec.dtype.to_native_dtype()
+        if has_variable_length(dtype) or not has_byte_order(dtype):
+            return  # it encodes no such elements
+        expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
+    raise ValueError(
+        "chunks could be written, but not read, because zarr tells no codec the data type: got a "
+        f'codec "bytes" of endian {codec.endian!r} without dtype on a {NATIVE_ENDIAN}-endian '
+        f"machine, expected {expected}; add that to its configuration in .zarray"
+    )
 
 
 def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:

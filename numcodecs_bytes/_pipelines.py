@@ -15,7 +15,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import StorePath
 
 from numcodecs_bytes import _trace
-from numcodecs_bytes._array_layouts import ArrayLayouts
+from numcodecs_bytes._array_layouts import ArrayLayouts, check_readable
 from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._defaults import make_default
 from numcodecs_bytes._engine import local, unexpected
@@ -264,9 +264,13 @@ class ReadsParts(PickledAsConfigured):
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
         Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
-        can't be written in place. Other chunks may have been written by then.
+        can't be written in place. Other chunks may have been written by then. Raises ValueError,
+        before anything is written, if chunks could not be read back.
         """
         items = list(batch_info)
+        if items:
+            codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
+            check_readable(codec, first_of(items)[1])
         try:
             await self._write(items, value, drop_axes)
         except Exception as error:

@@ -5,8 +5,10 @@ Values of any selection: engine/test_random_selections.py.
 
 import copy
 import importlib.util
+import json
 import pickle
 import random
+import sys
 
 import numcodecs
 import numpy as np
@@ -191,6 +193,68 @@ class TestPassedOnToZarr:
         assert array[:2].tolist() == [[1] * 4] * 2
         with pytest.raises(error, match="1"):
             array[1:, 0]
+
+
+FOREIGN = numcodecs_bytes.Bytes({"little": "big", "big": "little"}[sys.byteorder])
+FOREIGN_CHAINS = {
+    "filter": {"filters": [FOREIGN]},
+    "compressor": {"compressors": FOREIGN},
+    "compressed": {"filters": [FOREIGN], "compressors": numcodecs.Zlib()},
+}
+
+
+class TestWhatCouldNotBeReadBack:
+    """zarr tells no codec of Zarr v2 the data type, so without it bytes can't be swapped."""
+
+    @staticmethod
+    def create(path, dtype, chain, **settings):
+        settings = {"shape": (4, 6), "chunks": (2, 6), **V2, "compressors": None} | settings
+        return zarr.create_array(path, dtype=dtype, **settings | chain)
+
+    @pytest.mark.parametrize("chain", FOREIGN_CHAINS.values(), ids=FOREIGN_CHAINS)
+    @pytest.mark.parametrize("order", "CF")
+    @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i2", "<c16"])
+    @pytest.mark.parametrize("in_place", [False, True])
+    def test_is_not_written(self, tmp_path, dtype, order, chain, in_place):
+        """It was, and each read raised; the error says which line is missing."""
+        array = self.create(tmp_path, dtype, chain, order=order)
+        before = sorted(tmp_path.iterdir())
+        with zarr.config.set({"numcodecs_bytes.write_in_place": in_place}):
+            for selection in (np.s_[:], np.s_[:2], np.s_[1, 2:4]):
+                with pytest.raises(ValueError, match=f'"dtype": "{dtype}"') as caught:
+                    array[selection] = 1
+                assert ".zarray" in str(caught.value)
+        assert sorted(tmp_path.iterdir()) == before
+
+    def test_with_the_line_it_is(self, tmp_path):
+        array = self.create(tmp_path, ">f4", FOREIGN_CHAINS["filter"])
+        codec = FOREIGN.get_config() | {"dtype": ">f4"}
+        document = json.loads((tmp_path / ".zarray").read_text()) | {"filters": [codec]}
+        (tmp_path / ".zarray").write_text(json.dumps(document))
+        array = zarr.open_array(tmp_path)
+        array[:] = data = np.arange(24).reshape(4, 6)
+        assert array[:].tolist() == data.tolist()
+
+    def test_is_not_written_after_another_filter(self, tmp_path):
+        """What the filter before it returns has another data type, which is the one to be named."""
+        scale = numcodecs.FixedScaleOffset(0, 10, "<f4", "<i2")
+        array = self.create(tmp_path, "<f4", {"filters": [scale, FOREIGN]})
+        with pytest.raises(ValueError, match='"dtype" of the elements that the codec before it'):
+            array[1, 2] = 1
+        filters = [scale, numcodecs_bytes.Bytes(FOREIGN.endian, "<i2")]
+        array = self.create(tmp_path / "a", "<f4", {"filters": filters})
+        array[1, 2] = 1
+        assert array[1, 2] == 1
+
+    @pytest.mark.parametrize("dtype", ["|u1", "|V2"])
+    def test_bytes_are_refused_by_the_codec(self, tmp_path, dtype):
+        array = self.create(tmp_path, dtype, FOREIGN_CHAINS["filter"], fill_value=None)
+        with pytest.raises(ValueError, match="can't byte-swap elements of unknown data type"):
+            array[:] = np.arange(24, dtype="u1").reshape(4, 6).astype(dtype)
+        codec = numcodecs_bytes.Bytes(sys.byteorder)
+        array = self.create(tmp_path / "a", "|u1", {"filters": [codec]})
+        array[:] = 7
+        assert (array[:] == 7).all()
 
 
 SHARDS = {"shards": (8, 8)}
