@@ -25,6 +25,11 @@ def name_of_store(store: object) -> str:
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
     others = f", or another one of {num}" if num > 1 else ""
+    add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
+
+
+def add_note(error: Exception, note: str) -> None:
+    """Add a note that begins with "while" to an error, unless it has one."""
     with contextlib.suppress(Exception):  # some errors are immutable
-        if not any(note.startswith("while ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"while {doing} {name_of_chunk(byte_getter)}{others}")
+        if not any(other.startswith("while ") for other in getattr(error, "__notes__", ())):
+            error.add_note(note)

@@ -31,10 +31,11 @@ from numcodecs_bytes._engine.chunks import (
     has_whole_chunks,
 )
 from numcodecs_bytes._engine.files import File
+from numcodecs_bytes._engine.layout import Layout
 from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
 from numcodecs_bytes._engine.output import Output, check_output
 from numcodecs_bytes._engine.stores import Remote, is_in_shard, name_of_class, sources_of
-from numcodecs_bytes._names import add_name, name_of_chunk
+from numcodecs_bytes._names import add_name, add_note, name_of_chunk
 from numcodecs_bytes._options import (
     max_gap_bytes,
     warn_of_other_pipeline,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
+# How many chunks are asked for their length after an error, so that with the one that may have to
+# be fetched, because its length is said to be 0, an error costs at most a dozen requests.
+_NUM_LENGTHS = 11
 
 
 def _path_of(chunk: ChunkWrite, *, writes_whole: bool, writes_parts: bool) -> str:
@@ -82,38 +86,49 @@ def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
             )
 
 
-async def _explain(error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf) -> None:
-    """Name the chunk in zarr's error; raise a better one if a chunk has the wrong length."""
-    first, _ = first_of(items)
+async def _explain(
+    error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf, *, is_v2: bool
+) -> None:
+    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
+    first, spec = first_of(items)
     if is_in_shard(first):  # the shard will be named
         return
     wrong = None
     if isinstance(error, ValueError) and type(first) is StorePath:
         with contextlib.suppress(Exception):  # else zarr's error says enough
-            wrong = await _wrong_length(chunk_reads(items, layout_of))
-        if wrong:
-            raise wrong
-    add_name(error, first, "reading", len(items))
+            wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
+    if wrong:
+        raise wrong
+    if len(items) == 1:
+        add_name(error, first)
+        return
+    name = _trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+    check = "`numcodecs-bytes check` finds damaged ones"
+    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
 
 
 async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
     """Return the error of the first chunk that has the wrong length, if there is one."""
     for chunk in chunks:
-        num_bytes = await _length_of(chunk.getter, chunk.spec.prototype)
+        if not isinstance(chunk.layout, Layout):  # a shard has no certain length
+            continue
+        num_bytes = told = await _length_of(chunk.getter)
+        if told == 0:  # some file systems say that of files that are not empty
+            num_bytes = len(await chunk.getter.get(chunk.spec.prototype))  # type: ignore[arg-type]
         try:
             if num_bytes is not None:
                 chunk.check_length(num_bytes)
         except LengthError as error:
             return error
+        if told == 0:
+            break
     return None
 
 
-async def _length_of(byte_getter: Any, prototype: Any) -> int | None:
+async def _length_of(byte_getter: StorePath) -> int | None:
     """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
     with contextlib.suppress(Exception):  # stores raise anything
-        num_bytes: int = await byte_getter.store.getsize(byte_getter.path)
-        # Some file systems give 0 as the length of files that are not empty.
-        return num_bytes or len(await byte_getter.get(prototype))
+        return await byte_getter.store.getsize(byte_getter.path)
     return None
 
 
@@ -405,7 +420,7 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
         try:
             return await super().read_batch(items, out, drop_axes)
         except Exception as error:
-            await _explain(error, items, self._layouts.of)
+            await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
             raise
 
 
@@ -422,7 +437,7 @@ if FusedCodecPipeline is not None:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)
             except Exception as error:
-                await _explain(error, items, self._layouts.of)
+                await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
                 raise
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline

@@ -134,8 +134,7 @@ def counts_of_read(
 
 def note(byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
-    name = f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
+    name = name_of_array(byte_getter, num_axes, is_v2=is_v2)
     for add in set(active):
         add(name, counts)
 
@@ -144,6 +143,12 @@ def note_not_seen(why: str, num: int = 1) -> None:
     """Count chunks that zarr read itself."""
     for add in set(active):
         add(None, {why: num})
+
+
+def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> str:
+    """Return the store and the path of the array to which a chunk belongs."""
+    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
+    return f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
 
 
 def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:

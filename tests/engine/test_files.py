@@ -6,6 +6,7 @@ import gzip
 import io
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -46,7 +47,7 @@ class TestLength:
     def test_a_wrong_one_costs_no_more_requests_than_its_name(self, folder, our_pipeline, is_known):
         """All chunks of a batch were requested again."""
         chunks = zarr.create_array(folder / "v2", data=DATA, zarr_format=2, **V2)
-        name = "3.2"
+        name = "1.2"
         (folder / "v2" / name).write_bytes(bytes(5))
         lengths = []
 
@@ -64,6 +65,45 @@ class TestLength:
         assert len(asked) == len(set(asked)) <= math.prod(chunks.cdata_shape)
         # zarr's fused pipeline does not tell of which chunk its error is.
         assert lengths == [name] if "Fused" not in our_pipeline else lengths[-1] == name
+
+    @pytest.mark.parametrize("shards", [None, (4,)], ids=["chunks", "shards"])
+    @pytest.mark.parametrize("lies", [False, True], ids=["lengths", "no lengths"])
+    @pytest.mark.parametrize("damaged", [1, 250])
+    def test_one_of_many(self, our_pipeline, damaged, lies, shards):
+        """If a dozen requests do not find it, the array is named, and how to find it."""
+
+        class Store(zarr.storage.MemoryStore):
+            num_requests, _supports_sync_io = 0, False
+
+            async def get(self, *args, **kwargs):
+                self.num_requests += 1
+                return await super().get(*args, **kwargs)
+
+            async def getsize(self, key):
+                self.num_requests += 1
+                return 0 if lies else len(self._store_dict[key])
+
+        store = Store()
+        settings = {"chunks": (1 if shards else 4,), "shards": shards, "compressors": None}
+        array = zarr.create_array(store, name="a/b", shape=1200, dtype="i4", **settings)
+        array[:] = np.arange(1200)
+        num_before = store.num_requests
+        assert array[1:].size == 1199
+        num_alone = store.num_requests - num_before
+        raw = zarr.core.buffer.cpu.Buffer.from_bytes(bytes(5))
+        zarr.core.sync.sync(store.set(f"a/b/c/{damaged}", raw))
+        num_before = store.num_requests
+        with pytest.raises(ValueError, match=".") as caught:
+            array[1:]
+        assert store.num_requests - num_before <= num_alone + 12
+        name = f"chunk 'a/b/c/{damaged}' of MemoryStore.*"
+        if "Batched" in our_pipeline and shards:
+            assert re.match(f"while reading {name}", caught.value.__notes__[0])
+        elif "Batched" in our_pipeline or (damaged == 1 and not lies and not shards):
+            assert re.match(f"{name} holds 5 bytes, expected 16", str(caught.value))
+        else:
+            note = "while reading 300 chunks of MemoryStore.*/a/b; `numcodecs-bytes check` finds"
+            assert re.match(note, caught.value.__notes__[0])
 
     @pytest.mark.parametrize("num_bytes", [0, 5, 639, 641, 5000])
     def test_the_wrong_one(self, folder, chunk, num_bytes):
