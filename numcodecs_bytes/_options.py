@@ -34,9 +34,11 @@ def max_gap_bytes() -> int | None:
 
 def stores_with_ranges() -> list[type]:
     """Return the classes that the user says have reliable byte ranges, if they are installed."""
-    value, classes = _value_of("stores_with_ranges"), []
-    expected = "a list of classes such as 'package.module.Store'"
-    for named in value if isinstance(value, list | tuple) else [] if value is None else [value]:
+    value = _value_of("stores_with_ranges")
+    if value is None:
+        return []
+    classes, expected = [], "a list of classes such as 'package.module.Store'"
+    for named in value if isinstance(value, list | tuple) else [value]:
         try:
             kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
         except Exception as error:  # modules can raise anything
@@ -97,7 +99,9 @@ def unknown_keys() -> list[str]:
     """Return the keys of zarr's config that look like options of this package, but are not."""
     unknown = []
     for section, options in list(zarr.config.config.items()):  # which other threads may change
-        name = str(section).replace("-", "_")
+        if "numcodec" not in (name := str(section)):
+            continue
+        name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
             unknown += [f"numcodecs_bytes.{key}" for key in names]

@@ -12,7 +12,7 @@ import zarr.registry
 from zarr.codecs._v2 import V2Codec
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
-from zarr.storage import StorePath
+from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._array_layouts import ArrayLayouts, check_readable
@@ -29,6 +29,7 @@ from numcodecs_bytes._engine.chunks import (
     chunk_writes,
     first_of,
     has_whole_chunks,
+    leave,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout
@@ -174,7 +175,7 @@ class ReadsParts(PickledAsConfigured):
         zarr_errors: list[Exception] = []
         try:
             if items:
-                return await self._read(items, out, drop_axes, zarr_errors)
+                return await self._read(self._batch(items, out, drop_axes), out, zarr_errors)
         except LeftToZarr as why:
             first, _ = first_of(items)
             if _trace.active and not is_in_shard(first):  # else the shard is noted
@@ -201,15 +202,8 @@ class ReadsParts(PickledAsConfigured):
         vars(self)["_has_failed"] = True
         return f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
 
-    async def _read(
-        self,
-        items: "Sequence[ZarrItem]",
-        out: Any,
-        drop_axes: tuple[int, ...],
-        zarr_errors: list[Exception],
-    ) -> Any:
-        """Read in part what can be, and let zarr read the rest; or raise `LeftToZarr`."""
-        batch = self._batch(items, out, drop_axes)
+    async def _read(self, batch: Batch, out: Any, zarr_errors: list[Exception]) -> Any:
+        """Read in part what can be, and let zarr read the rest."""
         read_by_zarr = partial(self._read_left, batch, out, zarr_errors)
         try:
             await self._read_parts(batch, read_by_zarr)
@@ -230,11 +224,20 @@ class ReadsParts(PickledAsConfigured):
         layout = self._layouts.of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        source_of, why_left = None, None
+        try:
+            source_of = sources_of(getter.store)
+        except LeftToZarr as why:
+            if not _trace.active:  # else what zarr fetches is counted for each chunk
+                raise
+            why_left = why
         if type(out) is not cpu.NDBuffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         check_output(array, layout.dtype)
-        chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
+        chunks = chunk_reads(items, self._layouts.of, source_of)
+        if why_left:
+            leave(chunks, why_left)
         output = Output(array, drop_axes, lambda: True, threading.Lock())
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
@@ -298,7 +301,8 @@ class ReadsParts(PickledAsConfigured):
     ) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
-        mode, chunks = write_in_place(), list[ChunkWrite]()
+        chunks: list[ChunkWrite] = []
+        mode = write_in_place()
         is_required = mode == "require"
         if items and not is_in_shard(first_of(items)[0]):
             chunks, value = await self._plan_writes(items, value, mode=mode)
@@ -364,8 +368,6 @@ class ReadsParts(PickledAsConfigured):
 
         Returns nothing to write if zarr writes all chunks, or if this package itself fails.
         """
-        from numcodecs_bytes._engine.write import with_own_memory
-
         try:
             writes_whole = self._can_write_whole(items, value)
             if not (mode or writes_whole or _trace.active):
@@ -373,6 +375,8 @@ class ReadsParts(PickledAsConfigured):
             path_of = partial(_path_of, writes_whole=writes_whole, writes_parts=bool(mode))
             chunks = chunk_writes(items, self._layouts.of, path_of)
             if any(chunk.path and not chunk.is_complete for chunk in chunks):
+                from numcodecs_bytes._engine.write import with_own_memory
+
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
         except Exception as error:
@@ -384,15 +388,18 @@ class ReadsParts(PickledAsConfigured):
 
     def _can_write_whole(self, items: "Sequence[ZarrItem]", value: object) -> bool:
         """Whether chunks that are selected as a whole, if there are any, can be written here."""
-        if not has_whole_chunks(items):
-            return False
-        from numcodecs_bytes._engine.write import find_path
-        from numcodecs_bytes._engine.write_whole import are_plain
-
         setter, spec = first_of(items)
+        store = getattr(setter, "store", None)
+        # As `find_path` says, but that is not imported, nor is an error raised, for other stores.
+        if type(store) is not LocalStore or not has_whole_chunks(items):
+            return False
         try:
+            layout = self._layouts.of(spec)
+            from numcodecs_bytes._engine.write import find_path
+            from numcodecs_bytes._engine.write_whole import are_plain
+
             find_path(setter)
-            return are_plain(value, self._layouts.of(spec))
+            return are_plain(value, layout)
         except LeftToZarr:
             return False
 
