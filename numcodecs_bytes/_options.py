@@ -92,7 +92,9 @@ def unknown_keys() -> list[str]:
     # An untested zarr may have a config of another kind, which refuses such keys by itself.
     config: Any = getattr(zarr.config, "config", {})
     for section, options in list(config.items()):  # which other threads may change
-        name = str(section).replace("-", "_")
+        if "numcodec" not in (name := str(section)):
+            continue
+        name = name.replace("-", "_")
         if name == "numcodecs_bytes" and isinstance(options, dict):
             names = [key for key in list(options) if str(key).replace("-", "_") not in NAMES]
             unknown += [f"numcodecs_bytes.{key}" for key in names]

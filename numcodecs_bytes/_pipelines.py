@@ -12,7 +12,7 @@ import zarr.registry
 from zarr.codecs._v2 import V2Codec
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
-from zarr.storage import StorePath
+from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes import _trace
 from numcodecs_bytes._array_layouts import ArrayLayouts, check_readable
@@ -27,6 +27,8 @@ from numcodecs_bytes._engine.chunks import (
     ZarrItem,
     chunk_reads,
     first_of,
+    has_whole_chunks,
+    leave,
 )
 from numcodecs_bytes._engine.files import File
 from numcodecs_bytes._engine.layout import Layout
@@ -87,11 +89,8 @@ async def _explain(
         add_name(error, first)
         return
     name = _trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
-    add_note(
-        error,
-        f"while reading {len(items)} chunks of {name}; `numcodecs-bytes check` finds those that "
-        "are damaged",
-    )
+    check = "`numcodecs-bytes check` finds damaged ones"
+    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
 
 
 async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
@@ -161,7 +160,7 @@ class ReadsParts(PickledAsConfigured):
         zarr_errors: list[Exception] = []
         try:
             if items:
-                return await self._read(items, out, drop_axes, zarr_errors)
+                return await self._read(self._batch(items, out, drop_axes), out, zarr_errors)
         except LeftToZarr as why:
             first, _ = first_of(items)
             if _trace.active and not is_in_shard(first):  # else the shard is noted
@@ -188,15 +187,8 @@ class ReadsParts(PickledAsConfigured):
         vars(self)["_has_failed"] = True
         return f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
 
-    async def _read(
-        self,
-        items: "Sequence[ZarrItem]",
-        out: Any,
-        drop_axes: tuple[int, ...],
-        zarr_errors: list[Exception],
-    ) -> Any:
-        """Read in part what can be, and let zarr read the rest; or raise `LeftToZarr`."""
-        batch = self._batch(items, out, drop_axes)
+    async def _read(self, batch: Batch, out: Any, zarr_errors: list[Exception]) -> Any:
+        """Read in part what can be, and let zarr read the rest."""
         read_by_zarr = partial(self._read_left, batch, out, zarr_errors)
         try:
             await self._read_parts(batch, read_by_zarr)
@@ -217,11 +209,20 @@ class ReadsParts(PickledAsConfigured):
         layout = self._layouts.of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        source_of, why_left = None, None
+        try:
+            source_of = sources_of(getter.store)
+        except LeftToZarr as why:
+            if not _trace.active:  # else what zarr fetches is counted for each chunk
+                raise
+            why_left = why
         if type(out) is not cpu.NDBuffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         check_output(array, layout.dtype)
-        chunks = chunk_reads(items, self._layouts.of, sources_of(getter.store))
+        chunks = chunk_reads(items, self._layouts.of, source_of)
+        if why_left:
+            leave(chunks, why_left)
         output = Output(array, drop_axes, lambda: True, threading.Lock())
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
@@ -313,7 +314,9 @@ class ReadsParts(PickledAsConfigured):
 
         Returns None if zarr writes all of them, or if this package itself fails.
         """
-        if not items or is_in_shard(first_of(items)[0]):
+        if not items or not (mode or _trace.active or self._may_write_whole(items)):
+            return None, value
+        if is_in_shard(first_of(items)[0]):
             return None, value
         from numcodecs_bytes._engine.write import plan_writes, with_own_memory
         from numcodecs_bytes._engine.write_file import ValuesError
@@ -335,6 +338,17 @@ class ReadsParts(PickledAsConfigured):
             unexpected.log(error)
             return None, value
         return writes, value
+
+    def _may_write_whole(self, items: "Sequence[ZarrItem]") -> bool:
+        """Whether chunks may be written whole here; looked up first, as it takes no imports."""
+        setter, spec = first_of(items)
+        if type(getattr(setter, "store", None)) is not LocalStore or not has_whole_chunks(items):
+            return False
+        try:
+            self._layouts.of(spec)
+        except LeftToZarr:
+            return False
+        return True
 
     async def _write_whole(
         self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]

@@ -36,6 +36,7 @@ PRIVATE_NAMES = {
     "zarr.core.sync": "sync",
     "zarr.storage._fsspec": "FsspecStore",
     "zarr.storage._local": "LocalStore",
+    "zarr.storage._memory": "MemoryStore",
     "zarr.storage._obstore": "ObjectStore",
     "zarr.storage._zip": "ZipStore",
     "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "

@@ -51,6 +51,7 @@ Source = File | Remote
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
 # Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
 SourceOfPart = Callable[[str, int, int | None], Source]
+_IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
 
 
 def find_source(byte_getter: Any) -> Source:
@@ -66,27 +67,18 @@ def is_in_shard(byte_getter: object) -> bool:
 
 
 def sources_of(store: Any) -> SourceOf:
-    """Return a function that says where the chunks of a store are."""
-    try:
-        state_of(store).check()
-    except LeftToZarr as why:
-        return _leave_all(str(why))
+    """Return a function that says where the chunks of a store are.
+
+    Raises `LeftToZarr` if all of them are left to zarr.
+    """
+    state_of(store).check()
     if (of_store := _SOURCES.get(name_of_class(store))) is not None:
         return of_store(store)
     if _is_named(store):
         return _of_any(store)
     if isinstance(store, MemoryStore):
-        return _leave_all("it is in memory", NothingLost)
-    return _leave_all(_why_unknown(store))
-
-
-def _leave_all(why: str, kind: type[LeftToZarr] = LeftToZarr) -> Callable[..., Source]:
-    """Return a function for a store of which all chunks are left to zarr."""
-
-    def leave(*_: object) -> Source:
-        raise kind(why)
-
-    return leave
+        raise NothingLost(_IN_MEMORY)
+    raise LeftToZarr(_why_unknown(store))
 
 
 def name_of_class(instance: object) -> str:
@@ -119,20 +111,24 @@ def _why_unknown(instance: object) -> str:
     return why
 
 
+def _of_memory_store(_store: MemoryStore) -> SourceOf:
+    raise NothingLost(_IN_MEMORY)
+
+
 def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        return _leave_all(f"{name_of_class(store.root)} is not Python's own class of paths")
+        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
     if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
-        return _leave_all("the store is not open", NothingLost)
+        raise NothingLost("the store is not open")
     root = str(store.root)
     return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:
     if not hasattr(os, "pread"):
-        return _leave_all("this system can't read members of a zip file in several threads")
+        raise LeftToZarr("this system can't read members of a zip file in several threads")
     if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
-        return _leave_all("the archive was not opened by its path")
+        raise LeftToZarr("the archive was not opened by its path")
     open_it = partial(open_archive, store)
     key = id(store)
     return lambda path: File(open_it, (), key, find=partial(locate_member, store, path))
@@ -169,7 +165,7 @@ def _in_objects(store: Any, objects: Any) -> SourceOfPart:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        return _leave_all("it is in memory", NothingLost)
+        raise NothingLost(_IN_MEMORY)
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:
@@ -261,6 +257,7 @@ _FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
 }
 _SOURCES: dict[str, Callable[[Any], SourceOf]] = {
     "zarr.storage._local.LocalStore": _of_local_store,
+    "zarr.storage._memory.MemoryStore": _of_memory_store,
     "zarr.storage._zip.ZipStore": _of_zip_store,
     "zarr.storage._obstore.ObjectStore": _of_object_store,
     "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
