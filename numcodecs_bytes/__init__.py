@@ -9,8 +9,8 @@ Zarr v3. This module imports neither the latter nor the pipelines, so that using
 numcodecs does not import zarr.
 """
 
-from numcodecs_bytes._dask_chunks import dask_chunks
-from numcodecs_bytes._trace import trace
+from numcodecs_bytes._host.trace import trace
+from numcodecs_bytes._tools.dask_chunks import dask_chunks
 from numcodecs_bytes.codec import Bytes
 
 __all__ = ["Bytes", "__version__", "dask_chunks", "trace"]

@@ -25,12 +25,12 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
 from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
-from numcodecs_bytes._zarr_versions import HAS_STRUCT
 
 __all__ = ["NodeReport", "migrate"]
 

@@ -48,10 +48,10 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
-from numcodecs_bytes._defaults import make_default, step_aside
-from numcodecs_bytes._options import warn_of_other_pipeline
-from numcodecs_bytes._threads import compute_pool, run_in_thread
-from numcodecs_bytes._zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
+from numcodecs_bytes._host.defaults import make_default, step_aside
+from numcodecs_bytes._host.options import warn_of_other_pipeline
+from numcodecs_bytes._host.threads import compute_pool, run_in_thread
+from numcodecs_bytes._host.zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
 
 if TYPE_CHECKING:
     from zarr.core.array_spec import ArraySpec

@@ -19,17 +19,17 @@ pipelines, which do not write while `numcodecs_bytes.write_in_place` is "require
 
 from typing import Any
 
-from numcodecs_bytes._defaults import check_version, step_aside
+from numcodecs_bytes._host.defaults import check_version, step_aside
 
 _pipelines: Any
 try:
     check_version()
-    from numcodecs_bytes import _pipelines
+    from numcodecs_bytes._pipeline import pipelines as _pipelines
 
     _pipelines.use_by_default()
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     step_aside("arrays", error)
-    from numcodecs_bytes import _pipelines_of_zarr as _pipelines
+    from numcodecs_bytes._pipeline import of_untested_zarr as _pipelines
 
 BatchedBytesPipeline = _pipelines.BatchedBytesPipeline
 """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""

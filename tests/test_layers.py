@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import numcodecs_bytes
-from numcodecs_bytes._zarr_versions import PRIVATE_NAMES
+from numcodecs_bytes._host.zarr_versions import PRIVATE_NAMES
 
 PACKAGE = Path(numcodecs_bytes.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "contributing.md"
@@ -16,7 +16,7 @@ MODULES = {
 
 def layers():
     """Return the layer of each module, as the page lists them, the lowest first."""
-    text = PAGE.read_text(encoding="utf-8").partition("## Layers")[2].partition("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("## The house")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     names = {name: i for i, row in enumerate(rows) for name in re.findall("`(.*?)`", row)}
     assert len(rows) >= 5

@@ -31,7 +31,7 @@ from helpers import (
 
 import numcodecs_bytes
 from numcodecs_bytes.__main__ import main
-from numcodecs_bytes._defaults import NEWEST_MINOR, is_tested
+from numcodecs_bytes._host.defaults import NEWEST_MINOR, is_tested
 
 OURS, ZARRS = "numcodecs_bytes.zarr.BytesCodec", "zarr.codecs.bytes.BytesCodec"
 KEYS = ["codecs.bytes", "codec_pipeline.path"]

@@ -85,7 +85,7 @@ def test_a_reason_is_one_line(array, monkeypatch):
     def fail(*_args):
         raise OSError("first: 1\nsecond: 2")
 
-    monkeypatch.setattr("numcodecs_bytes._engine.files.locate", fail)
+    monkeypatch.setattr("numcodecs_bytes._sources.files.locate", fail)
     with numcodecs_bytes.trace() as found:
         array[300]
     assert str(found).splitlines()[2:] == ["1 read whole: first - 1 second - 2"]
@@ -156,7 +156,7 @@ def test_parts_that_are_not_written_in_place(tmp_path, stored, monkeypatch):
     stored_rows(tmp_path / "a", stored)
     array = zarr.open_array(tmp_path / "a", mode="r+")
     with monkeypatch.context() as without_a_trace:  # nothing is planned
-        without_a_trace.delattr("numcodecs_bytes._engine.write.ChunkWrite")
+        without_a_trace.delattr("numcodecs_bytes._write.in_place.ChunkWrite")
         array[:100] = 1
     with numcodecs_bytes.trace() as traced:
         array[:600] = 2

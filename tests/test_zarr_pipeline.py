@@ -153,7 +153,7 @@ class TestPassedOnToZarr:
         """All chunks of a store, or of an array: each small read took up to 1.2 of zarr's time."""
         array = create(kind(), (8, 8), (4, 4), **settings)
         for name in ("chunk_reads", "chunk_writes", "Output", "partial"):
-            monkeypatch.delattr(f"numcodecs_bytes._pipelines.{name}")
+            monkeypatch.delattr(f"numcodecs_bytes._pipeline.pipelines.{name}")
         array[:] = 3
         array[:4, :4] = 4
         array[1, 2] = 5

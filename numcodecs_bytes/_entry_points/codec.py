@@ -7,7 +7,7 @@ config which class to use.
 import zarr.codecs
 import zarr.registry
 
-from numcodecs_bytes._defaults import step_aside
+from numcodecs_bytes._host.defaults import step_aside
 
 __all__ = ["BytesCodec"]
 

@@ -2,7 +2,7 @@
 
 import zarr.dtype
 
-from numcodecs_bytes._defaults import step_aside
+from numcodecs_bytes._host.defaults import step_aside
 
 __all__ = ["RawBits"]
 

@@ -11,22 +11,22 @@ import zarr
 import zarr.dtype
 import zarr.registry
 
-from numcodecs_bytes import _defaults, _options
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
+from numcodecs_bytes._host import defaults, options
 from numcodecs_bytes.codec import Bytes
 
 
 def report() -> JSONObject:
     """Return which parts of the package are in use, why others are not, and what sets that."""
     pipeline, why_no_parts = _class_in_use(zarr.registry.get_pipeline_class)
-    why_aside = _defaults.why_aside.get("arrays")
+    why_aside = defaults.why_aside.get("arrays")
     why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
-    values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in _options.NAMES}
+    values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in options.NAMES}
     in_place = "numcodecs_bytes.write_in_place"
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
@@ -42,14 +42,14 @@ def report() -> JSONObject:
         ("data types r24, complex_float32, ...", None, why_no_types, ""),
         ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
     ]
-    for key in (unknown := _options.unknown_keys()):
-        error = f"{key} has no effect: it is not an option ({', '.join(_options.NAMES)})"
+    for key in (unknown := options.unknown_keys()):
+        error = f"{key} has no effect: it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
-    is_left = unknown or _defaults.why_aside
+    is_left = unknown or defaults.why_aside
     return {
         "is_in_use": not (why_no_codec or why_no_filter or is_wrong or is_left),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
-        "newest_tested_zarr": ".".join(map(str, _defaults.NEWEST_MINOR)),
+        "newest_tested_zarr": ".".join(map(str, defaults.NEWEST_MINOR)),
         "parts": [
             {"name": name, "class": kind, "why_not": why_not, "set_by": origin_of(key)}
             for name, kind, why_not, key in rows
@@ -119,7 +119,7 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
 def _value_of_option(name: str) -> tuple[Any, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return _options.value_of(name), ""
+        return options.value_of(name), ""
     except ValueError as error:
         return None, str(error).partition("; run")[0]
 

@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._engine.stores import read_like
+from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 from numcodecs_bytes._tools.icechunk_storage import (
     is_repository,

@@ -5,11 +5,11 @@ import contextlib
 import zarr
 from zarr.types import AnyArray
 
-from numcodecs_bytes._defaults import why_aside
-from numcodecs_bytes._engine.files import File, length_of_file
-from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr, NothingLost
-from numcodecs_bytes._engine.stores import find_source, name_of_class
+from numcodecs_bytes._host.defaults import why_aside
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._sources.files import File, length_of_file
+from numcodecs_bytes._sources.stores import find_source, name_of_class
 
 
 def read_in_part(array: AnyArray) -> Layout:
@@ -21,7 +21,9 @@ def read_in_part(array: AnyArray) -> Layout:
     if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
         why = f"{name_of_class(pipeline)} is the codec pipeline"
         raise LeftToZarr(why_aside.get("arrays", why))
-    from numcodecs_bytes._array_layouts import layout_of_array  # not with any version of zarr
+    from numcodecs_bytes._pipeline.array_layouts import (
+        layout_of_array,  # not with any version of zarr
+    )
 
     layout = layout_of_array(array)
     first = array.metadata.encode_chunk_key((0,) * array.ndim)

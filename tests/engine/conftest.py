@@ -8,7 +8,8 @@ import pytest
 import zarr
 from helpers import has, module_or_none
 
-from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._sources import files
 
 
 class Calls:

@@ -16,7 +16,7 @@ import zarr
 import zarr.storage
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 
 pytest.importorskip("aiohttp", reason="the extra stores is not installed")
 fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")

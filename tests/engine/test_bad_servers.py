@@ -19,7 +19,7 @@ from servers import (
     store_of,
 )
 
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 
 SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {

@@ -40,8 +40,8 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.registry import get_codec_class
 
-from numcodecs_bytes import _threads
-from numcodecs_bytes._engine import strikes
+from numcodecs_bytes._host import threads
+from numcodecs_bytes._sources import strikes
 
 CHUNKS = (8, 16)
 SHAPE = (64, 32)
@@ -344,7 +344,7 @@ class TestManyReads:
 def all_are_busy(pool):
     """Let all threads of a pool wait, as for a mount that does not answer."""
     go_on = threading.Event()
-    waiting = [pool.submit(go_on.wait) for _ in range(_threads.MAX_FILE_THREADS)]
+    waiting = [pool.submit(go_on.wait) for _ in range(threads.MAX_FILE_THREADS)]
     while pool._work_queue.qsize():
         time.sleep(0.001)
     try:
@@ -362,7 +362,7 @@ class TestTheQueueOfAPoolKeepsNoOutput:
         array[...] = data_of(0)
         out = np.zeros(SHAPE, "i8")
         kept = weakref.ref(out)
-        with all_are_busy(_threads.helper_pool()), use_threads(8):
+        with all_are_busy(threads.helper_pool()), use_threads(8):
             array.get_basic_selection(..., out=cpu.NDBuffer(out))
             assert np.array_equal(out, data_of(0))
             del out
@@ -386,7 +386,7 @@ class TestTheQueueOfAPoolKeepsNoOutput:
             gc.enable()
 
     def test_of_a_read_that_was_cancelled_before_it_began(self, tmp_path):
-        array, pool = create_chunks(tmp_path), _threads.file_pool()
+        array, pool = create_chunks(tmp_path), threads.file_pool()
 
         async def cancel():
             out = np.zeros(SHAPE, "i8")
@@ -426,9 +426,9 @@ def test_a_read_that_is_cancelled_twice_logs_no_error(tmp_path, calls, caplog):
         with pytest.raises(asyncio.CancelledError):
             await reading
         is_cancelled.set()
-        together = threading.Barrier(_threads.MAX_FILE_THREADS)  # with the thread that has read
-        pool = _threads.file_pool()
-        ended = [pool.submit(together.wait) for _ in range(_threads.MAX_FILE_THREADS)]
+        together = threading.Barrier(threads.MAX_FILE_THREADS)  # with the thread that has read
+        pool = threads.file_pool()
+        ended = [pool.submit(together.wait) for _ in range(threads.MAX_FILE_THREADS)]
         await asyncio.gather(*map(asyncio.wrap_future, ended))
 
     calls.at_open = wait

@@ -26,7 +26,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.lengths import LengthError
-from numcodecs_bytes._engine import files, stores
+from numcodecs_bytes._sources import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 KIB, MIB = 1 << 10, 1 << 20

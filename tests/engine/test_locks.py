@@ -12,8 +12,7 @@ import pytest
 import zarr
 from helpers import create, module_or_none
 
-from numcodecs_bytes import _threads
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 
 fcntl = module_or_none("fcntl")
 pytestmark = [pytest.mark.needs("fcntl"), pytest.mark.usefixtures("_in_place")]
@@ -252,7 +251,7 @@ class TestWaiting:
 
     def test_a_write_that_hangs_while_it_is_cancelled_ends_there(self, array, chunk, monkeypatch):
         """Its caller may change the values, which must not be written once the disk answers."""
-        monkeypatch.setattr(_threads, "LAST_SECONDS", 0.01)
+        monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 0.01)
         values, pwrite, has_answer = np.full((8, 2), 5.0, ">f8"), os.pwrite, threading.Event()
 
         def hang(*args):

@@ -9,8 +9,8 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
-from numcodecs_bytes._engine import constants, plan, shards
-from numcodecs_bytes._engine.layout import Layout
+from numcodecs_bytes._plan import constants, plan, shards
+from numcodecs_bytes._plan.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20

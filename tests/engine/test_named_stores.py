@@ -13,7 +13,7 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(100, 124).reshape(4, 6)

@@ -17,8 +17,8 @@ import zarr.storage
 from helpers import ZARR_ALONE, create, random_selections, ranges_from, select
 
 import numcodecs_bytes
-from numcodecs_bytes._engine.objects import folder_of, is_file_name
-from numcodecs_bytes._zarr_versions import HAS_RESULTS
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
+from numcodecs_bytes._sources.manifests import folder_of, is_file_name
 
 obstore = pytest.importorskip("obstore", reason="the extra stores is not installed")
 obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from numcodecs_bytes._engine import constants
-from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.plan import plan_of, split
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.plan import plan_of, split
 
 I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from numcodecs_bytes._engine.ranges import (
+from numcodecs_bytes._plan.ranges import (
     ContentRange,
     Range,
     Runs,

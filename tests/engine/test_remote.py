@@ -20,7 +20,7 @@ from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 
 http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
@@ -480,7 +480,7 @@ class TestNearStores:
             return read_it
 
         clock = types.SimpleNamespace(monotonic=lambda: now)
-        monkeypatch.setattr("numcodecs_bytes._engine.remote.time", clock)
+        monkeypatch.setattr("numcodecs_bytes._read.remote.time", clock)
         return open_it
 
     def test_many_requests_become_one(self, read):

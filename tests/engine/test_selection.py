@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from numcodecs_bytes._engine.layout import Layout
-from numcodecs_bytes._engine.left_to_zarr import LeftToZarr
-from numcodecs_bytes._engine.selection import axes_of, key_of, selection_of
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.selection import axes_of, key_of, selection_of
 
 I4 = np.dtype("i4")
 LAYOUT = Layout((6, 8), I4, I4).geometry

@@ -16,7 +16,7 @@ from helpers import create, has, random_selections, ranges_from, select
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._zarr_versions import HAS_RESULTS
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 
 SHAPE = (64, 1100)
 DATA = np.random.default_rng(0).random(SHAPE)

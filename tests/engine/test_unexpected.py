@@ -9,7 +9,7 @@ import pytest
 import zarr
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
-from numcodecs_bytes._engine import unexpected
+from numcodecs_bytes._read import unexpected
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(64.0).reshape(8, 8)
@@ -208,7 +208,7 @@ class TestWrites:
         def fail(*_args):
             raise TypeError("a mistake of ours")
 
-        monkeypatch.setattr("numcodecs_bytes._engine.write.may_be_mapped", fail)
+        monkeypatch.setattr("numcodecs_bytes._write.in_place.may_be_mapped", fail)
         with zarr.config.set({IN_PLACE: True}):
             array[1, 3] = -1
         assert array[1, 3] == -1
@@ -222,7 +222,7 @@ class TestWrites:
         def fail(*_args, **_options):
             raise error("a mistake of ours")
 
-        monkeypatch.setattr(f"numcodecs_bytes._engine.write_whole.{name}", fail)
+        monkeypatch.setattr(f"numcodecs_bytes._write.whole.{name}", fail)
         array[...] = -DATA
         assert np.array_equal(array[...], -DATA)
         assert "please report this" in caplog.text
@@ -257,7 +257,7 @@ class TestWrites:
         def fail(*_args):
             raise error("a mistake of ours")
 
-        monkeypatch.setattr("numcodecs_bytes._engine.plan.axes_of", fail)
+        monkeypatch.setattr("numcodecs_bytes._plan.plan.axes_of", fail)
         with zarr.config.set({IN_PLACE: True}):
             array[1, ::2] = -1
         monkeypatch.undo()

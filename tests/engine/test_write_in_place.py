@@ -18,7 +18,8 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants, files
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._sources import files
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("_in_place")

@@ -16,7 +16,7 @@ from helpers import ZARR_ALONE, module_or_none, run_program
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._engine import constants
+from numcodecs_bytes._plan import constants
 from numcodecs_bytes.zarr import BytesCodec
 
 fcntl = module_or_none("fcntl")

@@ -28,7 +28,6 @@ from zarr.codecs import TransposeCodec
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes import _threads
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = [
@@ -505,7 +504,7 @@ def test_what_was_cancelled_deletes_nothing(tmp_path, monkeypatch):
     """A comparison with the fill value may take longer than the caller waits."""
     array = create(tmp_path)
     array[...] = DATA
-    monkeypatch.setattr(_threads, "LAST_SECONDS", 0.01)
+    monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 0.01)
     is_comparing, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
     all_equal = cpu.NDBuffer.all_equal
 

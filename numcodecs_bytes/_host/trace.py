@@ -1,0 +1,214 @@
+"""Counts what is fetched and written, for `trace`."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Self
+
+from numcodecs_bytes._host.names import name_of_store
+
+# Numbers by column or, for chunks that are counted by reason, by kind and reason.
+Counts = dict[str | tuple[str, str], int]
+Totals = dict[str, Any]  # the same as they are reported: a reason is a key of a dict of its kind
+
+# What is counted for an array, and the heading of its column in the table.
+_COLUMNS = {
+    "chunks": "chunks",
+    "chunks_whole": "read whole",
+    "requests": "requests",
+    "bytes_fetched": "fetched",
+    "bytes_zarr_alone": "zarr alone",
+    "bytes_selected": "selected",
+    "bytes_in_place": "written in place",
+}
+_NUM_CHARACTERS = 100  # the largest width of the table
+
+
+def _nothing() -> Totals:
+    numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
+    return numbers | {"why_whole": {}, "why_not_in_place": {}}
+
+
+def _add_up(totals: Totals, counts: Counts) -> None:
+    for key, num in counts.items():
+        kind, name = key if isinstance(key, tuple) else ("", key)
+        numbers = totals[kind] if kind else totals
+        numbers[name] = numbers.get(name, 0) + num
+
+
+class Trace:
+    """Counts of what was read and written; see `trace`.
+
+    Threads share it without a lock, which a child process could find taken. A thread replaces its
+    own counts, and no others; and counts, once they are made, do not change.
+    """
+
+    def __init__(self) -> None:
+        # By thread and array; None for chunks that zarr read itself.
+        self._counts: dict[tuple[int, str | None], Counter[str | tuple[str, str]]] = {}
+
+    def __enter__(self) -> Self:
+        active.append(self._add)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        active.remove(self._add)
+
+    def _add(self, name: str | None, counts: Counts) -> None:
+        key = threading.get_ident(), name
+        self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
+
+    def report(self) -> dict[str, Totals]:
+        """Return the counts as a dict: for each array in "arrays", and their sum in "total".
+
+        ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
+        that do not exist, ``chunks_whole`` those fetched whole although less was selected, and
+        ``why_whole`` the latter by reason. ``requests`` counts requests and reads of files.
+        ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
+        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
+        part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
+        and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
+        option ``write_in_place`` is on.
+
+        "not_seen" holds the number of chunks that zarr read itself, by reason.
+        """
+        arrays, total, not_seen = dict[str, Totals](), _nothing(), Totals()
+        for (_, name), counts in self._counts.copy().items():
+            if name is None:
+                _add_up(not_seen, counts)
+            else:
+                _add_up(arrays.setdefault(name, _nothing()), counts)
+                _add_up(total, counts)
+        return {"arrays": arrays, "total": total, "not_seen": not_seen}
+
+    def __repr__(self) -> str:
+        return "\n".join(_lines(self.report()))
+
+
+# What adds counts to each trace that is open, by the name of an array. It is called once for each,
+# hence the sets below, although a trace that is entered again is here again.
+active: list[Callable[[str | None, Counts], None]] = []
+
+
+def trace() -> Trace:
+    """Count what is fetched from Zarr arrays, and written in place, in a ``with`` statement.
+
+    Returns a `Trace`: printed, it is a table; `Trace.report` returns the same as a dict. For
+    compressed chunks, and for shards that zarr reads, only the number is known. With a codec
+    pipeline that is not from this package, nothing is counted. All threads of the process are
+    counted, but no other processes. A `Trace` that is entered again goes on counting.
+    """
+    return Trace()
+
+
+class Fetched(NamedTuple):
+    """What was fetched to read a chunk."""
+
+    num_requests: int = 0
+    num_bytes: int = 0
+    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
+
+
+def counts_of_read(
+    num_bytes: int, num_selected: int | None, fetched: Fetched, why_whole: str
+) -> Counts:
+    """Return the counts of a chunk of `num_bytes`, of which something was read.
+
+    `num_selected` is in bytes, or None if the chunk is missing.
+    """
+    by_zarr = num_bytes if fetched.num_bytes_by_zarr is None else fetched.num_bytes_by_zarr
+    counts: Counts = {
+        "chunks": 1,
+        "chunks_missing": int(num_selected is None),
+        "requests": fetched.num_requests,
+        "bytes_fetched": fetched.num_bytes,
+        "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
+        "bytes_selected": num_selected or 0,
+    }
+    # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
+    if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
+        why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
+        counts |= {"chunks_whole": 1, ("why_whole", why): 1}
+    return counts
+
+
+def note(byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool) -> None:
+    """Add to the counts of the array of a chunk, given its byte getter or setter."""
+    name = name_of_array(byte_getter, num_axes, is_v2=is_v2)
+    for add in set(active):
+        add(name, counts)
+
+
+def note_not_seen(why: str, num: int = 1) -> None:
+    """Count chunks that zarr read itself."""
+    for add in set(active):
+        add(None, {why: num})
+
+
+def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> str:
+    """Return the store and the path of the array to which a chunk belongs."""
+    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
+    return f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
+
+
+def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
+    """Return the path of the array to which the path of a chunk belongs."""
+    names = path.split("/")
+    indices = names[len(names) - num_axes :]
+    if indices and all(index.isdecimal() for index in indices):  # "c/0/1", or "0/1" in Zarr v2
+        names = names[:-num_axes]
+        return "/".join(names[:-1] if names[-1:] == ["c"] and not is_v2 else names)
+    return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
+
+
+def _lines(report: dict[str, Totals]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    rows, total = dict(report["arrays"]), report["total"]
+    if len(rows) > 1:
+        rows["all arrays"] = total
+    if rows:
+        yield from _table(rows)
+    elif not report["not_seen"]:
+        import zarr  # so that `import numcodecs_bytes` does not
+
+        yield (
+            "numcodecs_bytes read nothing, and wrote no part of a chunk "
+            f"(codec_pipeline.path is {zarr.config.get('codec_pipeline.path')!r}): run "
+            "`numcodecs-bytes` to see what is in use; other processes are not counted"
+        )
+    if total["chunks_missing"]:
+        yield f"{total['chunks_missing']} missing, read as the fill value"
+    for what, reasons in (
+        ("read whole", total["why_whole"]),
+        ("not written in place", total["why_not_in_place"]),
+        ("read by zarr, whole", report["not_seen"]),
+    ):
+        for why, num in reasons.items():  # each on one line with one colon, also errors
+            yield f"{num} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
+
+
+def _table(rows: dict[str, Totals]) -> Iterator[str]:
+    """Yield the lines of a table of counts, without the columns that are zero in all rows."""
+    columns = []
+    for key, head in _COLUMNS.items():
+        show = _size if key.startswith("bytes") else str
+        if any(counts[key] for counts in rows.values()):
+            cells = [head, *[show(counts[key]) for counts in rows.values()]]
+            width = max(map(len, cells))
+            columns.append([cell.rjust(width) for cell in cells])
+    if not columns:
+        return
+    # Long names lose their beginning: paths differ at the end.
+    longest = _NUM_CHARACTERS - sum([2 + len(head) for head, *_ in columns])
+    names = [n if len(n) <= longest else f"...{n[3 - longest :]}" for n in ("array", *rows)]
+    width = max(map(len, names))
+    for name, *cells in zip(names, *columns, strict=True):
+        yield "  ".join([name.ljust(width), *cells])
+
+
+def _size(num_bytes: int) -> str:
+    """Return a number of bytes in readable units."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} B"

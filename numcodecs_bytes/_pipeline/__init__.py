@@ -1,0 +1,1 @@
+"""What zarr calls: its pipelines, extended, and how the chunks of an array are stored."""

@@ -1,0 +1,211 @@
+"""How the chunks of an array are stored, by the codecs of its pipeline."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import zarr
+import zarr.codecs
+from zarr.codecs import TransposeCodec
+from zarr.codecs._v2 import V2Codec
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+
+from numcodecs_bytes._core.configuration import dtype_to_json
+from numcodecs_bytes._core.dtypes import (
+    NATIVE_ENDIAN,
+    AnyDType,
+    copied_as,
+    has_byte_order,
+    has_variable_length,
+    leaf_dtypes,
+    name_of_ml_dtype,
+    stored_dtype,
+)
+from numcodecs_bytes._host.zarr_versions import HAS_STRUCT, has_sync_index
+from numcodecs_bytes._pipeline.elementwise import (
+    conversion_of_codecs,
+    conversion_of_filters,
+    is_elementwise,
+)
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
+from numcodecs_bytes._read.chunks import LayoutOf
+from numcodecs_bytes._sources.stores import name_of_class
+from numcodecs_bytes.codec import Bytes
+from numcodecs_bytes.zarr import BytesCodec
+
+
+class ArrayLayouts:
+    """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._why_left = ""
+        # By shape. Threads may share it: a dict needs no lock.
+        self._layouts: dict[tuple[int, ...], AnyLayout] = {}
+        try:
+            self._layout_of = _find_layout_of(pipeline)
+        except LeftToZarr as why:
+            self._why_left = str(why)
+
+    def of(self, chunk_spec: ArraySpec) -> AnyLayout:
+        """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
+        if self._why_left:
+            raise LeftToZarr(self._why_left)
+        prototype = chunk_spec.prototype  # others may do more than hold bytes
+        if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
+            raise LeftToZarr("chunks on a GPU, or in memory of another kind")
+        layout = self._layouts.get(chunk_spec.shape)
+        if layout is None:
+            if len(self._layouts) >= constants.KEPT_SHAPES:
+                self._layouts.clear()
+            layout = self._layouts[chunk_spec.shape] = self._layout_of(chunk_spec)
+        return layout
+
+
+def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
+    """Raise ValueError if chunks could be written by a codec of an array, but not read."""
+    if type(codec) is not V2Codec:
+        return
+    codecs: Any = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
+    for each in codecs:
+        if type(each) is Bytes and each.dtype is None and each.endian not in (None, NATIVE_ENDIAN):
+            _check_typed(each, chunk_spec, is_first=each is codecs[0])
+
+
+def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None:
+    """Raise ValueError if a codec that lacks a dtype would encode what it can't decode."""
+    expected = '"dtype" of the elements that the codec before it returns'
+    if is_first:
+        dtype = chunk_spec.dtype.to_native_dtype()
+        if has_variable_length(dtype) or not has_byte_order(dtype):
+            return  # it encodes no such elements
+        expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
+    raise ValueError(
+        "chunks could be written, but not read, because zarr tells no codec the data type: got a "
+        f'codec "bytes" of endian {codec.endian!r} without dtype on a {NATIVE_ENDIAN}-endian '
+        f"machine, expected {expected}; add that to its configuration in .zarray"
+    )
+
+
+def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
+    """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
+    metadata: Any = array.metadata
+    is_v2 = metadata.zarr_format == 2
+    codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
+    try:
+        shape = array.shards or array.chunks
+    except NotImplementedError:  # which zarr calls rectilinear
+        raise LeftToZarr("chunks of several shapes") from None
+    config = ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False)
+    fill_value, prototype = metadata.fill_value, default_buffer_prototype()
+    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, prototype)
+    return _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))(chunk_spec)
+
+
+def _find_layout_of(pipeline: Any) -> LayoutOf:
+    """Return a function from the specification of a chunk to its layout."""
+    codec, before = pipeline.array_bytes_codec, pipeline.array_array_codecs
+    others = [c for c in before if type(c) is not TransposeCodec and not is_elementwise(c)]
+    others += pipeline.bytes_bytes_codecs
+    if type(codec) is V2Codec:
+        codecs = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
+        only: Any = codecs[0] if codecs else None
+        if len(codecs) < 2 and (only is None or type(only) is Bytes):
+            return partial(_layout_of_v2, only)
+        if codec.compressor is None and all(map(is_elementwise, codecs)):
+            return partial(_layout_of_filtered_v2, codecs)
+        unknown = [c for c in codecs if type(c) is not Bytes and not is_elementwise(c)]
+        others += unknown or codecs  # several `Bytes`, or one and others
+    if others:
+        names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
+        raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")
+    if type(codec) is zarr.codecs.ShardingCodec:
+        # If a codec of the index needs an event loop, threads can't decode the index.
+        if before or not has_sync_index(codec):
+            raise LeftToZarr("transposed or converted shards, or an index of an unknown codec")
+        inner = _find_layout_of(BatchedCodecPipeline.from_codecs(codec.codecs))
+        return partial(_layout_of_shard, codec, inner)
+    if type(codec) is BytesCodec or type(codec) is zarr.codecs.BytesCodec:
+        return partial(_layout_of_v3, before, codec)
+    raise LeftToZarr(f"stored by {name_of_class(codec)}")
+
+
+def _layout_of_v2(codec: Bytes | None, chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored, by `Bytes` or without any codec."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    if has_variable_length(dtype):
+        raise LeftToZarr(f"elements of variable length ({dtype})")
+    stored = copied_as(dtype)  # the array's own order, but NumPy copies some types only as integers
+    if codec is not None and (codec.dtype is not None or codec.endian != NATIVE_ENDIAN):
+        # In a comparison, NumPy treats None as float64.
+        is_of_array = codec.dtype is not None and codec.dtype == dtype
+        if not is_of_array or (codec.endian is None and has_byte_order(dtype)):
+            raise LeftToZarr(f'the codec "bytes" has a dtype other than the array\'s, {dtype}')
+        stored = stored_dtype(dtype, codec.endian)
+    return Layout(chunk_spec.shape, dtype, stored, _axis_order_of_v2(chunk_spec))
+
+
+def _layout_of_filtered_v2(filters: Sequence[Any], chunk_spec: ArraySpec) -> Layout:
+    """Return how a Zarr v2 chunk is stored by filters that convert each element by itself."""
+    dtype = chunk_spec.dtype.to_native_dtype()
+    conversion = conversion_of_filters(filters, dtype)
+    axis_order = _axis_order_of_v2(chunk_spec)
+    return Layout(chunk_spec.shape, dtype, conversion.dtype, axis_order, conversion)
+
+
+def _axis_order_of_v2(chunk_spec: ArraySpec) -> tuple[int, ...] | None:
+    """Return the axes in the order in which a Zarr v2 chunk is stored; None for C order."""
+    is_column_major = chunk_spec.order == "F"
+    return tuple(range(len(chunk_spec.shape)))[::-1] if is_column_major else None
+
+
+def _layout_of_v3(
+    before: Sequence[Any], codec: zarr.codecs.BytesCodec, chunk_spec: ArraySpec
+) -> Layout:
+    """Return how a Zarr v3 chunk is stored: converted and transposed, or not, then by "bytes"."""
+    transposes: list[TransposeCodec] = [c for c in before if type(c) is TransposeCodec]
+    axis_order = None
+    for transpose in transposes:
+        order = axis_order or range(len(transpose.order))
+        axis_order = tuple(order[axis] for axis in transpose.order)
+    if len(transposes) == len(before):
+        return Layout(chunk_spec.shape, *_dtypes_of(codec, chunk_spec), axis_order)
+    conversion, converted_spec = conversion_of_codecs(before, chunk_spec)
+    converted, stored = _dtypes_of(codec, converted_spec)
+    if stored != converted and not isinstance(codec, BytesCodec):
+        raise LeftToZarr("zarr's own codec does not swap bytes for the codecs before it")
+    dtype = chunk_spec.dtype.to_native_dtype()
+    return Layout(chunk_spec.shape, dtype, stored, axis_order, conversion)
+
+
+def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType, AnyDType]:
+    """Return the dtype of elements, and the dtype that they are stored as."""
+    if isinstance(codec, BytesCodec):
+        return codec._dtypes(spec)  # noqa: SLF001
+    # zarr's own codec, which stores some data types differently.
+    dtype = spec.dtype.to_native_dtype()
+    endian = getattr(codec.endian, "value", codec.endian)
+    try:
+        stored = stored_dtype(dtype, endian)
+    except (TypeError, ValueError):  # a data type of another package, or without its endian
+        stored = None
+    is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
+    if stored is None or is_unknown:
+        raise LeftToZarr(f"zarr's own codec stores {dtype}")
+    return dtype, stored
+
+
+def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:
+    """Return how a shard is stored."""
+    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+    if isinstance(inner, ShardLayout):
+        raise LeftToZarr("shards in shards")
+    # zarr 3.1.6 can't read its own structures in shards.
+    if not inner.item_size or (inner.dtype.kind == "V" and not HAS_STRUCT):
+        raise LeftToZarr(f"{inner.dtype} in shards")
+    return ShardLayout(codec, chunk_spec, inner)

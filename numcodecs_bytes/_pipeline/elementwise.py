@@ -1,0 +1,150 @@
+"""The codecs that convert each element by itself, and what several of them do together."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from zarr.codecs import TransposeCodec
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu
+
+from numcodecs_bytes._core.dtypes import AnyDType, Array, name_of_ml_dtype
+from numcodecs_bytes._plan.conversion import Conversion
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._sources.stores import name_of_class
+
+# Of these classes, a part of a chunk is decoded to the same part of the decoded chunk.
+# Subclasses may do anything.
+_OF_NUMCODECS = {
+    "numcodecs.astype.AsType",  # casts each element
+    "numcodecs.bitround.BitRound",  # rounds each float to some bits; decodes to the same
+    "numcodecs.fixedscaleoffset.FixedScaleOffset",  # one scale and one offset for all elements
+    "numcodecs.quantize.Quantize",  # rounds each float to some digits; decoding casts it
+}
+_OF_ZARR = {  # zarr 3.2 and newer
+    "zarr.codecs.cast_value.CastValue",  # casts each element, or looks it up in a table
+    "zarr.codecs.scale_offset.ScaleOffset",  # one scale and one offset for all elements
+}
+_WRAPPERS = {  # of those of numcodecs, in Zarr v3
+    "zarr.codecs.numcodecs._codecs.AsType": "numcodecs.astype.AsType",
+    "zarr.codecs.numcodecs._codecs.BitRound": "numcodecs.bitround.BitRound",
+    "zarr.codecs.numcodecs._codecs.FixedScaleOffset": (
+        "numcodecs.fixedscaleoffset.FixedScaleOffset"
+    ),
+    "zarr.codecs.numcodecs._codecs.Quantize": "numcodecs.quantize.Quantize",
+}
+
+
+def is_elementwise(codec: object) -> bool:
+    """Whether a codec is exactly of a class that converts each element by itself."""
+    name = name_of_class(codec)
+    return name in _OF_ZARR or name in _OF_NUMCODECS or name in _WRAPPERS
+
+
+class _Step(NamedTuple):
+    """What a codec does to elements."""
+
+    decode: Callable[[Array], Array]
+    encoded_dtype: AnyDType
+
+
+def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> Conversion:
+    """Return what the filters of a Zarr v2 array of a dtype do; may raise `LeftToZarr`."""
+    steps, encoded_dtype = list[_Step](), dtype
+    for codec in filters:
+        steps.append(_step_of_numcodecs(codec, encoded_dtype))
+        encoded_dtype = steps[-1].encoded_dtype
+    return _chain(steps, encoded_dtype, lambda flat: flat.view(dtype))
+
+
+def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conversion, ArraySpec]:
+    """Return what codecs of Zarr v3 do, but for transposing, and what they encode chunks to.
+
+    Raises `LeftToZarr` if it depends on more than the element, or if zarr itself fails.
+    """
+    dtype, steps = spec.dtype.to_native_dtype(), list[_Step]()
+    if not spec.shape:  # NumPy returns scalars, which have no byte order
+        raise LeftToZarr("a single element is converted")
+    _check_order(codecs)
+    try:
+        for codec in codecs:
+            decoded, spec = spec, codec.resolve_metadata(spec)
+            if type(codec) is not TransposeCodec:
+                steps.append(_step_of_zarr(codec, decoded, spec))
+    except (ArithmeticError, ImportError, LookupError, TypeError, ValueError) as error:
+        raise LeftToZarr(f"converted in an unknown way: {error}") from error
+    conversion = _chain(
+        steps, spec.dtype.to_native_dtype(), lambda flat: flat.astype(dtype, copy=False)
+    )
+    return conversion, spec
+
+
+def _chain(
+    steps: Sequence[_Step], encoded_dtype: AnyDType, to_array: Callable[[Array], Array]
+) -> Conversion:
+    """Return what codecs do one after the other, given what makes elements of the array at last."""
+    decoders = [step.decode for step in reversed(steps)]
+    return Conversion(encoded_dtype, (*decoders, to_array))
+
+
+def _check_order(codecs: Sequence[object]) -> None:
+    """Raise `LeftToZarr` if zarr can't write chunks, and reads them in another order than we would.
+
+    FixedScaleOffset flattens them, so they can't be transposed.
+    """
+    names = [name_of_class(codec).rpartition(".")[2] for codec in codecs]
+    flattened = names.index("FixedScaleOffset") if "FixedScaleOffset" in names else len(names)
+    if "TransposeCodec" in names[flattened:]:
+        raise LeftToZarr("numcodecs.fixedscaleoffset is followed by transpose")
+
+
+def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:
+    """Return what a codec of zarr does, between the specifications of a chunk before and after."""
+    dtype, encoded_dtype = decoded.dtype.to_native_dtype(), encoded.dtype.to_native_dtype()
+    _check_numbers(dtype, encoded_dtype)
+    if name_of_class(codec) in _OF_ZARR:
+        return _Step(partial(_decode, codec, decoded), encoded_dtype)
+    inner = codec._codec
+    if name_of_class(inner) != _WRAPPERS[name_of_class(codec)]:
+        raise LeftToZarr(f"converted by {name_of_class(inner)}")
+    step = _step_of_numcodecs(inner, dtype)
+    if step.encoded_dtype.itemsize != encoded_dtype.itemsize:
+        raise LeftToZarr("a codec encodes to elements of another size than zarr expects")
+    return step
+
+
+def _decode(codec: Any, spec: ArraySpec, flat: Array) -> Array:
+    """Return what a codec of zarr decodes elements to."""
+    buffer = cpu.NDBuffer.from_numpy_array(flat)
+    decoded: Array = codec._decode_sync(buffer, spec).as_numpy_array()
+    return decoded
+
+
+def _step_of_numcodecs(codec: Any, dtype: AnyDType) -> _Step:
+    """Return what a codec of numcodecs does to elements of a dtype.
+
+    Raises `LeftToZarr` unless it takes elements of that size: it would see others in their bytes.
+    """
+    name = name_of_class(codec)
+    if name == "numcodecs.bitround.BitRound":
+        decoded, encoded = dtype, dtype
+        if dtype.kind != "f":
+            raise LeftToZarr("BitRound can't round anything but floats")
+    elif name == "numcodecs.astype.AsType":
+        decoded, encoded = codec.decode_dtype, codec.encode_dtype
+    else:
+        decoded, encoded = codec.dtype, codec.astype
+        numbers = [vars(codec).get(key, 0) for key in ("scale", "offset", "digits")]
+        if not all(type(number) in (int, float) for number in numbers):
+            raise LeftToZarr("a scale, an offset or digits are not plain numbers")
+    _check_numbers(dtype, decoded, encoded)
+    if dtype.itemsize != decoded.itemsize:
+        raise LeftToZarr("a codec decodes to elements of another size than the array's")
+    return _Step(codec.decode, encoded)
+
+
+def _check_numbers(*dtypes: AnyDType) -> None:
+    """Raise `LeftToZarr` unless all are integers or floats of NumPy of up to 8 bytes."""
+    for dtype in dtypes:
+        if dtype.kind not in "iuf" or dtype.itemsize > 8 or name_of_ml_dtype(dtype) is not None:
+            raise LeftToZarr(f"{dtype} is converted")

@@ -1,0 +1,63 @@
+"""zarr's own pipelines under the names of ours, for a zarr that this package does not know.
+
+Programs that set `codec_pipeline.path` to ours go on working with them. They read and write like
+zarr, but raise instead of writing while `numcodecs_bytes.write_in_place` is "require": upgrading
+zarr must not turn that off silently.
+"""
+
+import contextlib
+import pkgutil
+from typing import Any
+
+import zarr
+import zarr.registry
+
+from numcodecs_bytes._host.defaults import make_default
+from numcodecs_bytes._host.options import write_in_place
+from numcodecs_bytes._host.pickling import PickledAsConfigured
+
+_MODULE = "numcodecs_bytes.zarr_pipeline"
+_DEFAULT = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+with contextlib.suppress(Exception):  # its config may be of another kind
+    _DEFAULT = zarr.config.defaults[0]["codec_pipeline"]["path"]
+_default: Any = pkgutil.resolve_name(_DEFAULT)
+_fused: Any = _default
+with contextlib.suppress(ImportError, AttributeError):
+    _fused = pkgutil.resolve_name("zarr.core.codec_pipeline.FusedCodecPipeline")
+
+
+class _WritesUnlessRequired(PickledAsConfigured):
+    """Mixin for one of zarr's pipelines."""
+
+    __module__ = _MODULE
+
+    async def write(self, *args: Any, **kwargs: Any) -> Any:
+        """Write like zarr, unless parts of chunks must be written in place."""
+        if write_in_place() == "require":
+            raise RuntimeError(
+                "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require': "
+                f"this package does not know zarr {zarr.__version__}, and leaves arrays to it; "
+                "run `numcodecs-bytes` to see what sets that option"
+            )
+        pipeline: Any = super()
+        return await pipeline.write(*args, **kwargs)
+
+
+class BatchedBytesPipeline(_WritesUnlessRequired, _default):  # type: ignore[misc]
+    """zarr's default pipeline."""
+
+    __module__ = _MODULE
+
+
+class FusedBytesPipeline(_WritesUnlessRequired, _fused):  # type: ignore[misc]
+    """zarr's fused pipeline, or else its default one."""
+
+    __module__ = _MODULE
+
+
+for pipeline in (BatchedBytesPipeline, FusedBytesPipeline):
+    zarr.registry.register_pipeline(pipeline)
+# By default, as "require" may be set later. If that fails, zarr's config may still name them.
+with contextlib.suppress(Exception):
+    name = "FusedBytesPipeline" if "Fused" in _DEFAULT else "BatchedBytesPipeline"
+    make_default("codec_pipeline", "path", f"{_MODULE}.{name}")

@@ -1,0 +1,439 @@
+"""The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+import zarr.registry
+from zarr.codecs._v2 import V2Codec
+from zarr.core.buffer import cpu
+from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.storage import LocalStore, StorePath
+
+from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.defaults import make_default
+from numcodecs_bytes._host.names import add_name, add_note, name_of_chunk
+from numcodecs_bytes._host.options import (
+    max_gap_bytes,
+    warn_of_other_pipeline,
+    warn_of_unknown_keys,
+    write_in_place,
+)
+from numcodecs_bytes._host.pickling import PickledAsConfigured
+from numcodecs_bytes._host.zarr_versions import (
+    HAS_RESULTS,
+    FusedCodecPipeline,
+    check_class,
+)
+from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, check_readable
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._read import local, unexpected
+from numcodecs_bytes._read.chunks import (
+    Batch,
+    ChunkRead,
+    ChunkWrite,
+    LayoutOf,
+    ZarrItem,
+    chunk_reads,
+    first_of,
+    has_whole_chunks,
+    leave,
+)
+from numcodecs_bytes._read.output import Output, check_output
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numcodecs_bytes._write.in_place import Writes
+
+# The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
+_MODULE = "numcodecs_bytes.zarr_pipeline"
+# How many chunks are asked for their length after an error, so that with the one that may have to
+# be fetched, because its length is said to be 0, an error costs at most a dozen requests.
+_NUM_LENGTHS = 11
+
+
+def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
+    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
+    for chunk in chunks:
+        if not chunk.is_complete:
+            raise RuntimeError(
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
+                "`numcodecs-bytes` to see what sets that option"
+            )
+
+
+async def _explain(
+    error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf, *, is_v2: bool
+) -> None:
+    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
+    first, spec = first_of(items)
+    if is_in_shard(first):  # the shard will be named
+        return
+    wrong = None
+    if isinstance(error, ValueError) and type(first) is StorePath:
+        with contextlib.suppress(Exception):  # else zarr's error says enough
+            wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
+    if wrong:
+        raise wrong
+    if len(items) == 1:
+        add_name(error, first)
+        return
+    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+    check = "`numcodecs-bytes check` finds damaged ones"
+    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+
+
+async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
+    """Return the error of the first chunk that has the wrong length, if there is one."""
+    for chunk in chunks:
+        if not isinstance(chunk.layout, Layout):  # a shard has no certain length
+            continue
+        num_bytes = told = await _length_of(chunk.getter)
+        if told == 0:  # some file systems say that of files that are not empty
+            num_bytes = len(await chunk.getter.get(chunk.spec.prototype))  # type: ignore[arg-type]
+        try:
+            if num_bytes is not None:
+                chunk.check_length(num_bytes)
+        except LengthError as error:
+            return error
+        if told == 0:
+            break
+    return None
+
+
+async def _length_of(byte_getter: StorePath) -> int | None:
+    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
+    with contextlib.suppress(Exception):  # stores raise anything
+        return await byte_getter.store.getsize(byte_getter.path)
+    return None
+
+
+class _Once:
+    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        return vars(instance).setdefault(self._name, self._make(instance))
+
+
+class ReadsParts(PickledAsConfigured):
+    """Mixin for one of zarr's pipelines: reads and writes parts of uncompressed chunks."""
+
+    reads_parts = True
+    _threads_setting: str  # zarr's setting for the number of threads
+    _has_failed = False
+
+    @classmethod
+    def from_codecs(cls, codecs: "Iterable[Any]", **settings: Any) -> Any:
+        """Return a pipeline of the codecs, like zarr's."""
+        warn_of_unknown_keys()
+        warn_of_other_pipeline("used")
+        pipeline: Any = super()
+        return pipeline.from_codecs(codecs, **settings)
+
+    @_Once
+    def _layouts(self) -> ArrayLayouts:
+        return ArrayLayouts(self)
+
+    async def read(
+        self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read the selections of chunks into `out`, like zarr's pipeline."""
+        items, note = list(batch_info), ""
+        zarr_errors: list[Exception] = []
+        try:
+            if items:
+                return await self._read(self._batch(items, out, drop_axes), out, zarr_errors)
+        except LeftToZarr as why:
+            first, _ = first_of(items)
+            if trace.active and not is_in_shard(first):  # else the shard is noted
+                trace.note_not_seen(str(why), len(items))
+        except Exception as error:
+            is_of_zarr = any(error is each for each in zarr_errors)
+            if is_of_zarr or not unexpected.is_unexpected(error):
+                raise
+            note = self._note_failure(error)
+        finally:
+            zarr_errors.clear()  # they refer to frames that refer to it
+        try:
+            return await self._read_by_zarr(items, out, drop_axes)
+        except Exception as error:
+            if note:
+                with contextlib.suppress(Exception):  # some errors are immutable
+                    error.add_note(note)
+            raise
+
+    def _note_failure(self, error: Exception) -> str:
+        """Log an unexpected error, and leave the array to zarr from now on; return a note."""
+        unexpected.log(error)
+        error.with_traceback(None)  # whose frames refer to the output, and to the error
+        vars(self)["_has_failed"] = True
+        return f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
+
+    async def _read(self, batch: Batch, out: Any, zarr_errors: list[Exception]) -> Any:
+        """Read in part what can be, and let zarr read the rest."""
+        read_by_zarr = partial(self._read_left, batch, out, zarr_errors)
+        try:
+            await self._read_parts(batch, read_by_zarr)
+            if left := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
+                await read_by_zarr(left)
+        finally:
+            if trace.active:
+                for chunk in batch.chunks:
+                    chunk.trace(batch)
+        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
+        return results if HAS_RESULTS else None
+
+    def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
+        """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        if self._has_failed:
+            raise LeftToZarr("numcodecs_bytes itself failed before")
+        getter, spec = first_of(items)  # all are of one array: at most their shapes differ
+        layout = self._layouts.of(spec)
+        if type(getter) is not StorePath:
+            raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        source_of, why_left = None, None
+        try:
+            source_of = sources_of(getter.store)
+        except LeftToZarr as why:
+            if not trace.active:  # else what zarr fetches is counted for each chunk
+                raise
+            why_left = why
+        if type(out) is not cpu.NDBuffer:
+            raise LeftToZarr(f"the output is a {name_of_class(out)}")
+        array: Any = out.as_ndarray_like()
+        check_output(array, layout.dtype)
+        chunks = chunk_reads(items, self._layouts.of, source_of)
+        if why_left:
+            leave(chunks, why_left)
+        output = Output(array, drop_axes, lambda: True, threading.Lock())
+        return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
+
+    async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
+        """Read what can be read in part, and note what became of each chunk."""
+        if files := [c for c in batch.chunks if isinstance(c.source, File)]:
+            await local.read(batch, files)
+        requested = [c for c in batch.chunks if isinstance(c.source, Remote)]
+        if not requested:
+            return
+        from numcodecs_bytes._read import remote  # only if it is needed
+
+        await remote.read(batch, requested, read_by_zarr)
+
+    async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
+        """Let zarr read chunks; an error names the chunk."""
+        pipeline: Any = super()
+        return await pipeline.read(items, out, drop_axes)
+
+    async def _read_left(
+        self,
+        batch: Batch,
+        out: Any,
+        zarr_errors: list[Exception],
+        chunks: "Sequence[ChunkRead]",
+    ) -> None:
+        """Let zarr read chunks that were left to it, and note what became of each."""
+        items = [chunk.item for chunk in chunks]
+        try:
+            results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+        except Exception as error:
+            zarr_errors.append(error)
+            raise
+        # zarr 3.1.6 returns nothing.
+        exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
+        for chunk, exists in zip(chunks, exist, strict=True):
+            chunk.note_read_by_zarr(exists=exists)
+
+    async def write(
+        self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
+    ) -> None:
+        """Write to the selections of chunks from `value`, like zarr's pipeline.
+
+        Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
+        can't be written in place. Other chunks may have been written by then. Raises ValueError,
+        before anything is written, if chunks could not be read back.
+        """
+        items = list(batch_info)
+        if items:
+            codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
+            check_readable(codec, first_of(items)[1])
+        try:
+            await self._write(items, value, drop_axes)
+        except Exception as error:
+            if items:
+                add_name(error, first_of(items)[0], "writing", len(items))
+            raise
+
+    async def _write(
+        self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
+    ) -> None:
+        """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
+        pipeline: Any = super()
+        mode = write_in_place()
+        writes, value = await self._plan_writes(items, value, mode=mode)
+        if writes is None:
+            await pipeline.write(items, value, drop_axes)
+            return
+        whole, in_place, left = writes
+        chunks = [*whole, *in_place, *left]
+        try:
+            if whole:
+                left += await self._write_whole(whole, value, drop_axes)
+            if in_place:
+                must = mode == "require"
+                left += await self._write_in_place(in_place, value, drop_axes, is_required=must)
+            if left:
+                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+        finally:
+            if trace.active:
+                for chunk in chunks:
+                    if mode or not chunk.is_complete:
+                        chunk.trace(is_v2=self._is_v2())
+
+    async def _plan_writes(
+        self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
+    ) -> "tuple[Writes | None, Any]":
+        """Return how chunks are written, and the values, which no write in place changes.
+
+        Returns None if zarr writes all of them, or if this package itself fails.
+        """
+        if not items or not (mode or trace.active or self._may_write_whole(items)):
+            return None, value
+        if is_in_shard(first_of(items)[0]):
+            return None, value
+        from numcodecs_bytes._write.in_place import plan_writes, with_own_memory
+        from numcodecs_bytes._write.write_file import ValuesError
+
+        try:
+            writes = plan_writes(items, self._layouts.of, value, may_write_parts=bool(mode))
+            if writes and mode == "require":
+                _check_required(writes.left)
+            if writes and writes.in_place:
+                own = await with_own_memory(value.as_ndarray_like())
+                value = type(value).from_ndarray_like(own)
+        except ValuesError as why:
+            if mode == "require":
+                raise why.error from None
+            return None, value
+        except Exception as error:
+            if mode == "require" or not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            return None, value
+        return writes, value
+
+    def _may_write_whole(self, items: "Sequence[ZarrItem]") -> bool:
+        """Whether chunks may be written whole here; looked up first, as it takes no imports."""
+        setter, spec = first_of(items)
+        if type(getattr(setter, "store", None)) is not LocalStore or not has_whole_chunks(items):
+            return False
+        try:
+            self._layouts.of(spec)
+        except LeftToZarr:
+            return False
+        return True
+
+    async def _write_whole(
+        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
+    ) -> "list[ChunkWrite]":
+        """Write chunks that are selected as a whole; return what is left to zarr."""
+        from numcodecs_bytes._write.whole import Values, write_whole
+
+        values = Values(np.asarray(value.as_ndarray_like()), drop_axes)
+        return await write_whole(chunks, values, self._num_threads())
+
+    async def _write_in_place(
+        self,
+        chunks: "Sequence[ChunkWrite]",
+        value: Any,
+        drop_axes: tuple[int, ...],
+        *,
+        is_required: bool,
+    ) -> "list[ChunkWrite]":
+        """Write to parts of chunks in place; return what is left to zarr, if that is allowed."""
+        from numcodecs_bytes._write.in_place import write_parts
+
+        values, num_threads = value.as_ndarray_like(), self._num_threads()
+        left = await write_parts(chunks, values, drop_axes, num_threads, is_required=is_required)
+        if is_required:
+            _check_required(left)
+        return left
+
+    def _num_threads(self) -> int | None:
+        """Return zarr's setting for the number of threads, if the user has set it."""
+        num = zarr.config.get(self._threads_setting, None)
+        return max(num, 1) if isinstance(num, int) else None
+
+    def _is_v2(self) -> bool:
+        return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]
+
+
+# AnnData, for example, uses a faster pipeline for its own reads if the path contains "Batched".
+class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
+    """zarr's default pipeline, but it reads only what a selection needs of uncompressed chunks."""
+
+    __module__ = _MODULE
+    _threads_setting = "threading.max_workers"
+
+    async def read_batch(
+        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
+        items = list(batch_info)
+        try:
+            return await super().read_batch(items, out, drop_axes)
+        except Exception as error:
+            await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
+            raise
+
+
+_PIPELINES: dict[Any, Any] = {BatchedCodecPipeline: BatchedBytesPipeline}
+if FusedCodecPipeline is not None:
+
+    class FusedBytesPipeline(ReadsParts, FusedCodecPipeline):  # type: ignore[misc]
+        """zarr's fused pipeline (3.3 and newer) with the reads of `BatchedBytesPipeline`."""
+
+        __module__ = _MODULE
+        _threads_setting = "codec_pipeline.max_workers"
+
+        async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+            try:
+                return await super()._read_by_zarr(items, out, drop_axes)
+            except Exception as error:
+                await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
+                raise
+
+    _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
+
+
+def use_by_default() -> None:
+    """Make the pipeline that extends zarr's default pipeline the default."""
+    needed = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
+    check_class(BatchedBytesPipeline, (*needed, "read_batch"))
+    replaces = {}
+    for pipeline, ours in _PIPELINES.items():
+        check_class(ours, needed)
+        zarr.registry.register_pipeline(ours)
+        path = f"{pipeline.__module__}.{pipeline.__name__}"
+        replaces[path] = f"{_MODULE}.{ours.__name__}"
+    default: str = zarr.config.defaults[0]["codec_pipeline"]["path"]
+    if default not in (*replaces, *replaces.values()):
+        raise AttributeError(f"zarr's default pipeline is {default}")
+    make_default("codec_pipeline", "path", replaces.get(default, default))

@@ -1,0 +1,278 @@
+"""A selection of a chunk -> which runs of it to read, and where they belong.
+
+Works on integers only: no array data, no I/O. From the innermost stored axis outwards, everything
+between the lowest and the highest index, the hull, is one run if it is no longer than the indices
+alone would be with the largest gap between them; along the other axes, there is a run for each
+index. So all runs of a plan have the same length. What a hull holds beyond the selection is left
+out by a strided window over the runs, and by NumPy's indexing.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Geometry, Layout
+from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
+
+Bounds = tuple[int, int]  # the lowest and the highest index along an axis
+Place = tuple[Any, ...]  # where something belongs: a slice or an array of indices for each axis
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """Which runs of a chunk to read, and where the selected elements lie in them.
+
+    The default values are those of a selection of nothing.
+    """
+
+    axes: tuple[Axis, ...]  # in the order in which they are stored
+    gap: int  # the largest gap that was planned with, in bytes
+    # The window over the runs, end to end, with the axes of the selection; strides in bytes.
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    num_runs: int = 0
+    length: int = 0  # of each run, in bytes
+    has_index: bool = False  # whether `index` has to be applied to the window
+    is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
+    num_outer: int = 0  # how many axes, the first ones, have a run for each index
+    start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
+    _offsets: Indices | None = None
+    _index: Place | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """The total length of the runs."""
+        return self.num_runs * self.length
+
+    @property
+    def stored_axes(self) -> tuple[int, ...]:
+        """The axes of the selection in the order in which they are stored."""
+        return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])
+
+    @property
+    def index(self) -> Place:
+        """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
+        if self._index is None:  # made here, because a plan that is split never needs it
+            index: list[Any] = [slice(None)] * len(self.shape)
+            for axis in self.axes[self.num_outer :]:
+                if axis.selection_axis is not None and type(axis.indices) is not range:
+                    index[axis.selection_axis] = axis.indices - axis.bounds[0]
+            self._index = tuple(index)
+        return self._index
+
+    def starts(self, start: int = 0) -> Indices:
+        """Return the offset of each run, in bytes, if the chunk begins at `start`."""
+        offsets = self._offsets
+        if offsets is None:
+            offsets = np.zeros(min(self.num_runs, 1), np.intp)
+            for axis in self.axes[: self.num_outer]:
+                offsets = np.add.outer(offsets, axis.offsets).reshape(-1)
+            if self.num_runs <= constants.KEPT_RUNS:
+                self._offsets = offsets
+        starts: Indices = offsets + (self.start + start)
+        return starts
+
+    def sample(self, start: int) -> list[int]:
+        """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
+
+        The last one comes first: after a read at the start of a file, Linux ignores some of what it
+        is asked to prefetch over FUSE.
+        """
+        num = constants.NUM_LOOKED_AT
+        if self.num_runs > 1:
+            sampled: list[int] = self.starts(start)[:: -max(self.num_runs // num, 1)][:num].tolist()
+            return sampled
+        first = self.start + start
+        step = max(self.length // num, constants.PREFETCH_BYTES)
+        return list(range(first + self.length - 1, first - 1, -step))
+
+
+class PlacedPlan(NamedTuple):
+    """What is read of a chunk, and where that belongs."""
+
+    plan: Plan
+    start: int  # the offset of the chunk in its object, in bytes
+    place: Place
+
+
+def plan_of(
+    selection: Any, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
+) -> Plan:
+    """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
+
+    It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
+    selected, and repeated indices repeat runs.
+    """
+    gap = constants.GAP_BYTES if gap is None else gap
+    try:
+        return _kept_plan(key_of(selection), layout.geometry, drop_axes, gap)
+    except TypeError:  # arrays have no hash
+        return _plan(selection, layout.geometry, drop_axes, gap)
+
+
+# Threads may share it: Python itself protects it, also in a child process.
+@functools.lru_cache(maxsize=constants.KEPT_PLANS)
+def _kept_plan(key: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+    return _plan(selection_of(key), geometry, drop_axes, gap)
+
+
+def _plan(selection: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+    return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, gap)
+
+
+def plan_axes(
+    axes: tuple[Axis, ...], item_size: int, gap: int | None = None, num_outer: int | None = None
+) -> Plan:
+    """Return the plan for indices along each axis, in the order in which the axes are stored.
+
+    The first `num_outer` axes have a run for each index; by default, the inequality decides.
+    """
+    gap = constants.GAP_BYTES if gap is None else gap
+    if not all([len(axis.indices) for axis in axes]):  # noqa: C419 # a generator is slow
+        shape = shape_of(axes)
+        return Plan(axes, gap, shape, strides=(0,) * len(shape))
+    bounds = [axis.bounds for axis in axes]
+    if num_outer is None:
+        num_outer = _num_outer(axes, bounds, item_size, gap)
+    start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
+    sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
+    num_bytes = length
+    for position in reversed(range(num_outer)):  # a run for each index
+        strides[position] = num_bytes
+        num_bytes *= sizes[position]
+    has_index = False
+    for position in range(num_outer, len(axes)):  # a window over the hull
+        indices, strides[position], _ = axes[position]
+        if type(indices) is range:
+            strides[position] *= indices.step
+        else:
+            low, high = bounds[position]
+            sizes[position], has_index = high - low + 1, True
+    shape = _of_selection(axes, sizes)
+    return Plan(
+        axes,
+        gap,
+        shape,
+        _of_selection(axes, strides),
+        num_runs=num_bytes // length if length else 0,
+        length=length,
+        has_index=has_index,
+        is_solid=not has_index and num_bytes == math.prod(shape) * item_size,
+        num_outer=num_outer,
+        start=start,
+    )
+
+
+def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """Return the shape of a selection."""
+    return _of_selection(axes, [len(axis.indices) for axis in axes])
+
+
+def _of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
+    """Return numbers, given for each axis in stored order, for the axes of the selection."""
+    by_axis = {axis.selection_axis: number for axis, number in zip(axes, numbers, strict=True)}
+    by_axis.pop(None, None)  # dropped axes
+    return tuple([by_axis[k] for k in range(len(by_axis))])
+
+
+def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
+    """Return how many of the axes, the first ones, have a run for each index."""
+    length = item_size
+    for num in range(len(axes), 0, -1):
+        (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
+        longer = length + (high - low) * stride
+        # Indices in an array may be repeated, and others left out.
+        may_leave_out = type(indices) is not range and high > low
+        if longer > len(indices) * (length + gap) - gap or (may_leave_out and not gap):
+            return num
+        length = longer
+    return 0
+
+
+def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple[int, int]:
+    """Return the offset and the length of the hull along some axes, in bytes."""
+    start, length = 0, item_size
+    for axis, (low, high) in zip(axes, bounds, strict=True):
+        start += low * axis.stride
+        length += (high - low) * axis.stride
+    return start, length
+
+
+def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
+    """Return pieces of a plan, and the place of each in the selection.
+
+    Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up to
+    `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
+    pieces read up to that much, too, to fill whole cache lines of the output.
+    An axis with an array of many close indices is cut into blocks of the chunk, each of which is
+    read once. Elements of a piece at the same place are in the order of the selection.
+    """
+    place, most = (slice(None),) * len(plan.shape), max(constants.BLOCK_BYTES, item_size)
+    if plan.num_bytes <= most:
+        return [(place, plan)]  # most often, and what follows takes 3 us
+    is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
+    if plan.num_runs == 1 and (plan.has_index or is_transposed):
+        group = max(constants.GROUP_BYTES, item_size)
+        if plan.num_bytes <= group:
+            return [(place, plan)]
+        most = most if plan.has_index else group
+    return _pieces(plan, place, item_size, most)
+
+
+def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
+    """Yield pieces of a plan that read at most `most` bytes, and the place of each.
+
+    Cuts the first axis of several indices, and if one of them reads more, those after it.
+    """
+    if plan.num_bytes <= most:
+        yield place, plan
+        return
+    position = next(k for k, axis in enumerate(plan.axes) if len(axis.indices) > 1)
+    axis, is_in_hull = plan.axes[position], position >= plan.num_outer
+    for selector in _selectors(plan, axis, most, is_in_hull=is_in_hull):
+        axes = list(plan.axes)
+        axes[position] = axis._replace(indices=axis.indices[selector])
+        # In a block, indices may be far enough apart for a run for each.
+        num_outer = None if is_in_hull else plan.num_outer
+        piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
+        where = [selector if k == axis.selection_axis else s for k, s in enumerate(place)]
+        yield from _pieces(piece, tuple(where), item_size, most)
+
+
+def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterator[Any]:
+    """Yield what selects indices of an axis that read at most `most` bytes, or one of them.
+
+    Those that are in a hull and in an array are selected by block of the chunk: by slices if they
+    ascend, else by arrays.
+    """
+    indices: Any = axis.indices
+    num = max(len(indices) * most // plan.num_bytes, 1)
+    if is_in_hull and type(indices) is not range:
+        low, high = axis.bounds
+        per_index = plan.length - (high - low) * axis.stride
+        if per_index <= most:
+            yield from _blocks(indices, low, high, num=1 + (most - per_index) // axis.stride)
+            return
+        num = 1
+    for first in range(0, len(indices), num):
+        yield slice(first, min(first + num, len(indices)))
+
+
+def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Any]:
+    """Yield what selects indices, between `low` and `high`, by blocks of `num`."""
+    order = None
+    if not (indices[1:] >= indices[:-1]).all():
+        blocks = (indices - low) // num
+        is_short = (high - low) // num < 1 << 16  # NumPy sorts uint16 without comparing
+        order = np.argsort(blocks.astype(np.uint16) if is_short else blocks, kind="stable")
+        indices = indices[order]
+    # Indices that are grouped by block are sorted well enough to find the edges of the blocks.
+    edges = np.searchsorted(indices, np.arange(low, high + num, num))
+    for first, end in itertools.pairwise(np.unique(np.append(edges, len(indices))).tolist()):
+        yield slice(first, end) if order is None else order[first:end]

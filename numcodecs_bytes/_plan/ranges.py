@@ -1,0 +1,113 @@
+"""Runs of an object -> the byte ranges to request, and back. Works on numbers only: no I/O."""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.selection import Indices
+
+
+class Runs(NamedTuple):
+    """Contiguous bytes of an object that are kept, in the order of their starts; in bytes."""
+
+    starts: Indices  # in the object
+    lengths: Indices
+    offsets: Indices  # in the memory
+
+    def between(self, first: int, end: int | None) -> "Runs":
+        """Return some of the runs."""
+        return Runs(*[column[first:end] for column in self])
+
+
+class Range(NamedTuple):
+    """What one request fetches: the bytes from `start` up to `end`, with runs and gaps."""
+
+    start: int
+    end: int
+    runs: Runs  # a run may be larger than the range
+
+
+def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
+    """Return runs that lie end to end in memory, in the order of their starts in the object."""
+    order = np.argsort(starts, kind="stable")
+    return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
+
+
+def coalesce(runs: Runs, *, gap: int, most_with_gaps: int, longest_part: int) -> Iterator[Range]:
+    """Yield the ranges that fetch runs.
+
+    Runs with gaps of up to `gap` bytes share a range, if that has up to `most_with_gaps` bytes. A
+    range that has more than `longest_part` bytes is cut into parts. Runs may overlap.
+    """
+    num, starts = len(runs.starts), runs.starts
+    ends = np.maximum.accumulate(starts + runs.lengths)  # of each run and those before it
+    after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
+    most_with_gaps = min(most_with_gaps, int(ends[-1])) if num else 0  # else sums might overflow
+    first = 0
+    for end in [*after_gaps.tolist(), num]:
+        while first < end:
+            most = max(starts[first] + most_with_gaps, ends[first])
+            stop = first + int(np.searchsorted(ends[first:end], most, "right"))
+            together = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
+            yield from _split_range(together, longest_part)
+            first = stop
+
+
+def num_parts(num_bytes: int, longest_part: int) -> int:
+    """Return how many parts of about `longest_part` bytes a range is cut into."""
+    return max(1, round(num_bytes / longest_part))
+
+
+def _split_range(whole: Range, longest_part: int) -> Iterator[Range]:
+    """Yield the parts of a range."""
+    num_bytes = whole.end - whole.start
+    step = -(-num_bytes // num_parts(num_bytes, longest_part))
+    for start in range(whole.start, whole.end, step):
+        yield Range(start, min(start + step, whole.end), whole.runs)
+
+
+def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
+    """Copy the runs in a range, as far as it reaches, to their places in memory."""
+    starts, lengths, offsets = fetched.runs
+    length = int(lengths[0])
+    is_complete = fetched.start <= starts[0] and (starts + lengths).max() <= fetched.end
+    if is_complete and 0 < length < constants.COPIED_TOGETHER_BYTES and (lengths == length).all():
+        _windows(memory, length)[offsets] = _windows(raw, length)[starts - fetched.start]
+        return
+    source, target = raw.data, memory.data
+    for start, run_length, offset in zip(
+        *[column.tolist() for column in fetched.runs], strict=True
+    ):
+        first, end = max(start, fetched.start), min(start + run_length, fetched.end)
+        if first < end:
+            copied = source[first - fetched.start : end - fetched.start]
+            target[offset + first - start : offset + end - start] = copied
+
+
+def _windows(memory: UInt8Array, length: int) -> Array:
+    """Return an array in which element k is the `length` bytes of memory that begin at byte k."""
+    return np.ndarray((memory.size - length + 1,), f"V{length}", memory, 0, (1,))
+
+
+class ContentRange(NamedTuple):
+    """What an answer says that it holds of an object."""
+
+    start: int
+    end: int  # exclusive
+    num_bytes: int | None  # the length of the object, if the server knows it
+
+
+def parse_content_range(text: str) -> ContentRange | None:
+    """Return what the value of the header ``Content-Range`` says; None for anything else.
+
+    https://www.rfc-editor.org/rfc/rfc9110.html#name-content-range
+    """
+    match = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", text)
+    if match is None:
+        return None
+    first, last, total = match.groups()
+    return ContentRange(int(first), int(last) + 1, None if total == "*" else int(total))

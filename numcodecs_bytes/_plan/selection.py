@@ -1,0 +1,127 @@
+"""What zarr selects from a chunk: indices along each axis, or points. Works on integers only."""
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._plan.layout import Geometry
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+
+Indices = np.ndarray[Any, np.dtype[np.intp]]
+
+
+class Axis(NamedTuple):
+    """What is selected along one axis of a chunk."""
+
+    indices: range | Indices  # a range with a positive step, or a 1-D array in any order
+    stride: int  # the distance from one index to the next, in bytes of the chunk
+    selection_axis: int | None  # which axis of the selected elements it is; None if it is dropped
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The lowest and the highest index; there must be at least one."""
+        indices = self.indices
+        if type(indices) is range:
+            return indices[0], indices[-1]
+        return int(indices.min()), int(indices.max())
+
+    @property
+    def offsets(self) -> Indices:
+        """The offset of each index, in bytes."""
+        indices: Any = self.indices
+        if type(indices) is range:
+            indices = np.arange(indices.start, indices.stop, indices.step)
+        offsets: Indices = indices * self.stride
+        return offsets
+
+
+def key_of(selection: Any) -> Any:
+    """Return a key for slices and integers; with arrays, it can't be hashed."""
+    if sys.version_info >= (3, 12) or not isinstance(selection, tuple):
+        return selection
+    return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
+
+
+def selection_of(key: Any) -> Any:
+    """Return the selection that has a key."""
+    if not isinstance(key, tuple):
+        return key
+    return tuple([slice(*of_axis) if type(of_axis) is tuple else of_axis for of_axis in key])
+
+
+def axes_of(
+    selection: Any, geometry: Geometry, drop_axes: tuple[int, ...] = ()
+) -> tuple[Axis, ...]:
+    """Return what is selected along each axis of a chunk, in the order in which they are stored.
+
+    The selection is what zarr passes to codecs, a selector for each axis: integers, which drop
+    their axis, and slices with positive steps; or arrays of integers or bools, shaped as by
+    ``numpy.ix_``, or a single 1-D one together with slices; or, for points, 1-D arrays of integers.
+    Points are a single axis: their indices in the flattened chunk, in stored order. Raises
+    `LeftToZarr` if the selection is of another kind, or out of bounds.
+    """
+    shape, strides = geometry.shape, geometry.strides
+    if not isinstance(selection, tuple) or len(selection) != len(shape):
+        raise _unknown(selection)
+    arrays = [s for s in selection if isinstance(s, np.ndarray)]
+    is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
+    if len(arrays) > 1 and not all(is_mesh):
+        if len(arrays) < len(shape):
+            raise _unknown(selection)
+        return (_points(arrays, geometry),)
+    axes, num_selected = [], 0
+    for axis, selector in enumerate(selection):
+        indices = _indices(selector, shape[axis])
+        is_dropped = axis in drop_axes or not isinstance(selector, slice | np.ndarray)
+        axes.append(Axis(indices, strides[axis], None if is_dropped else num_selected))
+        num_selected += not is_dropped
+    return tuple([axes[axis] for axis in geometry.axis_order])
+
+
+def _points(arrays: list[Any], geometry: Geometry) -> Axis:
+    """Return points, 1-D arrays of integers, as one axis."""
+    num = len(arrays[0]) if arrays[0].ndim else 0
+    if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):  # noqa: C419 # faster
+        raise _unknown(arrays)
+    order, shape = geometry.axis_order, geometry.shape
+    try:  # checks bounds, too
+        indices: Any = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
+    except ValueError:
+        raise _unknown(arrays) from None
+    return Axis(_as_range(indices), geometry.item_size, 0)
+
+
+def _indices(selector: Any, size: int) -> range | Indices:
+    """Return the indices that a slice, an integer or an array selects along an axis."""
+    if isinstance(selector, slice):
+        indices = range(*selector.indices(size))
+        if indices.step > 0:
+            return indices
+    elif isinstance(selector, int | np.integer) and not isinstance(selector, bool):
+        if 0 <= selector < size:
+            return range(int(selector), int(selector) + 1)
+    elif isinstance(selector, np.ndarray) and selector.dtype.kind == "b":
+        if selector.size == size:
+            return _as_range(np.flatnonzero(selector))
+    elif isinstance(selector, np.ndarray) and selector.dtype.kind in "iu":
+        along = selector.reshape(-1)
+        if not along.size or (along.min() >= 0 and along.max() < size):
+            return _as_range(along.astype(np.intp, copy=False))
+    raise _unknown(selector)
+
+
+def _unknown(selection: object) -> LeftToZarr:
+    return LeftToZarr(f"its selection is of an unknown kind ({type(selection).__name__})")
+
+
+def _as_range(along: Indices) -> range | Indices:
+    """Return indices as a range if their step is constant: ``numpy.ix_`` makes arrays of slices."""
+    num = len(along)
+    if num < 2:
+        return range(int(along[0]), int(along[0]) + 1) if num else range(0)
+    first, step = int(along[0]), int(along[1]) - int(along[0])
+    last = first + (num - 1) * step
+    if step > 0 and along[-1] == last and (np.diff(along) == step).all():
+        return range(first, last + 1, step)
+    return along

@@ -1,0 +1,245 @@
+"""Shards of uncompressed inner chunks: an index, and inner chunks at the offsets that it holds.
+
+What a selection takes from each inner chunk is planned and read as for any chunk. If anything is
+wrong with a shard, it is left to zarr, which raises the error or reads it.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.zarr_versions import decode_index
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Geometry, Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import Place, PlacedPlan, Plan, plan_axes
+from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
+
+MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
+
+
+class InnerChunks(NamedTuple):
+    """Where the selected inner chunks of a shard are."""
+
+    present: list[PlacedPlan]
+    missing: list[Place]  # of what is selected of them, in the selection
+    num_bytes_by_zarr: int  # how many bytes zarr alone reads of the shard, without its index
+
+
+class ShardPlan(NamedTuple):
+    """What indices along each axis of a shard take from its inner chunks: a plan for each."""
+
+    inner: Geometry
+    shape: tuple[int, ...]  # of the selection
+    coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
+    plans: list[Plan]  # for each inner chunk
+    # Along each axis of the selection, the place of what is selected of the inner chunks there.
+    places_along: list[list[Any]]
+
+    @property
+    def places(self) -> list[Place]:
+        """The place in the selection of what is selected of each inner chunk."""
+        return list(itertools.product(*self.places_along))
+
+    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+        """Return where the inner chunks are; see `_find`."""
+        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        places, numbers = self.places, present.tolist()
+        placed = [
+            PlacedPlan(self.plans[k], start, places[k])
+            for k, start in zip(numbers, starts.tolist(), strict=True)
+        ]
+        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
+        return InnerChunks(placed, [places[k] for k in missing], num_by_zarr)
+
+
+class ShardPoints(NamedTuple):
+    """Which points a selection takes from a shard: a plan can be made when its index is known."""
+
+    inner: Geometry
+    shape: tuple[int, ...]  # of the selection
+    coordinates: tuple[Any, ...]  # of the inner chunk of each point, along each axis of their grid
+    offsets: Indices  # of each point in its inner chunk, in bytes
+    gap: int  # the largest gap to plan with, in bytes
+
+    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+        """Return where the points are; see `_find`."""
+        present, starts, missing = _find(self, index, shard_start, num_bytes)
+        points = Axis(starts + self.offsets[present], 1, 0)
+        plan = plan_axes((points,), self.inner.item_size, self.gap)
+        placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
+        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
+        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_by_zarr)
+
+
+AnyShardPlan = ShardPlan | ShardPoints
+
+
+def _find(
+    plan: AnyShardPlan, index: Any, shard_start: int, num_bytes: int
+) -> tuple[Indices, Indices, Indices]:
+    """Return which inner chunks, or points, are present, where each begins, and which are missing.
+
+    The object holds the shard, which has `num_bytes`, from `shard_start` on. Raises `LeftToZarr` if
+    the length of an inner chunk is not its layout's, or it ends beyond the shard.
+    """
+    entries = index[(*plan.coordinates, slice(None))].reshape(-1, 2)
+    starts, lengths, length = entries[:, 0], entries[:, 1], plan.inner.num_bytes
+    is_missing = (starts == MISSING) & (lengths == MISSING)
+    is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
+    is_wrong |= num_bytes < length
+    if (is_wrong & ~is_missing).any():
+        raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
+    present = np.flatnonzero(~is_missing)
+    begins = starts[present].astype(np.int64) + shard_start
+    return present, begins, np.flatnonzero(is_missing)
+
+
+def _num_bytes_by_zarr(starts: Indices, inner: Geometry) -> int:
+    return len(set(starts.tolist())) * inner.num_bytes if trace.active else 0
+
+
+class ShardLayout:
+    """How the shards of an array are stored: by zarr's codec, with inner chunks of one layout."""
+
+    def __init__(self, codec: Any, spec: Any, inner: Layout) -> None:
+        self.codec, self.shape, self.inner = codec, spec.shape, inner
+        self.item_size, self.dtype = inner.item_size, inner.dtype
+        # If its inner chunks had no bounds.
+        self.geometry = Geometry(spec.shape, inner.axis_order, inner.item_size)
+        self.num_bytes = self.geometry.num_bytes  # of all inner chunks
+        self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
+        self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
+        self.num_chunks = math.prod(self.grid_shape)
+        location = codec.index_location  # an Enum on zarr 3.1.6
+        self.is_index_first = getattr(location, "value", location) == "start"
+
+    def index_start(self, num_bytes: int) -> int:
+        """Return where the index of a shard of `num_bytes` begins."""
+        if num_bytes < self.index_bytes:
+            raise LeftToZarr("the shard is too short for its index")
+        return 0 if self.is_index_first else num_bytes - self.index_bytes
+
+    def decode_index(self, raw: Any) -> Any:
+        """Return offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
+
+        Raises `LeftToZarr` if its checksum is wrong.
+        """
+        try:
+            return decode_index(self.codec, raw, self.grid_shape)
+        except ValueError as error:
+            raise LeftToZarr("the index of the shard is damaged") from error
+
+    def plan_of(
+        self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
+    ) -> AnyShardPlan:
+        """Return what a selection takes from the inner chunks.
+
+        It is kept, unless the selection has arrays, or the shard many inner chunks. Raises
+        `LeftToZarr` if the selection is of an unknown kind.
+        """
+        how = drop_axes, constants.GAP_BYTES if gap is None else gap
+        if self.num_chunks <= constants.KEPT_INNER_CHUNKS:
+            with contextlib.suppress(TypeError):  # arrays have no hash
+                return _kept_plan(key_of(selection), self.geometry, self.inner.geometry, *how)
+        return _plan(selection, self.geometry, self.inner.geometry, *how)
+
+
+# Threads may share it; see `plan.plan_of`.
+@functools.lru_cache(maxsize=constants.KEPT_SHARD_PLANS)
+def _kept_plan(
+    key: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+) -> AnyShardPlan:
+    return _plan(selection_of(key), shard, inner, drop_axes, gap)
+
+
+def _plan(
+    selection: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+) -> AnyShardPlan:
+    axes = axes_of(selection, shard, drop_axes)
+    if len(axes) < len(shard.shape):
+        return _plan_points(selection, inner, gap)
+    axes = tuple([axes[position] for position in np.argsort(shard.axis_order)])
+    cut = [
+        list(_cut_at_chunks(axis._replace(stride=stride), size))
+        for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
+    ]
+    made: dict[Any, Plan] = {}  # many inner chunks have the same plan
+    plans = []
+    for of_chunk in itertools.product(*[[piece.axis for piece in pieces] for pieces in cut]):
+        key = tuple(map(id, of_chunk))
+        if key not in made:
+            in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
+            made[key] = plan_axes(in_stored_order, inner.item_size, gap)
+        plans.append(made[key])
+    is_selected = [axis.selection_axis is not None for axis in axes]
+    places_along = [[piece.place for piece in pieces] for pieces in cut]
+    return ShardPlan(
+        inner,
+        shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
+        coordinates=np.ix_(*[[piece.position for piece in pieces] for pieces in cut]),
+        plans=plans,
+        places_along=list(itertools.compress(places_along, is_selected)),
+    )
+
+
+def _plan_points(selection: Any, inner: Geometry, gap: int) -> ShardPoints:
+    offsets, coordinates = np.zeros((), np.intp), []
+    for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
+        chunks, within = np.divmod(indices, size)
+        coordinates.append(chunks)
+        offsets = offsets + within * stride
+    return ShardPoints(inner, np.shape(offsets), tuple(coordinates), offsets, gap)
+
+
+AnyLayout = Layout | ShardLayout
+
+
+class _GridSlice(NamedTuple):
+    """What is selected of the inner chunks at a position along an axis of their grid."""
+
+    position: int
+    axis: Axis  # the same object for pieces that are equal
+    place: Any  # in the selection
+
+
+def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
+    """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
+    if not len(axis.indices):
+        return iter(())
+    return _cut_range(axis, size) if type(axis.indices) is range else _cut_array(axis, size)
+
+
+def _cut_range(axis: Axis, size: int) -> Iterator[_GridSlice]:
+    indices: Any = axis.indices
+    first, last, step = indices[0], indices[-1], indices.step
+    made: dict[range, Axis] = {}
+    for position in range(first // size, last // size + 1):
+        edge = position * size
+        # How many indices are before the first edge, and before the second one.
+        begin = max(-((first - edge) // step), 0)
+        end = min(-((first - edge - size) // step), len(indices))
+        if begin < end:
+            within = range(first + begin * step - edge, first + end * step - edge, step)
+            if within not in made:
+                made[within] = axis._replace(indices=within)
+            yield _GridSlice(position, made[within], slice(begin, end))
+
+
+def _cut_array(axis: Axis, size: int) -> Iterator[_GridSlice]:
+    indices: Any = axis.indices
+    chunks, order = indices // size, None
+    if not (chunks[1:] >= chunks[:-1]).all():
+        order = np.argsort(chunks, kind="stable")
+        indices, chunks = indices[order], chunks[order]
+    edges = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(indices)]
+    for begin, end in itertools.pairwise(edges):
+        position = int(chunks[begin])
+        within = axis._replace(indices=indices[begin:end] - position * size)
+        yield _GridSlice(position, within, slice(begin, end) if order is None else order[begin:end])

@@ -1,0 +1,1 @@
+"""Reads what is selected of chunks into the output of a batch."""

@@ -1,0 +1,205 @@
+"""Chunk reads and chunk writes: what is known about a chunk, and what became of it.
+
+They are made from what zarr passes to its pipelines; no other module looks into that.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from zarr.core.array_spec import ArraySpec
+from zarr.storage import StorePath
+
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.names import name_of_chunk
+from numcodecs_bytes._host.trace import Fetched
+from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import Place
+from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
+from numcodecs_bytes._read.output import Output
+from numcodecs_bytes._sources.stores import Source, SourceOf
+
+# A byte getter or setter, the specification of the chunk, what is selected of it, where that
+# belongs in the output or the values, and whether it is the whole chunk.
+ZarrItem = tuple[Any, ArraySpec, Any, Any, bool]
+LayoutOf = Callable[[ArraySpec], AnyLayout]  # of a chunk; may raise `LeftToZarr`
+NOTHING = Fetched()
+
+
+class Outcome(NamedTuple):
+    """What became of a chunk."""
+
+    status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
+    why: str = ""  # it is left to zarr; remains when zarr has read it
+    is_by_zarr: bool = False  # whether zarr has read it
+
+    @property
+    def is_left(self) -> bool:
+        """Whether zarr still has to read or write it."""
+        return self.status == "left to zarr"
+
+
+PENDING = Outcome("left to zarr")
+
+
+@dataclass(slots=True, eq=False)
+class ChunkRead:
+    """What is read of a chunk, where that belongs, and what became of it."""
+
+    item: ZarrItem  # passed on if the chunk is left to zarr
+    getter: StorePath
+    spec: ArraySpec
+    selection: Any
+    place: Place  # in the output
+    layout: AnyLayout
+    source: Source | None = None
+    outcome: Outcome = PENDING
+    fetched: Fetched = NOTHING
+
+    def note_present(self, fetched: Fetched) -> None:
+        """Note that the chunk has been read."""
+        self.outcome, self.fetched = Outcome("present"), fetched
+
+    def fill(self, out: Output, fetched: Fetched = NOTHING) -> None:
+        """Fill the selection of a chunk that is missing."""
+        with out.lock:
+            out.check()
+            out.array[self.place] = fill_value_or_default(self.spec)
+        self.outcome, self.fetched = Outcome("missing"), fetched
+
+    def note_read_by_zarr(self, *, exists: bool) -> None:
+        """Note that zarr has read a chunk that was left to it."""
+        status: Literal["present", "missing"] = "present" if exists else "missing"
+        self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True)
+        num_bytes = self.fetched.num_bytes + (self.layout.num_bytes if exists else 0)
+        self.fetched = Fetched(self.fetched.num_requests + 1, num_bytes)
+
+    def check_length(self, num_bytes: int) -> None:
+        """Raise ValueError unless a chunk has the length that its layout gives."""
+        layout = self.layout
+        if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
+            layout.check_length(num_bytes, name_of_chunk(self.getter))
+
+    def trace(self, batch: "Batch") -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunk."""
+        outcome = self.outcome
+        if outcome.is_left:  # zarr failed to read it
+            if outcome.why:
+                trace.note_not_seen(outcome.why)
+            return
+        is_missing = outcome.status == "missing"
+        if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
+            # How much zarr fetches of a shard is not known.
+            trace.note_not_seen(outcome.why or "most of a shard is selected")
+            return
+        num_selected = None
+        if outcome.status == "present":
+            num_selected = np.size(batch.out.array[self.place]) * self.layout.item_size
+        num_bytes = self.layout.num_bytes
+        counts = trace.counts_of_read(num_bytes, num_selected, self.fetched, outcome.why)
+        trace.note(self.getter, len(self.spec.shape), counts, is_v2=batch.is_v2)
+
+
+@dataclass(slots=True, eq=False)
+class ChunkWrite:
+    """What is written to a part of a chunk, or all of it, and what became of it."""
+
+    item: ZarrItem  # passed on if the chunk is left to zarr
+    setter: StorePath
+    spec: ArraySpec
+    selection: Any
+    place: Place  # in the values
+    is_complete: bool  # whether the whole chunk is written
+    layout: AnyLayout | None = None
+    path: str = ""  # of its file; "" if zarr writes it
+    outcome: Outcome = PENDING
+    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes_before: int = 0  # the length of the file before
+
+    def would_be_empty(self, blocks: Iterable[Array]) -> bool:
+        """Whether zarr would not store a chunk of these elements: all equal the fill value."""
+        if self.spec.config.write_empty_chunks:
+            return False
+        fill_value = fill_value_or_default(self.spec)
+        buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
+        return all(
+            not _begins_differently(block, fill_value)  # as most often: that takes no time
+            and buffer_of(block).all_equal(fill_value)
+            for block in blocks
+        )
+
+    def note_written_whole(self) -> None:
+        """Note that the whole chunk has been written, or deleted if zarr would not store it."""
+        self.outcome = Outcome("written whole")
+
+    def trace(self, *, is_v2: bool) -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunk."""
+        counts: trace.Counts = {}
+        if self.num_bytes is not None:
+            counts = {
+                "chunks_in_place": 1,
+                "bytes_in_place": self.num_bytes,
+                "bytes_zarr_alone": self.num_bytes_before,
+            }
+        elif self.is_complete:
+            counts = {("why_not_in_place", "the whole chunk is written"): 1}
+        elif self.outcome.is_left and self.outcome.why:
+            counts = {("why_not_in_place", self.outcome.why): 1}
+        if counts:
+            trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
+
+
+def _begins_differently(elements: Array, fill_value: object) -> bool:
+    """Whether the first element certainly differs from the fill value."""
+    if not elements.size or elements.dtype.kind not in "biufc":
+        return False
+    first = elements[(0,) * elements.ndim]
+    return bool(first == first and first != fill_value)  # noqa: PLR0124 # NaN may be the fill value
+
+
+def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
+    """Leave chunks to zarr: the one place where the reason, a `LeftToZarr`, becomes an outcome."""
+    for chunk in chunks:
+        chunk.outcome = Outcome("left to zarr", str(why))
+
+
+class Batch(NamedTuple):
+    """Selections of chunks of an array that are read together, and how."""
+
+    chunks: Sequence[ChunkRead]
+    out: Output
+    is_v2: bool  # whether the array is of Zarr v2
+    num_workers: int | None  # the number of threads, if the user has set it
+    gap: int | None  # the largest gap to read, in bytes, if the user has set it
+
+
+def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
+    """Return the byte getter or setter of the first chunk, and its specification."""
+    getter, spec, *_ = items[0]
+    return getter, spec
+
+
+def has_whole_chunks(items: Sequence[ZarrItem]) -> bool:
+    """Whether any chunk is selected as a whole."""
+    return any(item[4] for item in items)
+
+
+def chunk_reads(
+    items: Sequence[ZarrItem], layout_of: LayoutOf, source_of: SourceOf | None = None
+) -> list[ChunkRead]:
+    """Return what is read, given what zarr passes; `source_of` says where chunks are."""
+    chunks = []
+    for item in items:
+        getter, spec, selection, place, *_ = item
+        place = place if isinstance(place, tuple) else (place,)
+        chunk = ChunkRead(item, getter, spec, selection, place, layout_of(spec))
+        try:
+            chunk.source = source_of(getter.path) if source_of else None
+        except LeftToZarr as why:
+            leave([chunk], why)
+        chunks.append(chunk)
+    return chunks

@@ -1,0 +1,98 @@
+"""How long requests to files take: each batch learns it from its own first ones.
+
+From memory, the system answers in a microsecond. A disk takes 30 to 10,000, but answers many
+requests at once if they are made in advance; a network mount takes as long, and may answer one
+after the other. Both are read in longer runs, and by more threads.
+"""
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterable
+
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._sources import files
+
+
+class Latency:
+    """How long a batch waits for its files: for a request to read, and for anything else.
+
+    Its threads share it without a lock: at worst, one looks once more.
+    """
+
+    def __init__(self, *, looks_first: bool = False) -> None:
+        self.looks_first = looks_first  # whether the first chunk is looked at, whatever is read
+        self.seconds = 0.0  # that a read takes; 0 if files seem to be in memory
+        self.has_waited = False  # for something else, longer than usual
+        self.prefetching_helps = hasattr(os, "posix_fadvise")
+        self._suspected = 0.0  # the seconds that all looks at the file before took, if it was slow
+        self._waited_seconds = 0.0
+        self._num_until_look = 0.0 if looks_first else float("inf")
+
+    @property
+    def gap(self) -> int:
+        """The gap that takes as long to read as another request, in bytes."""
+        num = constants.NUM_PREFETCHED if self.prefetching_helps else 1
+        gap = int(min(self.seconds * constants.BYTES_PER_SECOND, constants.MAX_GAP_BYTES) / num)
+        # Rounded down to a power of two, so that few plans have to be kept.
+        return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
+
+    def is_due(self, num_runs: int) -> bool:
+        """Whether to look at a chunk of which as many runs are read; to be asked once for each."""
+        if not num_runs:
+            return False
+        self._num_until_look -= 1
+        if self.seconds:
+            if self._num_until_look >= 0:
+                return False
+            self._num_until_look = constants.LOOK_EVERY_SLOW  # now: other threads need not look
+            return True
+        return self._num_until_look < 0 or num_runs >= constants.LOOK_FROM
+
+    def look(
+        self, descriptor: int, positions: Iterable[int], *, have_helpers: bool = False
+    ) -> bool:
+        """Learn whether files are slow, by reading a byte at a few positions of one.
+
+        Two reads must take long. One may have been stopped by whatever else the machine does.
+        Returns whether threads wait for files, so that more of them help.
+        """
+        may_be_threads = have_helpers and not self.seconds
+        limit = constants.WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
+        left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
+        while left and len(slow) < 2:
+            seconds = files.seconds_to_read(descriptor, left.popleft())
+            if seconds > limit:
+                slow.append(seconds)
+            else:
+                num_fast += 1
+        self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
+        if self.seconds:
+            self._num_until_look = constants.LOOK_EVERY_SLOW
+            self._try_prefetching(descriptor, left, sum(slow))
+        elif num_fast:
+            self._num_until_look = constants.LOOK_EVERY
+        else:  # a small file: the next one decides
+            self._suspected = slow[0]
+            self.note(slow[0])
+        return self.has_waited or self.seconds > 0
+
+    def _try_prefetching(self, descriptor: int, positions: Collection[int], seconds: float) -> None:
+        """Learn whether three reads that are asked for in advance take less than two, in seconds.
+
+        Answered together, they take as long as one; otherwise, as three.
+        """
+        if len(positions) >= 3 and hasattr(os, "posix_fadvise"):
+            files.prefetch(descriptor, [(position, 1) for position in positions])
+            together = sum([files.seconds_to_read(descriptor, each) for each in positions])
+            self.prefetching_helps = together < seconds
+
+    def note(self, seconds: float) -> bool:
+        """Learn from how much longer than usual something else took: opening, writing.
+
+        `seconds` is negative if it took less. Returns whether threads wait, so that more of them
+        help.
+        """
+        waited = self._waited_seconds + seconds - constants.SHORT_SECONDS
+        self._waited_seconds = max(waited, 0.0)
+        self.has_waited |= self._waited_seconds > constants.WAITED_SECONDS
+        return self.has_waited

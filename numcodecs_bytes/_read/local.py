@@ -1,0 +1,348 @@
+"""Reads the selections of chunks, and of shards, in local files into the output of a batch.
+
+A thread takes one file after the other: it opens the file, reads the chunks in it in the order of
+their offsets, and closes it. Other threads help if chunks are large, or their files slow.
+"""
+
+import collections
+import contextlib
+import itertools
+import operator
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numcodecs_bytes._host.names import add_name
+from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool, num_cores
+from numcodecs_bytes._host.trace import Fetched
+from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import Place, Plan, plan_of, split
+from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, leave
+from numcodecs_bytes._read.latency import Latency
+from numcodecs_bytes._read.output import Output, memory_of, place_within, view_of, write_selected
+from numcodecs_bytes._read.workers import Workers
+from numcodecs_bytes._sources import files
+from numcodecs_bytes._sources.files import File, OpenFile
+
+_of_thread = threading.local()
+
+
+async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
+    """Read the selections of chunks in local files, and note what became of each.
+
+    Raises ValueError if a file has the wrong length.
+    """
+    outputs = list[Output]()
+    latency = Latency(looks_first=len(chunks) > 1)
+
+    def work(workers: Workers[Any], parts: Iterator[list[ChunkRead]]) -> None:
+        out = batch.out.for_thread(workers.is_wanted)
+        outputs.append(out)
+        reader = _Reader(out, batch.gap, latency, workers)
+        for _, in_file in itertools.groupby(itertools.chain.from_iterable(parts), _key_of):
+            reader.read_file(in_file)
+
+    is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
+    workers = Workers(
+        list(_by_file(chunks)),
+        work,
+        num_threads=batch.num_workers,
+        num_default=num_cores() if is_parallel else 1,
+        begins_alone=len(chunks) > 1,
+    )
+    try:
+        await workers.run(file_pool())
+    finally:
+        for out in outputs:  # no thread changes the output any more, if the read was cancelled
+            with out.lock:
+                pass
+
+
+def _by_file(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
+    """Yield chunks in the same file, in the order of their offsets.
+
+    Files with many of the chunks are divided, so that there is something to do for each thread.
+    """
+    most = max(len(chunks) // (2 * MAX_FILE_THREADS), 1)
+    in_file = collections.defaultdict[Any, list[ChunkRead]](list)
+    for chunk in chunks:
+        in_file[_key_of(chunk)].append(chunk)
+    for together in in_file.values():
+        together.sort(key=lambda chunk: _file_of(chunk).start)
+        for first in range(0, len(together), most):
+            yield together[first : first + most]
+
+
+def _key_of(chunk: ChunkRead) -> Any:
+    """Return what identifies the file of a chunk."""
+    key = _file_of(chunk).key
+    return id(chunk) if key is None else key
+
+
+def _file_of(chunk: ChunkRead) -> File:
+    """Return where a chunk is."""
+    if not isinstance(chunk.source, File):
+        raise TypeError(f"not a file: {chunk.source!r}")
+    return chunk.source
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What reads chunks in one of the threads of a batch.
+
+    What can't be read is left to zarr, which may raise its own error.
+    """
+
+    out: Output
+    gap: int | None  # the largest gap to read, in bytes, if the user has set it
+    latency: Latency  # of the batch
+    workers: Workers[Any]
+
+    def read_file(self, chunks: Iterator[ChunkRead]) -> None:
+        """Read chunks in the same file, or fill them if it is missing."""
+        first = next(chunks)
+        chunks, file = itertools.chain([first], chunks), _file_of(first)
+        try:
+            descriptor = self._open(file)
+        except LeftToZarr as why:
+            leave(chunks, why)
+        except file.missing:
+            for chunk in chunks:
+                chunk.fill(self.out)
+        except OSError as error:
+            leave(chunks, _why(error))
+        else:
+            try:
+                for chunk in chunks:
+                    self._read_or_leave(chunk, descriptor)
+            finally:
+                with contextlib.suppress(OSError):  # all has been read
+                    os.close(descriptor)
+
+    def _open(self, file: File) -> int:
+        """Return the descriptor of a file; it may take as long to learn that it is missing."""
+        before = time.perf_counter()
+        try:
+            return file.open()
+        finally:
+            if self.latency.note(time.perf_counter() - before):
+                self.workers.start_helpers(wait_for_files=True)
+
+    def _look(self, descriptor: int, positions: Sequence[int]) -> None:
+        """Look whether files are slow; then more threads help."""
+        have_helpers = self.workers.have_helpers
+        is_slow = self.latency.look(descriptor, positions, have_helpers=have_helpers)
+        self.workers.start_helpers(wait_for_files=is_slow)
+
+    def _read_or_leave(self, chunk: ChunkRead, descriptor: int) -> None:
+        """Read a chunk in an open file."""
+        try:
+            self._read_chunk(chunk, descriptor)
+        except LeftToZarr as why:
+            leave([chunk], why)
+        except OSError as error:
+            leave([chunk], _why(error))
+        except Exception as error:
+            add_name(error, chunk.getter)
+            raise
+
+    def _read_chunk(self, chunk: ChunkRead, descriptor: int) -> None:
+        """Read what is selected of a chunk, or fill it if it is missing."""
+        opened = files.locate(_file_of(chunk), descriptor)
+        if opened is None:
+            chunk.fill(self.out)
+        elif isinstance(chunk.layout, ShardLayout):
+            chunk.note_present(self._read_shard(chunk, chunk.layout, opened))
+        else:
+            chunk.check_length(opened.num_bytes)
+            chunk.note_present(self._read_selection(chunk, chunk.layout, opened))
+
+    def _read_selection(self, chunk: ChunkRead, layout: Layout, file: OpenFile) -> Fetched:
+        """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
+        drop_axes, latency = self.out.drop_axes, self.latency
+        plan = plan_of(chunk.selection, layout, drop_axes, self.gap)
+        # Of a single request, a look only tells whether more threads help.
+        is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
+        if not (is_one_request and latency.has_waited) and latency.is_due(plan.num_runs):
+            self._look(file.descriptor, plan.sample(file.start))
+        if latency.seconds:
+            file = file._replace(is_prefetched=latency.prefetching_helps)
+            if self.gap is None:
+                plan = plan_of(chunk.selection, layout, drop_axes, latency.gap)
+        return _read_plan(file, layout, plan, self.out, chunk.place)
+
+    def _read_shard(self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile) -> Fetched:
+        """Read what is selected of the inner chunks of a shard."""
+        raw, before = files.new_memory(shard.index_bytes), time.perf_counter()
+        files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
+        if self.latency.note(time.perf_counter() - before):
+            self.workers.start_helpers(wait_for_files=True)
+        inner_chunks = self._find_inner_chunks(
+            chunk, shard, file, shard.decode_index(np.asarray(raw))
+        )
+        out, place_of = view_of(self.out, chunk.place)
+        with out.lock:
+            out.check()
+            for place in inner_chunks.missing:
+                out.array[place_of(place)] = fill_value_or_default(chunk.spec)
+        num_requests, num_read = 1, shard.index_bytes
+        for plan, start, place in inner_chunks.present:
+            inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
+            fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
+            num_requests += fetched.num_requests
+            num_read += fetched.num_bytes
+        num_by_zarr = shard.index_bytes + inner_chunks.num_bytes_by_zarr
+        return Fetched(num_requests, num_read, num_by_zarr)
+
+    def _find_inner_chunks(
+        self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any
+    ) -> InnerChunks:
+        """Return where the selected inner chunks are; prefetch them if the file is slow."""
+        drop_axes, latency = self.out.drop_axes, self.latency
+
+        def locate(gap: int | None) -> InnerChunks:
+            shard_plan = shard.plan_of(chunk.selection, drop_axes, gap)
+            found = shard_plan.locate(index, file.start, file.num_bytes)
+            found.present.sort(key=operator.attrgetter("start"))
+            return found
+
+        found = locate(self.gap)
+        present = found.present
+        if latency.is_due(sum([plan.num_runs for plan, *_ in present])):
+            some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
+            num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
+            positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]
+            self._look(file.descriptor, positions)
+        if latency.seconds:
+            if self.gap is None:
+                found = locate(latency.gap)
+            if latency.prefetching_helps:
+                runs = (
+                    (at, plan.length)
+                    for plan, start, _ in found.present
+                    for at in plan.starts(start).tolist()
+                )
+                files.prefetch(file.descriptor, runs, latency.gap)
+        return found
+
+
+def _why(error: OSError) -> LeftToZarr:
+    """Return an error of the system as the reason why chunks are left to zarr."""
+    return LeftToZarr(str(error) or type(error).__name__)
+
+
+def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:
+    """Read a selection of a chunk to its place in the output.
+
+    Reads straight into the output what the system has in memory, if stored elements need no
+    conversion and the output is contiguous there; else block by block through memory that stays in
+    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do, and
+    CancelledError if the output must not be changed any more.
+    """
+    if not plan.num_runs or _try_straight(file, layout, plan, out, place):
+        return Fetched(plan.num_runs, plan.num_bytes)
+    num_requests = num_bytes = 0
+    for inner_place, piece in split(plan, layout.item_size):
+        is_all = piece is plan
+        piece_place = place if is_all else place_within(place, inner_place)
+        if is_all or not _try_straight(file, layout, piece, out, piece_place):
+            starts = _prefetched_starts(file, piece)
+            raw = files.read_runs(file.descriptor, starts, piece.length, _block)
+            with out.lock:
+                out.check()
+                write_selected(raw, piece, layout, out.array, piece_place)
+        num_requests += piece.num_runs
+        num_bytes += piece.num_bytes
+    return Fetched(num_requests, num_bytes)
+
+
+def _try_straight(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> bool:
+    """Read straight into the output, if possible; return whether it was."""
+    region = memory_of(out.array, place, plan, layout)
+    if region is None:
+        return False
+    starts = _prefetched_starts(file, plan)
+    read = _copy_short_runs if plan.length < constants.DIRECT_BYTES else _try_long_runs
+    return read(file.descriptor, starts, plan.length, region.data, out)
+
+
+def _copy_short_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs, end to end, to their memory in the output."""
+    num_at_once = max(constants.BLOCK_BYTES // length, 1)
+    for first in range(0, len(starts), num_at_once):
+        some = starts[first : first + num_at_once]
+        raw = files.read_runs(descriptor, some, length, _block)
+        with out.lock:
+            out.check()
+            memory[first * length : (first + len(some)) * length] = raw
+    return True
+
+
+def _try_long_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs straight into the output; return False if the system can't read without waiting."""
+    num_at_once = max(constants.BLOCK_BYTES // length, 1)
+    for first in range(0, len(starts), num_at_once):
+        cold: list[tuple[int, memoryview]] = []
+        with out.lock:
+            out.check()
+            for number, start in enumerate(starts[first : first + num_at_once], first):
+                run = memory[number * length : (number + 1) * length]
+                num_bytes = files.read_from_memory(descriptor, start, run)
+                if num_bytes is None:  # which the first run shows
+                    return False
+                if num_bytes < length:
+                    cold.append((start + num_bytes, run[num_bytes:]))
+        for start, rest in cold:
+            _read_run(descriptor, start, rest, out)
+    return True
+
+
+def _read_run(descriptor: int, start: int, run: memoryview, out: Output) -> None:
+    """Read the rest of a run, which may be cold, to its place in the output.
+
+    The system itself changes the output only while it does not wait for the file: if that took too
+    long, a cancelled caller would have gone on when the bytes arrive.
+    """
+    while run:
+        with out.lock:
+            out.check()
+            num_bytes = files.read_from_memory(descriptor, start, run)
+        if not num_bytes:
+            block = _block(min(len(run), constants.BLOCK_BYTES))
+            files.read_exactly(descriptor, start, block)
+            num_bytes = len(block)
+            with out.lock:
+                out.check()
+                run[:num_bytes] = block
+        run, start = run[num_bytes:], start + num_bytes
+
+
+def _prefetched_starts(file: OpenFile, plan: Plan) -> list[int]:
+    """Return the offset of each run of a plan in the file; prefetch them if the file is slow."""
+    starts = plan.starts(file.start).tolist() if plan.num_outer else [plan.start + file.start]
+    if file.is_prefetched and (len(starts) > 1 or plan.length > constants.PREFETCH_BYTES):
+        files.prefetch(file.descriptor, zip(starts, itertools.repeat(plan.length)))
+    return starts
+
+
+def _block(num_bytes: int) -> memoryview:
+    """Return memory, which the next call in the same thread returns again."""
+    if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+        return files.new_memory(num_bytes)
+    block: memoryview | None = getattr(_of_thread, "block", None)
+    if block is None or len(block) < num_bytes:
+        block = _of_thread.block = files.new_memory(constants.BLOCK_BYTES)
+    return block[:num_bytes]

@@ -1,0 +1,164 @@
+"""Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._core.copy import copy_elements
+from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
+from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
+from numcodecs_bytes._host.threads import IsWanted
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import Place, Plan
+
+
+class Output(NamedTuple):
+    """The array that a batch is read into, for one of the threads that fill it.
+
+    The array is as `check_output` requires. A thread changes it only while it holds its lock, and
+    after `check`. A caller that was cancelled takes the lock once: from then on, the array is the
+    caller's alone.
+    """
+
+    array: Array
+    drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
+    is_wanted: IsWanted
+    lock: threading.Lock
+
+    def for_thread(self, is_wanted: IsWanted) -> "Output":
+        """Return the output for another thread."""
+        return self._replace(is_wanted=is_wanted, lock=threading.Lock())
+
+    def check(self) -> None:
+        """Raise CancelledError if the array must not be changed any more."""
+        if not self.is_wanted():
+            raise CancelledError("the read was cancelled")
+
+
+def check_output(out: object, dtype: AnyDType) -> None:
+    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
+
+    They can if the result is that of assigning whole chunks with NumPy: nothing is converted, no
+    two elements share memory, and the output is not mapped from a file, perhaps that of a chunk.
+    """
+    if type(out) is not np.ndarray or out.dtype.hasobject:
+        raise LeftToZarr("the output is not a plain NumPy array")
+    if out.dtype != dtype:
+        raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
+    if not out.flags.writeable:
+        raise LeftToZarr("the output is read-only")
+    if may_be_mapped(out):
+        raise LeftToZarr("the memory of the output may be mapped from a file")
+    if _may_overlap(out):
+        raise LeftToZarr("elements of the output may overlap each other")
+
+
+def may_be_mapped(array: Any) -> bool:
+    """Whether the memory of an array may be mapped from a file, not private to this process."""
+    base: Any = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    # Arrays that are not NumPy's may take their values from anywhere.
+    return base is not None and not isinstance(base, bytes | bytearray)
+
+
+def _may_overlap(array: Array) -> bool:
+    """Whether two elements of an array may share memory, judging by its strides."""
+    along = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
+    end = array.itemsize  # of all elements along the axes with smaller strides
+    for stride, num in along:
+        if stride < end:
+            return True
+        end += stride * (num - 1)
+    return False
+
+
+def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Place) -> None:
+    """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
+    if not plan.num_runs:
+        return
+    window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
+    if plan.has_index:
+        window = window[mesh(plan.index, plan.shape)]
+    elements = decoded_elements(window, layout)
+    if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
+        copy_elements(target, elements)
+    else:
+        out[place] = elements
+
+
+def decoded_elements(elements: Array, layout: Layout) -> Array:
+    """Return what stored elements hold, as an array that NumPy copies into one of `layout.dtype`.
+
+    Shares memory with them, unless codecs convert them, NumPy can't swap that dtype, or there are
+    invalid bytes.
+    """
+    if layout.conversion is not None:
+        return layout.conversion.decode(elements)
+    if layout.is_converted_by_copy:
+        return elements
+    dtype = layout.dtype
+    if copied_as(dtype) != dtype:
+        elements = elements.astype(copied_as(dtype), copy=False).view(dtype)
+    return with_valid_bytes(elements)
+
+
+def are_slices(place: Any) -> bool:
+    """Whether indexing the output with a place returns a view."""
+    return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
+
+
+def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
+    """Return the output, or a view of it, and a function from places in `outer` to places in it."""
+    if are_slices(outer):
+        view = out.array[(*outer, ...)]
+        return out._replace(array=view), lambda inner: mesh(inner, view.shape)
+    return out, partial(place_within, outer)
+
+
+def place_within(outer: Place, inner: Place) -> Place:
+    """Return the place in the output of what has the place `inner` in a selection.
+
+    `outer` is that of the whole selection; its slices have steps of 1.
+    """
+    along: list[Any] = []
+    for of_all, of_some in zip(outer, inner, strict=True):
+        if not isinstance(of_all, slice):
+            along.append(np.reshape(of_all, -1)[of_some])
+        elif not isinstance(of_some, slice):
+            along.append(of_some + (of_all.start or 0))
+        elif of_some == slice(None):
+            along.append(of_all)
+        else:
+            start = of_all.start or 0
+            along.append(slice(start + of_some.start, start + of_some.stop))
+    return mesh(along, None)
+
+
+def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Place:
+    """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
+
+    `shape` is the shape of the array that is indexed, or None if all slices have bounds.
+    """
+    if sum([type(i) is not slice for i in along]) < 2:
+        return tuple(along)
+    sizes: Any = shape or [getattr(i, "stop", None) for i in along]
+    return np.ix_(
+        *[
+            np.arange(*i.indices(n)) if type(i) is slice else i
+            for i, n in zip(along, sizes, strict=True)
+        ]
+    )
+
+
+def memory_of(out: Array, place: Place, plan: Plan, layout: Layout) -> UInt8Array | None:
+    """Return a place in the output as bytes if it holds just the runs of a plan, end to end."""
+    if not (plan.is_solid and layout.is_plain and are_slices(place)):
+        return None
+    region = out[(*place, ...)].transpose(plan.stored_axes)
+    return region.reshape(-1).view(np.uint8) if region.flags.c_contiguous else None

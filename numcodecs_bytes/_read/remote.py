@@ -1,0 +1,497 @@
+"""Reads selections of chunks, and of shards, that are requested from stores.
+
+An object is a chunk, a shard, or a file that references point into. Its runs are coalesced into
+ranges, requested at once, and must be of one version. If a request is not answered properly, zarr
+reads that object, and those not requested yet, when all requests in flight have ended.
+"""
+
+import asyncio
+import collections
+import contextlib
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from zarr.core.common import concurrent_map
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.names import add_name
+from numcodecs_bytes._host.trace import Fetched
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency, fill_value_or_default
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
+from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, leave
+from numcodecs_bytes._read.output import memory_of, place_within, write_selected
+from numcodecs_bytes._sources.stores import Remote, sources_of
+from numcodecs_bytes._sources.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
+
+# Lets zarr read chunks that were left to it, and notes what became of them.
+ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
+
+_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
+
+
+class Budget(NamedTuple):
+    """What an object may use of zarr's `async.concurrency`."""
+
+    num_requests: int
+    gap: int  # the largest gap over which runs are requested together, in bytes
+    is_exact: bool  # whether the user has set the gap: then no range is split
+
+    @classmethod
+    def of(cls, num_objects: int, gap: int | None) -> "Budget":
+        """Return the budget of each object if `num_objects` of them are read at once.
+
+        `gap` is what the user has set.
+        """
+        limit = concurrency() or constants.UNLIMITED
+        num = max(1, limit // num_objects)
+        return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
+
+    def longest_range(self, num_bytes: int) -> int:
+        """Return the largest length of a range, if all ranges have `num_bytes` together."""
+        if self.is_exact:
+            return sys.maxsize
+        return max(constants.PART_BYTES, -(-num_bytes // self.num_requests))
+
+
+class RemoteObject:
+    """An object while it is read: all answers must state the same version and length."""
+
+    def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
+        """Take the length that it must have, if that is known, and the least that it may have."""
+        self.remote, self.state = remote, state_of(remote.store)
+        self.num_requests = self.num_bytes = 0  # requests made, and bytes received
+        self._expected, self._least = num_bytes, least
+        self.forget()
+
+    def forget(self) -> None:
+        """Accept any version again."""
+        self.length: int | None = None  # if the answers tell it
+        self._seen: tuple[int | None, object] | None = None
+        self._has_answered = self._is_split = False
+
+    def may_split(self) -> bool:
+        """Whether the versions of parts of a range can be compared."""
+        return self.remote.tells_versions and self.state.tells_versions
+
+    def _check(self, num_bytes: int | None, version: object) -> None:
+        """Raise if an answer states a length or version other than the expected one."""
+        if num_bytes is None and self.remote.must_tell_length:
+            raise Unexpected("it does not tell the length of a file")
+        if self._expected is not None and num_bytes not in (None, self._expected):
+            raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
+        if num_bytes is not None and num_bytes < self._least:
+            raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
+        has_changed = self._seen not in (None, (num_bytes, version))
+        self._seen, self.length = (num_bytes, version), num_bytes
+        if self._is_split and (has_changed or version is None):  # parts can't be compared
+            self.state.tells_versions = False  # from now on, no range is split
+            has_changed = True
+        if has_changed:
+            raise Changed("chunks are overwritten all the time, or each answer has another version")
+
+    async def ask(self, start: int, end: int | None) -> UInt8Array:
+        """Return a range; see `requests.Get`.
+
+        Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
+        is lost after a long time, raises the store's error, so that zarr does not ask again.
+        """
+        begin = time.monotonic()
+        self.num_requests += 1
+        try:
+            raw = await self.remote.get(start, end, self._check)
+        except LeftToZarr:
+            raise
+        except Exception as error:  # stores and their clients raise anything
+            is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
+            if is_long and self.state.has_answered and is_lost(error):
+                raise
+            first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
+            raise Failed(first_line[:200]) from None  # `str` of an error may fail
+        if raw is None and self._has_answered:
+            raise Changed("chunks are deleted while they are read")
+        if raw is None:
+            raise Missing("chunks are missing if parts of them are requested")
+        self.num_bytes += raw.nbytes
+        expected = -start if end is None else end - start
+        if raw.nbytes != expected:
+            raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
+        self.state.has_answered = self._has_answered = True
+        self.state.note_seconds(time.monotonic() - begin)
+        return raw
+
+    async def fetch(
+        self,
+        placed: Sequence[PlacedPlan],
+        budget: Budget,
+        most_with_gaps: int,
+        memory: UInt8Array | None,
+    ) -> list[UInt8Array]:
+        """Return the runs of each plan, end to end, in `memory` if they are several ranges.
+
+        Raises what `ask` does, after all requests end.
+        """
+        longest_part = most_with_gaps if self.may_split() else sys.maxsize
+        plans = [plan for plan, *_ in placed]
+        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest_part) == 1:
+            start = placed[0].start + plans[0].start
+            return [await self.ask(start, start + plans[0].length)]
+        starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
+        lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
+        runs = sorted_runs(starts, lengths)
+        self._is_split = num_parts(int(lengths.max(initial=0)), longest_part) > 1
+        num_bytes = [plan.num_bytes for plan in plans]
+        memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
+        await self._fetch_runs(runs, memory, budget, most_with_gaps, longest_part)
+        return np.split(memory, np.cumsum(num_bytes)[:-1])
+
+    async def _fetch_runs(
+        self, runs: Runs, memory: UInt8Array, budget: Budget, most: int, longest_part: int
+    ) -> None:
+        """Request runs, and copy them to their places in memory; see `fetch`.
+
+        If it is not known yet how fast the store is, the first answers tell, and decide how many
+        more requests are made.
+        """
+        gap, num = budget.gap, budget.num_requests
+        is_flexible = not (budget.is_exact or self._is_split)
+        if is_flexible and (near_gap := self.state.near_gap()) > gap:
+            gap, most, longest_part = near_gap, sys.maxsize, sys.maxsize  # parts are not faster
+        ranges = list(coalesce(runs, gap=gap, most_with_gaps=most, longest_part=longest_part))
+        if is_flexible and len(ranges) > num and self.state.least_seconds == math.inf:
+            await self._fetch_ranges(ranges[:num], memory, num)
+            rest = runs.between(sum([len(each.runs.starts) for each in ranges[:num]]), None)
+            await self._fetch_runs(rest, memory, budget, most, longest_part)
+            return
+        begin, num_before = time.monotonic(), self.num_bytes
+        await self._fetch_ranges(ranges, memory, num)
+        seconds = time.monotonic() - begin
+        self.state.note_rate(self.num_bytes - num_before, len(ranges), seconds)
+
+    async def _fetch_ranges(
+        self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
+    ) -> None:
+        """Request ranges, and copy the runs in them to their places in memory."""
+        errors = list[Exception]()
+
+        async def fetch(fetched: Range) -> None:
+            if errors:  # those in flight are waited for
+                return
+            try:
+                raw = await self.ask(fetched.start, fetched.end)
+            except Exception as error:  # noqa: BLE001 # raised when all have ended
+                errors.append(error)
+            else:
+                copy_runs(raw, fetched, memory)
+
+        await concurrent_map([(each,) for each in ranges], fetch, num_requests)
+        if errors:
+            self._raise_first(errors)
+
+    def _raise_first(self, errors: list[Exception]) -> NoReturn:
+        """Raise the first error of several requests; those after it may be its consequences."""
+        del errors[1:]
+        if self._has_answered and isinstance(errors[0], Missing):
+            raise Changed("chunks are deleted while they are read")
+        if self._has_answered and not isinstance(errors[0], LeftToZarr):
+            raise Unexpected("it loses connections")  # with many requests, one is lost more often
+        raise errors.pop()  # a local variable would keep what was fetched
+
+
+class ObjectRead(NamedTuple):
+    """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
+
+    target: RemoteObject
+    chunks: Sequence[ChunkRead]
+    layout: Layout  # of the chunks, or the inner chunks
+    budget: Budget
+    most_with_gaps: int  # the largest length of a range over gaps, in bytes
+    is_whole: bool  # whether zarr's own request is as good
+    plans: Sequence[Plan] = ()
+    shard_plan: AnyShardPlan | None = None
+
+
+async def read(batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr) -> None:
+    """Read the selections of chunks that are requested, and note what became of each.
+
+    Raises whatever zarr raises if it can't read a chunk, and whatever the store raises if a
+    connection is lost.
+    """
+    limit = concurrency()
+    num = min(len(chunks), limit or constants.UNLIMITED)
+    in_flight = vars(_in_flight)  # of this thread, even if another one closes this coroutine
+    in_flight["num"] = in_flight.get("num", 0) + num
+    try:
+        await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
+        budgets = Budget.of(in_flight["num"], batch.gap), Budget.of(1, batch.gap)
+        reader = _Reader(batch, read_by_zarr, *budgets)
+        reads = reader.plan(chunks)
+        if not all(each.is_whole for each in reads):  # else zarr reads all together
+            await concurrent_map([(each,) for each in reads], reader.read, limit)
+    finally:
+        in_flight["num"] -= num
+    if reader.errors and not isinstance(reader.errors[0], Unexpected):
+        raise reader.errors.pop()
+    if reader.errors:  # else the pipeline lets zarr read the rest
+        await reader.read_rest(chunks)
+
+
+@dataclass
+class _Reader:
+    """Reads objects that hold chunks of a batch; see `read`."""
+
+    batch: Batch
+    read_by_zarr: ReadByZarr
+    budget: Budget  # of each object
+    budget_of_one: Budget  # if nothing else were read
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    errors: list[Exception] = field(default_factory=list)  # the first one, if any
+    failed: ChunkRead | None = None  # the chunk that raised it
+
+    def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
+        """Return what to read: single chunks, or chunks that are side by side in an object."""
+        reads = list[ObjectRead]()
+        by_object = collections.defaultdict[Any, list[ChunkRead]](list)
+        for chunk in chunks:
+            remote, layout = _remote_of(chunk), chunk.layout
+            try:
+                if isinstance(layout, ShardLayout):
+                    reads.append(self._plan_shard(chunk, layout))
+                elif remote.num_bytes is not None:
+                    if 0 < remote.num_bytes == layout.num_bytes:
+                        by_object[remote.key or id(chunk), layout].append(chunk)
+                    else:
+                        leave([chunk], LeftToZarr("its reference has another length than a chunk"))
+                elif layout.num_bytes > self._least_saving():
+                    reads.append(self._plan_chunks([chunk], layout))
+            except LeftToZarr as why:
+                leave([chunk], why)
+        total = sum([len(group) * layout.num_bytes for (_, layout), group in by_object.items()])
+        for (_, layout), in_object in by_object.items():
+            for group in self._groups(in_object, layout.num_bytes, total):
+                try:
+                    reads.append(self._plan_chunks(group, layout))
+                except LeftToZarr as why:
+                    leave(group, why)
+        return reads
+
+    def _least_saving(self) -> int:
+        """Return how many bytes of a chunk a range must save."""
+        return 0 if self.budget.is_exact else constants.WORTH_BYTES
+
+    def _groups(
+        self, chunks: list[ChunkRead], num_bytes: int, total: int
+    ) -> Iterator[list[ChunkRead]]:
+        """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
+        gap = self.budget_of_one.gap if self.budget_of_one.is_exact else constants.BESIDE_BYTES
+        most = min(constants.PART_BYTES, total // self.budget_of_one.num_requests) // num_bytes
+        group = list[ChunkRead]()
+        for chunk in sorted(chunks, key=lambda chunk: _remote_of(chunk).start):
+            end = _remote_of(group[-1]).start + num_bytes if group else 0
+            is_beside = 0 <= _remote_of(chunk).start - end <= gap
+            if group and (not is_beside or len(group) >= most):
+                yield group
+                group = []
+            group.append(chunk)
+        yield group
+
+    def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
+        """Plan how to read a shard, in part if that saves more than a request is worth."""
+        remote, budget = _remote_of(chunk), self.budget_of_one  # zarr gives each shard that much
+        target = RemoteObject(remote)
+        shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
+        # Those of points are not known before the index.
+        plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        is_all = len(plans) == shard.num_chunks
+        saves_little = is_all and shard.num_bytes - num_bytes <= budget.gap
+        is_whole = saves_little and not self._would_split(target, shard.num_bytes, budget)
+        most = budget.longest_range(num_bytes)
+        return ObjectRead(
+            target, [chunk], shard.inner, budget, most, is_whole, shard_plan=shard_plan
+        )
+
+    def _plan_chunks(self, chunks: list[ChunkRead], layout: Layout) -> ObjectRead:
+        """Plan how to read chunks in an object, in part if that saves enough."""
+        remote, budget = _remote_of(chunks[0]), self.budget
+        end = _remote_of(chunks[-1]).start + layout.num_bytes
+        target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
+        if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
+            budget = budget._replace(gap=self.budget_of_one.gap)
+        plans = self._plans(chunks, layout, budget.gap)
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        most = budget.longest_range(num_bytes)
+        saves_little = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._least_saving()
+        is_whole = saves_little and not self._would_split(target, layout.num_bytes, budget)
+        if not is_whole:  # longer gaps are fetched, but not copied
+            plans = self._plans(chunks, layout, min(budget.gap, constants.COPIED_GAP_BYTES))
+        return ObjectRead(target, chunks, layout, budget, most, is_whole, plans)
+
+    def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
+        drop_axes = self.batch.out.drop_axes
+        return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
+
+    def _would_split(self, target: RemoteObject, num_bytes: int, budget: Budget) -> bool:
+        """Whether a whole object would be requested in several parts."""
+        return target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
+
+    async def read(self, planned: ObjectRead) -> None:
+        """Read an object, or let zarr read it; note the errors of either."""
+        target, first = planned.target, planned.chunks[0]
+        if self.errors:
+            return
+        try:
+            target.state.check()
+            if planned.is_whole:
+                await self.read_by_zarr(planned.chunks)
+            else:
+                await self._read_or_fill(planned)
+        except LeftToZarr as why:
+            leave(planned.chunks, why)
+            first.fetched = Fetched(target.num_requests, target.num_bytes)
+            if isinstance(why, Unexpected):
+                self._note_error(why.with_traceback(None), first)
+        except Exception as error:  # noqa: BLE001 # raised when all have ended
+            add_name(error, first.getter)
+            self._note_error(error, first)
+
+    def _note_error(self, error: Exception, chunk: ChunkRead) -> None:
+        """Keep the first error, which decides; the frames of others would keep what was fetched."""
+        if not self.errors:
+            self.errors.append(error)
+            self.failed = chunk
+
+    async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:
+        """Let zarr read what could not be read; if that works, the first failure is a strike.
+
+        A chunk that is missing for zarr, too, is no failure.
+        """
+        rest = [chunk for chunk in chunks if chunk.outcome.is_left]
+        leave([chunk for chunk in rest if not chunk.outcome.why], self.errors[0])
+        await self.read_by_zarr(rest)
+        if isinstance(self.errors[0], Missing) and self.failed and await _is_missing(self.failed):
+            return
+        store = rest[0].getter.store
+        state_of(store).strike(store, self.errors[0])
+
+    async def _read_or_fill(self, planned: ObjectRead) -> None:
+        target = planned.target
+        try:
+            try:
+                await self._read(planned)
+            except Changed:
+                target.forget()
+                await self._read(planned)
+        except Missing:
+            if target.remote.num_bytes is not None or not await self._is_believed(planned):
+                raise
+            fetched = Fetched(target.num_requests, target.num_bytes)
+            planned.chunks[0].fill(self.batch.out, fetched)
+
+    async def _is_believed(self, planned: ObjectRead) -> bool:
+        """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
+        state, chunk = planned.target.state, planned.chunks[0]
+        async with self.asking:
+            if not state.has_answered and not self.errors:  # else another one has been asked for
+                num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
+                path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
+                metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
+                planned.target.num_requests += 1
+                with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
+                    source = sources_of(chunk.getter.store)(metadata)
+                    if isinstance(source, Remote):
+                        await RemoteObject(source).ask(0, 1)
+        return state.has_answered
+
+    async def _read(self, planned: ObjectRead) -> None:
+        """Read an object; raise `LeftToZarr` if it is left to zarr."""
+        target, num_by_zarr = planned.target, None
+        if planned.shard_plan is not None:
+            layout: Any = planned.chunks[0].layout
+            placed, num_by_zarr = await self._locate_in_shard(planned, layout, planned.shard_plan)
+        else:
+            starts = [_remote_of(chunk).start for chunk in planned.chunks]
+            places = [chunk.place for chunk in planned.chunks]
+            placed = list(map(PlacedPlan, planned.plans, starts, places))
+        array = self.batch.out.array
+        memory = None
+        if len(placed) == 1:
+            memory = memory_of(array, placed[0].place, placed[0].plan, planned.layout)
+        raws = (
+            await target.fetch(placed, planned.budget, planned.most_with_gaps, memory)
+            if placed
+            else []
+        )
+        for raw, (plan, _, place) in zip(raws, placed, strict=True):
+            if memory is None or not np.may_share_memory(raw, memory):
+                write_selected(raw, plan, planned.layout, array, place)
+        num_requests, shares = target.num_requests, _shares(target.num_bytes, planned.plans)
+        for chunk, share in zip(planned.chunks, shares, strict=True):
+            chunk.note_present(Fetched(num_requests, share, num_by_zarr))
+            num_requests = 0  # the others are requested with the first
+
+    async def _locate_in_shard(
+        self, planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+    ) -> tuple[list[PlacedPlan], int]:
+        """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
+        (chunk,), target = planned.chunks, planned.target
+        raw = await target.ask(*_range_of_index(target.remote, shard))
+        try:
+            index = shard.decode_index(raw)
+        except LeftToZarr as why:
+            raise Unexpected(str(why)) from None
+        start, end = target.remote.start, target.length or sys.maxsize
+        num_bytes = min(target.remote.num_bytes or end, end - start)
+        located = shard_plan.locate(index, start, num_bytes)
+        for place in located.missing:
+            inner = place_within(chunk.place, place)
+            self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
+        placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
+        return placed, shard.index_bytes + located.num_bytes_by_zarr
+
+
+async def _is_missing(chunk: ChunkRead) -> bool:
+    """Whether a chunk that zarr has read is missing; zarr 3.1.6 does not tell."""
+    if not HAS_RESULTS:
+        with contextlib.suppress(Exception):  # stores raise anything
+            return not await chunk.getter.store.exists(chunk.getter.path)
+    return chunk.outcome.status == "missing"
+
+
+def _shares(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
+    """Return how much of what was fetched together is each chunk's: as much as was planned."""
+    if len(plans) < 2:
+        return [num_bytes]
+    planned = np.cumsum([plan.num_bytes for plan in plans])
+    shares: list[int] = np.diff(planned * num_bytes // max(planned[-1], 1), prepend=0).tolist()
+    return shares
+
+
+def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None]:
+    """Return the range of the index of a shard in its object; see `requests.Get`.
+
+    Raises `LeftToZarr` if the shard is too short for its index.
+    """
+    if remote.num_bytes is None:  # the length of the object is not known yet
+        return (0, shard.index_bytes) if shard.is_index_first else (-shard.index_bytes, None)
+    start = remote.start + shard.index_start(remote.num_bytes)
+    return start, start + shard.index_bytes
+
+
+def _remote_of(chunk: ChunkRead) -> Remote:
+    """Return where a chunk is requested."""
+    if not isinstance(chunk.source, Remote):
+        raise TypeError(f"not requested: {chunk.source!r}")
+    return chunk.source

@@ -1,0 +1,46 @@
+"""If this package itself fails, zarr reads or writes instead.
+
+An error is unexpected if none of the functions called is known to raise it: a mistake of ours, or a
+version of zarr that is not as we know it.
+"""
+
+import concurrent.futures
+import logging
+
+from numcodecs_bytes._core.dtypes import DataTypeError, EndianError
+from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._host.options import OptionError
+from numcodecs_bytes._sources.strikes import is_lost
+
+_EXPECTED = (
+    OSError,
+    MemoryError,
+    concurrent.futures.CancelledError,
+    DataTypeError,
+    EndianError,
+    LengthError,
+    OptionError,
+)
+is_caught = True  # not in most of the tests
+_logged: set[tuple[type, str]] = set()
+
+
+def is_unexpected(error: Exception) -> bool:
+    """Whether zarr is to read or write instead."""
+    return is_caught and not isinstance(error, _EXPECTED) and not is_lost(error)
+
+
+def log(error: Exception) -> None:
+    """Log an unexpected error with its traceback, once for each kind and place."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    code = innermost and innermost.tb_frame.f_code
+    kind = type(error), f"{code and code.co_filename}:{innermost and innermost.tb_lineno}"
+    if kind not in _logged:
+        _logged.add(kind)
+        logging.getLogger("numcodecs_bytes").error(
+            "numcodecs_bytes failed in a way that it should not: zarr makes this write instead, or "
+            "reads this array from now on; please report this, with the traceback",
+            exc_info=error,
+        )

@@ -1,0 +1,120 @@
+"""Threads that work through the chunks of a batch together: each takes one after the other."""
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from numcodecs_bytes._host.threads import (
+    MAX_FILE_THREADS,
+    IsWanted,
+    helper_pool,
+    run_while_wanted,
+    submit,
+)
+from numcodecs_bytes._host.zarr_versions import concurrency
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+Chunk = TypeVar("Chunk")
+
+
+class Workers(Generic[Chunk]):
+    """The threads that read or write the chunks of a batch.
+
+    Each of them calls `work` once, with these workers and with the chunks that it takes, one after
+    the other.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        work: "Callable[[Workers[Chunk], Iterator[Chunk]], None]",
+        *,
+        num_threads: int | None,  # if the user has set it
+        num_default: int,  # else, unless threads wait for files
+        begins_alone: bool = False,  # until the first chunk shows whether threads wait for files
+    ) -> None:
+        self._waiting, self._work_on = deque(chunks), work
+        self._num_threads, self._num_default = num_threads, num_default
+        self._begins_alone = begins_alone and not num_threads
+        self._errors: list[BaseException] = []
+        self._state = threading.Condition()
+        self._helpers: list[Future[None]] = []
+        self._num_working, self._is_over = 0, False
+        self.is_wanted: IsWanted = lambda: True
+
+    @property
+    def have_helpers(self) -> bool:
+        """Whether several threads work, and may make each other wait."""
+        return bool(self._helpers)
+
+    async def run(self, pool: ThreadPoolExecutor) -> bool:
+        """Work on all chunks, in a thread of a pool and those that help it.
+
+        Returns whether the pool had a thread; else, the caller's own thread has done the work.
+        """
+        return await run_while_wanted(pool, self._run)
+
+    def _run(self, is_wanted: IsWanted) -> None:
+        """Work on all chunks; when this returns, no thread works any more."""
+        self.is_wanted = is_wanted
+        try:
+            if not self._begins_alone:
+                self.start_helpers()
+            self._work()
+        finally:
+            with self._state:
+                self._is_over = True
+                self._state.wait_for(lambda: not self._num_working)
+            for helper in self._helpers:
+                helper.cancel()  # if it still waits for a thread
+        if self._errors:
+            del self._errors[1:]
+            raise self._errors.pop()  # else it would keep the output by its traceback
+
+    def start_helpers(self, *, wait_for_files: bool = False) -> None:
+        """Have other threads help: as many as zarr itself would use if they wait for files."""
+        num = self._num_threads or self._num_default
+        if wait_for_files and not self._num_threads:
+            num = concurrency() or MAX_FILE_THREADS
+        most = min(num, self._num_working + len(self._waiting), MAX_FILE_THREADS)
+        if len(self._helpers) >= most - 1:
+            return
+        with self._state:
+            while len(self._helpers) < most - 1:
+                context = contextvars.copy_context()
+                helper = submit(helper_pool(), partial(context.run, self._work))
+                if helper is None:
+                    return
+                self._helpers.append(helper)
+
+    def _work(self) -> None:
+        """Work on chunks until there are no more."""
+        with self._state:
+            if self._is_over:  # this thread has started too late
+                return
+            self._num_working += 1
+        try:
+            self._work_on(self, self._take())
+        except BaseException as error:  # noqa: BLE001 # raised by `_run`
+            self._errors.append(error)
+            self._waiting.clear()
+        finally:
+            with self._state:
+                self._num_working -= 1
+                self._state.notify_all()
+
+    def _take(self) -> Iterator[Chunk]:
+        """Yield one chunk after the other, as several threads do."""
+        while self._waiting and self.is_wanted():
+            try:
+                chunk = self._waiting.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            yield chunk
+            self.start_helpers()  # if the first chunk was missing, nothing was learnt from it

@@ -1,0 +1,1 @@
+"""Where a chunk is, and how it is asked for: stores, archives, manifests, files, requests."""

@@ -1,0 +1,215 @@
+"""Runs of local files: opens files without side effects, and reads or prefetches runs.
+
+No file is mapped into memory, because truncating a mapped file crashes the process.
+"""
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+
+# Non-blocking, in case it is a pipe.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+# What file systems and sandboxes answer to what they do not support.
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
+# macOS refuses to read 2 GiB or more at once. Between two reads, a thread can be stopped.
+_AT_ONCE_BYTES = 1 << 23
+
+
+class File(NamedTuple):
+    """Where a chunk is in a local file."""
+
+    # Opens the file for reading, and returns its descriptor; may raise `LeftToZarr`.
+    open: Callable[[], int]
+    # Exceptions that mean that the chunk does not exist if `open` raises them; nothing else does.
+    missing: tuple[type[Exception], ...]
+    # Identifies a file that may hold other chunks, too, which are then read one after the other.
+    key: Any = None
+    start: int = 0  # the offset of the chunk in the file, in bytes
+    num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
+    # If only the open file tells, as an archive does: takes the descriptor, and returns the offset
+    # and the length of the chunk, or None if the file does not hold it; may raise `LeftToZarr`.
+    find: Callable[[int], tuple[int, int] | None] | None = None
+
+    def locate(self, descriptor: int, length: int) -> tuple[int, int] | None:
+        """Return the offset and the length of the chunk in its open file, which has a length."""
+        if self.find is not None:
+            return self.find(descriptor)
+        return self.start, length if self.num_bytes is None else self.num_bytes
+
+
+class OpenFile(NamedTuple):
+    """An open file, and where a chunk is in it, in bytes."""
+
+    descriptor: int
+    start: int
+    num_bytes: int
+    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
+
+
+def join(root: str, path: str) -> str:
+    """Return the path of a file, given that of its store and its own in the store."""
+    # Windows takes no "/" in a path that begins with "\\?\", as those of 260 characters must.
+    return f"{root}{os.sep}{path.replace('/', os.sep)}"
+
+
+def open_file(path: str) -> int:
+    """Open a file for reading, without waiting for the writer of a pipe; return its descriptor."""
+    return os.open(path, _FLAGS)
+
+
+def _length_of(descriptor: int) -> int:
+    """Return the length of an open file in bytes; raise an error unless it is a regular file."""
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        raise LeftToZarr("it is not a regular file")
+    return status.st_size
+
+
+def locate(file: File, descriptor: int) -> OpenFile | None:
+    """Return where a chunk is in its open file; None if it is missing."""
+    length = _length_of(descriptor)
+    if not length:
+        raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
+    located = file.locate(descriptor, length)
+    if located is None:
+        return None
+    if sum(located) > length:
+        raise LeftToZarr("it reaches beyond the end of its file")
+    return OpenFile(descriptor, *located)
+
+
+def length_of_file(file: File) -> int | None:
+    """Return the length of a chunk in bytes; None if its file does not hold it.
+
+    Raises what `open` and `locate` raise: those in `missing` if there is no file.
+    """
+    descriptor = file.open()
+    try:
+        length = _length_of(descriptor) or _count_bytes(descriptor)
+        located = file.locate(descriptor, length)
+        return located and max(min(located[1], length - located[0]), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _count_bytes(descriptor: int) -> int:
+    """Read a file to its end: some have bytes, although the system gives their length as 0."""
+    num_bytes = 0
+    while raw := os.read(descriptor, constants.BLOCK_BYTES):
+        num_bytes += len(raw)
+    return num_bytes
+
+
+def seconds_to_read(descriptor: int, position: int) -> float:
+    """Read one byte of a file; return how long that took."""
+    before = time.perf_counter()
+    _read_at(descriptor, 1, position)
+    return time.perf_counter() - before
+
+
+def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], gap: int = 0) -> None:
+    """Ask the system to prefetch runs of a file, all at once, if it can.
+
+    A run is its start and its length. Runs with gaps of up to `gap` bytes are prefetched together.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    begin = end = -gap - 1  # there is nothing before the first run
+    with contextlib.suppress(OSError):  # it is only a hint
+        for start, length in runs:
+            if not 0 <= start - end <= gap:
+                _prefetch_range(descriptor, begin, end)
+                begin = start
+            end = start + length
+        _prefetch_range(descriptor, begin, end)
+
+
+def _prefetch_range(descriptor: int, begin: int, end: int) -> None:
+    for start in range(begin, end, constants.PREFETCH_BYTES):
+        num_bytes = min(constants.PREFETCH_BYTES, end - start)
+        os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
+    """Return runs of a file, end to end, all of the same length in bytes.
+
+    Short ones are returned as bytes; others are read into what `memory` returns for a number of
+    bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
+    """
+    if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
+        pread = os.pread
+        raw = b"".join([pread(descriptor, length, start) for start in starts])
+        if len(raw) != len(starts) * length:
+            raise LeftToZarr("the file was truncated while it was read")
+        return raw
+    view = memory(len(starts) * length)
+    read_runs_into(descriptor, starts, view)
+    return view
+
+
+def read_runs_into(descriptor: int, starts: Sequence[int], view: memoryview) -> None:
+    """Fill memory with runs of a file, end to end, all of the same length."""
+    length = len(view) // len(starts)
+    for start, first in zip(starts, range(0, len(view), length), strict=True):
+        read_exactly(descriptor, start, view[first : first + length])
+
+
+def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
+    """Fill memory from a file, from `start` on; raise `LeftToZarr` if the file is too short."""
+    while view:
+        if hasattr(os, "preadv"):
+            num = os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start)
+        else:
+            raw = _read_at(descriptor, min(len(view), constants.BLOCK_BYTES), start)
+            num = len(raw)
+            view[:num] = raw
+        if not num:
+            raise LeftToZarr("the file was truncated while it was read")
+        view, start = view[num:], start + num
+
+
+def read_from_memory(descriptor: int, start: int, view: memoryview) -> int | None:
+    """Read what the system has in memory of a file, without waiting; return how many bytes.
+
+    Returns None if the system can't tell: only Linux can, and not on tmpfs, overlay and FUSE.
+    """
+    try:
+        return os.preadv(descriptor, [view[:_AT_ONCE_BYTES]], start, os.RWF_NOWAIT)
+    except BlockingIOError:  # it is cold
+        return 0
+    except AttributeError:  # not Linux
+        return None
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        return None
+
+
+def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
+    """Return bytes of a file; on Windows, threads must not share its descriptor."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, num_bytes, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, num_bytes)
+
+
+def new_memory(num_bytes: int) -> memoryview:
+    """Return new memory of `num_bytes`, which begins where a page of the system does.
+
+    Else, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as long.
+    """
+    memory = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
+    first = -memory.ctypes.data % mmap.PAGESIZE
+    return memory[first : first + num_bytes].data

@@ -1,0 +1,101 @@
+"""What VirtualiZarr's store requests from obstore's stores, and which files those read."""
+
+import contextlib
+import copy
+import functools
+import re
+import types
+import uuid
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from zarr.core.buffer import default_buffer_prototype
+
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._sources.strikes import state_of
+
+
+class Request(NamedTuple):
+    """A range of an object, in bytes, that VirtualiZarr's store requests from an object store."""
+
+    objects: object
+    path: str
+    start: int
+    end: int
+
+
+class _Recorder:
+    """Stands for an object store: hands requests to whoever runs the coroutine that makes them."""
+
+    def __init__(self, objects: object) -> None:
+        self._objects = objects
+        for name in ("prefix", "url"):  # with them, a URL becomes a path
+            if hasattr(objects, name):
+                setattr(self, name, getattr(objects, name))
+
+    @types.coroutine
+    def get_range_async(self, path: str, *, start: Any, end: Any) -> Generator[Request]:
+        yield Request(self._objects, path, int(start), int(end))  # they may be uint64
+
+
+def requests_of(store: Any) -> Callable[[str], Request]:
+    """Return a function that says what VirtualiZarr's store would request for a chunk.
+
+    VirtualiZarr's own code, of any version, resolves its manifests: `get` of a copy of the store
+    runs until it requests something from an object store.
+    """
+    registry: Any = getattr(store, "_registry", None)
+
+    @functools.cache
+    def resolve(url: str) -> tuple[_Recorder, str]:
+        objects, path = registry.resolve(url)
+        return _Recorder(objects), path
+
+    recording, prototype = copy.copy(store), default_buffer_prototype()
+    recording._registry = types.SimpleNamespace(resolve=resolve)  # noqa: SLF001
+
+    def find(path: str) -> Request:
+        try:
+            with contextlib.closing(recording.get(path, prototype)) as getting:
+                request = getting.send(None)
+        except StopIteration as ended:
+            is_missing = ended.value is None
+            why = "its manifest does not have it" if is_missing else "it is inlined in its manifest"
+            raise NothingLost(why) from None
+        except Exception as error:  # another version may raise anything
+            raise LeftToZarr("its manifest is of an unknown form") from error
+        if not isinstance(request, Request) or request.end <= request.start:
+            raise LeftToZarr("its manifest is of an unknown form")
+        return request
+
+    return find
+
+
+def folder_of(objects: Any) -> str | None:
+    """Return the folder that an obstore LocalStore reads, without "/" at the end.
+
+    Returns None if that is not certain. Its `prefix` is only the path that it was given, whose
+    links it resolved when it was made. Only its errors name the folder itself, which never changes.
+    """
+    state = state_of(objects)
+    if state.folder is None:
+        name = f"no-object-{uuid.uuid4().hex}"
+        try:
+            objects.head(name)
+        except Exception as error:  # noqa: BLE001 # whatever it is, its text decides
+            text = f"Object at location ((?:/.*)?)/{name} not found: "
+            found = re.match(text, str(error), re.DOTALL)
+            if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
+                state.folder = found[1]
+    return state.folder
+
+
+def is_file_name(path: str) -> bool:
+    """Whether an obstore LocalStore reads a path just as the system does.
+
+    It refuses names that end with "#1", reads "C|" as "C:" at the root, and in version 0.8 "x:y" as
+    "x:/y"; it leaves out empty segments at either end. Paths that are not printable count as
+    different, to be safe.
+    """
+    is_plain = path.isprintable() and not any(char in path for char in "#|:\\")
+    return is_plain and not {"", ".", ".."}.intersection(path.split("/"))

@@ -1,0 +1,122 @@
+"""Requests byte ranges of objects: a function for each way in which stores are asked.
+
+Each checks what an answer says of itself, if possible before the bytes arrive.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from zarr.abc.store import RangeByteRequest, SuffixByteRequest
+from zarr.core.buffer import default_buffer_prototype
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.ranges import parse_content_range
+from numcodecs_bytes._sources.strikes import Unexpected
+
+# Takes the length of an object and its version, as far as an answer tells them, and raises if they
+# are not as expected, if possible before the bytes arrive.
+Check = Callable[[int | None, object], None]
+# Takes the first byte and the end (exclusive) of a range, or minus the length of a suffix and None;
+# and a `Check`. Returns the bytes, or None if the object is missing.
+Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
+
+NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+async def from_store(
+    store: Any, path: str, start: int, end: int | None, _check: Check
+) -> UInt8Array | None:
+    """Return a range of a chunk from its store, which states neither length nor version."""
+    request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
+    buffer = await store.get(path, default_buffer_prototype(), request)
+    return None if buffer is None else np.asarray(buffer.as_numpy_array()).view(np.uint8)
+
+
+async def from_objects(
+    objects: Any, path: str, start: int, end: int | None, check: Check
+) -> UInt8Array | None:
+    """Return a range from obstore, which compares it with what the server says it is."""
+    import obstore  # optional, but installed if there is such a store
+
+    byte_range: Any = {"suffix": -start} if end is None else (start, end)
+    try:
+        response = await obstore.get_async(objects, path, options={"range": byte_range})
+        check(response.meta["size"], strong(response.meta["e_tag"]))
+        raw: Any = await response.bytes_async()
+        return np.frombuffer(raw, np.uint8)
+    except NOT_FOUND:
+        return None
+    except obstore.exceptions.NotSupportedError:  # Azure supports no suffixes
+        if end is not None:
+            raise
+    try:
+        num_bytes = (await obstore.head_async(objects, path))["size"]
+    except NOT_FOUND:
+        return None
+    return await from_objects(objects, path, max(num_bytes + start, 0), num_bytes, check)
+
+
+async def from_file_system(
+    request: Any, missing: Any, start: int, end: int | None, _check: Any, **options: Any
+) -> UInt8Array | None:
+    """Return a range from a file system, which states neither length nor version.
+
+    `missing` are the errors that the store takes for a missing object. Its user may have added any;
+    those besides `NOT_FOUND` and PermissionError do not prove that the object is missing.
+    """
+    try:
+        raw = await request(start=start, end=end, **options)
+    except LeftToZarr:
+        raise
+    except missing as error:
+        if isinstance(error, (*NOT_FOUND, PermissionError)):  # S3 may deny what does not exist
+            return None
+        why = f"the store takes {type(error).__name__} for a missing chunk"
+        raise LeftToZarr(why) from None
+    return np.frombuffer(raw, np.uint8)
+
+
+async def from_http(
+    request: Any, missing: Any, start: int, end: int | None, check: Check
+) -> UInt8Array | None:
+    """Return a range from a web server; its headers are checked before the body arrives."""
+    seen = []
+
+    async def see(response: Any) -> None:
+        seen.append(response.status)
+        if response.status >= 400:
+            return  # fsspec raises its own error
+        try:
+            _check_head(response.status, response.headers, start, end, check)
+        except LeftToZarr:
+            response.close()  # instead of receiving the rest
+            raise
+
+    raw = await from_file_system(request, missing, start, end, check, raise_for_status=see)
+    if not seen:  # a client with a cache, for example
+        raise Unexpected("its client does not show the headers of responses; aiohttp 3.9 does")
+    return raw
+
+
+def _check_head(status: int, headers: Any, start: int, end: int | None, check: Check) -> None:
+    """Raise `Unexpected` unless a response is the range that was asked for."""
+    text = ", ".join(headers.getall("Content-Range", ()))
+    asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
+    content = parse_content_range(text)
+    num_bytes = content and content.num_bytes
+    if end is None:  # a suffix
+        start, end = max((num_bytes or 0) + start, 0), num_bytes or 0
+    is_right = status == 206 and content is not None and content[:2] == (start, end)
+    if not is_right or "Content-Encoding" in headers:
+        raise Unexpected(
+            f"it answers a range with status {status} and {text or 'no Content-Range'} instead of "
+            f"{asked}"
+        )
+    check(num_bytes, strong(headers.get("ETag")))
+
+
+def strong(tag: str | None) -> str | None:
+    """Return an ETag if it identifies the bytes of an object."""
+    return None if not tag or tag.startswith("W/") else tag

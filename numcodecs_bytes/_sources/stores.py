@@ -1,0 +1,271 @@
+"""Where the chunks of a store are, by a table of the classes of stores that are known.
+
+A store is known only if its class is exactly one in the table, or the user has named that class in
+the option ``stores_with_ranges``. The same holds for file systems of fsspec,
+but for those of obstore, whose names differ. What a subclass or a
+wrapper does with a byte range can't be known, so all other stores are left to zarr.
+
+To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
+store and returns a function from paths to sources; add a file system of fsspec to `_FILE_SYSTEMS`.
+"""
+
+import os
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zarr.codecs.sharding
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
+
+from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._host.options import stores_with_ranges
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._sources.archives import locate_member, open_archive
+from numcodecs_bytes._sources.files import File, join, open_file
+from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
+from numcodecs_bytes._sources.requests import (
+    NOT_FOUND,
+    Get,
+    from_file_system,
+    from_http,
+    from_objects,
+    from_store,
+)
+from numcodecs_bytes._sources.strikes import state_of
+
+
+class Remote(NamedTuple):
+    """Where a chunk, or a shard, is in an object that is requested."""
+
+    get: Get
+    store: Any  # how it answers is remembered
+    tells_versions: bool = False  # whether answers may tell the version of the object
+    start: int = 0  # the offset of the chunk in the object, in bytes
+    num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
+    key: Any = None  # identifies the object, if it may hold several chunks
+    must_tell_length: bool = False  # whether answers must tell the length of the object
+
+
+Source = File | Remote
+SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
+# Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
+SourceOfPart = Callable[[str, int, int | None], Source]
+_IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
+
+
+def find_source(byte_getter: Any) -> Source:
+    """Return where a chunk is; raise `LeftToZarr` if that is not known."""
+    if type(byte_getter) is StorePath:
+        return sources_of(byte_getter.store)(byte_getter.path)
+    raise LeftToZarr(f"{name_of_class(byte_getter)} is not a StorePath")
+
+
+def is_in_shard(byte_getter: object) -> bool:
+    """Whether a byte getter or setter is that of an inner chunk of a shard in memory."""
+    return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
+
+
+def sources_of(store: Any) -> SourceOf:
+    """Return a function that says where the chunks of a store are.
+
+    Raises `LeftToZarr` if all of them are left to zarr.
+    """
+    state_of(store).check()
+    if (of_store := _SOURCES.get(name_of_class(store))) is not None:
+        return of_store(store)
+    if _is_named(store):
+        return _of_any(store)
+    if isinstance(store, MemoryStore):
+        raise NothingLost(_IN_MEMORY)
+    raise LeftToZarr(_why_unknown(store))
+
+
+def name_of_class(instance: object) -> str:
+    """Return the path of the class of an instance."""
+    return _name_of(type(instance))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_named(instance: object) -> bool:
+    """Whether the user says that a class of stores or file systems has reliable byte ranges."""
+    return type(instance) in stores_with_ranges() and not _is_of_fsspec(instance)
+
+
+def _is_of_fsspec(instance: object) -> bool:
+    """Whether a file system is fsspec's own, where threads that read one archive interfere."""
+    return name_of_class(instance).startswith("fsspec.")
+
+
+def _why_unknown(instance: object) -> str:
+    """Return why chunks are left to zarr, of a class that is not known."""
+    name = name_of_class(instance)
+    if name.startswith("tifffile."):
+        return f"{name} has no byte ranges; virtual-tiff opens TIFF files with them"
+    why = f"{name} is not known to have reliable byte ranges"
+    if not _is_of_fsspec(instance):
+        why += "; if it does, name it in the option numcodecs_bytes.stores_with_ranges"
+    return why
+
+
+def _of_memory_store(_store: MemoryStore) -> SourceOf:
+    raise NothingLost(_IN_MEMORY)
+
+
+def _of_local_store(store: LocalStore) -> SourceOf:
+    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
+        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
+    if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
+        raise NothingLost("the store is not open")
+    root = str(store.root)
+    return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
+
+
+def _of_zip_store(store: ZipStore) -> SourceOf:
+    if not hasattr(os, "pread"):
+        raise LeftToZarr("this system can't read members of a zip file in several threads")
+    if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
+        raise LeftToZarr("the archive was not opened by its path")
+    open_it = partial(open_archive, store)
+    key = id(store)
+    return lambda path: File(open_it, (), key, find=partial(locate_member, store, path))
+
+
+def _of_any(store: Any) -> SourceOf:
+    """Return a function that says where the chunks are in a store that serves ranges."""
+    return lambda path: Remote(partial(from_store, store, path), store)
+
+
+def _of_manifest_store(store: Any) -> SourceOf:
+    """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
+    request_of = requests_of(store)
+    sources: dict[int, SourceOfPart] = {}  # by the `id` of an object store, which is kept with them
+
+    def find(path: str) -> Source:
+        request = request_of(path)
+        objects, num_bytes = request.objects, request.end - request.start
+        if type(objects).__module__ != "obstore.store":
+            return Remote(partial(from_store, store, path), store, num_bytes=num_bytes)
+        if id(objects) not in sources:
+            sources[id(objects)] = _in_objects(store, objects)
+        return sources[id(objects)](request.path, request.start, num_bytes)
+
+    return find
+
+
+def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
+    find = _in_objects(store, store.store)
+    return lambda path: find(path, 0, None)
+
+
+def _in_objects(store: Any, objects: Any) -> SourceOfPart:
+    """Return a function that says where the objects of an object store, or parts of them, are."""
+    name = name_of_class(objects)
+    if name == "obstore.store.MemoryStore":
+        raise NothingLost(_IN_MEMORY)
+    folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
+
+    def find(path: str, start: int, num_bytes: int | None) -> Source:
+        if folder is not None and is_file_name(path):
+            return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
+        key = None if num_bytes is None else (id(objects), path)
+        get = partial(from_objects, objects, path)
+        return Remote(get, store, tells_versions=True, start=start, num_bytes=num_bytes, key=key)
+
+    return find
+
+
+def _in_file(path: str, missing: Any, start: int, num_bytes: int | None) -> File:
+    """Return the source of a chunk that is a local file, or `num_bytes` of one."""
+    if num_bytes is None:
+        return File(partial(open_file, path), missing)
+    return File(partial(open_file, path), (), path, start, num_bytes)
+
+
+def _of_fsspec_store(store: FsspecStore) -> SourceOf:
+    root, file_system = store.path.rstrip("/"), store.fs
+    is_reference = (
+        name_of_class(file_system) == "fsspec.implementations.reference.ReferenceFileSystem"
+    )
+    find = _of_reference if is_reference else _in_file_system
+    return lambda path: find(store, file_system, (f"{root}/{path}" if root else path).rstrip("/"))
+
+
+def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
+    """Return where a reference points: to a part of a file, or to a whole file."""
+    from fsspec.core import split_protocol  # optional, but installed with references
+
+    try:
+        reference = file_system.references.get(path)
+    except Exception as error:
+        raise LeftToZarr("its reference can't be read") from error
+    if reference is None:
+        raise NothingLost("there is no reference to it")
+    if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
+        raise NothingLost("it is inlined in its reference")
+    try:
+        is_part = len(reference) > 1
+        url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
+        url = file_system.target if url is None else url
+        leaf = file_system.fss[split_protocol(url)[0]]
+        offset, num_bytes = int(offset), int(num_bytes)
+    except Exception as error:
+        raise LeftToZarr("its reference is of an unknown form") from error
+    if offset < 0:  # but some bytes of the chunk may be there
+        raise LeftToZarr("its reference has a negative offset")
+    source = _in_file_system(store, leaf, url, offset, num_bytes if is_part else None)
+    if is_part or isinstance(source, File):
+        return source
+    if not source.tells_versions:  # nor the length, but a file with a header must be an error
+        raise LeftToZarr("its reference has no offset and length; with both, it is read in part")
+    return source._replace(must_tell_length=True)
+
+
+def _in_file_system(
+    store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
+) -> Source:
+    """Return the source of a chunk that is a file, or `num_bytes` of one."""
+    name, inner = name_of_class(file_system), file_system
+    missing = store.allowed_exceptions if file_system is store.fs else ()  # else a broken reference
+    if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
+        inner = file_system.sync_fs
+    if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
+        file = inner._strip_protocol(path)  # noqa: SLF001
+        return _in_file(file, missing, start, num_bytes)
+    get = _FILE_SYSTEMS.get(name)
+    # obstore has a class of file systems for each protocol.
+    if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):
+        get = from_file_system
+    if get is None:
+        raise LeftToZarr(_why_unknown(inner))
+    key = None if num_bytes is None else (id(file_system), path)
+    request = partial(file_system._cat_file, path)  # noqa: SLF001
+    get_range = partial(get, request, missing)
+    return Remote(get_range, store, get is from_http, start, num_bytes, key)
+
+
+# File systems that answer concurrent range requests, besides those of obstore.
+_FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
+    "adlfs.spec.AzureBlobFileSystem": from_file_system,
+    "fsspec.implementations.http.HTTPFileSystem": from_http,
+    "gcsfs.core.GCSFileSystem": from_file_system,
+    "gcsfs.extended_gcsfs.ExtendedGcsFileSystem": from_file_system,
+    "s3fs.core.S3FileSystem": from_file_system,
+}
+_SOURCES: dict[str, Callable[[Any], SourceOf]] = {
+    "zarr.storage._local.LocalStore": _of_local_store,
+    "zarr.storage._memory.MemoryStore": _of_memory_store,
+    "zarr.storage._zip.ZipStore": _of_zip_store,
+    "zarr.storage._obstore.ObjectStore": _of_object_store,
+    "zarr.storage._fsspec.FsspecStore": _of_fsspec_store,
+    "icechunk.store.IcechunkStore": _of_any,
+    "virtualizarr.manifests.store.ManifestStore": _of_manifest_store,
+}
+
+
+def read_like(kind: type, known: type) -> None:
+    """Find the chunks of a class of stores of this package like those of a known class."""
+    _SOURCES[_name_of(kind)] = _SOURCES[_name_of(known)]

@@ -1,0 +1,112 @@
+"""What is remembered about stores that answer requests. The rule is one strike.
+
+If anything in the answer to a range is unexpected, zarr reads the whole chunk. If that works, zarr
+reads everything from the store for `constants.STRUCK_SECONDS`. A store that says that an object is
+missing is believed only if it has answered a range properly before; else zarr asks for it, and if
+it is missing for zarr, too, that is no strike.
+"""
+
+import logging
+import math
+import time
+import weakref
+from typing import Any
+
+from numcodecs_bytes._host.names import name_of_store
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+
+logger = logging.getLogger("numcodecs_bytes")
+
+
+class Unexpected(LeftToZarr):
+    """A range was not answered as requested: a strike, if zarr can read the chunk."""
+
+
+class Changed(Unexpected):
+    """The answers come from several versions of an object, which is then requested once more."""
+
+
+class Failed(Unexpected):
+    """A request for a range raised an error; perhaps any other would, too."""
+
+
+class Missing(Unexpected):
+    """A store says that it has no such object, which may be right."""
+
+
+class StoreState:
+    """What is known about a store."""
+
+    has_answered = False  # whether it has answered a range properly
+    tells_versions = True  # until the versions in its answers differ or are missing
+    folder: str | None = None  # that obstore's LocalStore reads, once it is found
+    # How fast it has answered at best: a busy machine takes a near store for a far one, never the
+    # other way round. Only how many requests are made depends on it.
+    least_seconds = math.inf
+    _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
+    _until = 0.0
+    _why = ""
+
+    @property
+    def is_struck(self) -> bool:
+        """Whether zarr reads the store."""
+        return time.monotonic() < self._until
+
+    def note_seconds(self, seconds: float) -> None:
+        """Note how long an answer took."""
+        self.least_seconds = min(self.least_seconds, seconds)
+
+    def note_rate(self, num_bytes: int, num_requests: int, seconds: float) -> None:
+        """Note how long all answers for an object took, if they were long ones."""
+        if num_bytes >= num_requests * constants.LONG_BYTES and seconds:  # some clocks are coarse
+            self._best_rate = max(self._best_rate, num_bytes / seconds)
+            self._num_rates += 1
+
+    def near_gap(self) -> int:
+        """Return the gap that takes as long as another request, in bytes; 0 unless it is near."""
+        if self.least_seconds > constants.NEAR_SECONDS:
+            return 0
+        # The first rate may be that of a busy machine.
+        rate = self._best_rate if self._num_rates > 1 else constants.NEAR_BYTES_PER_SECOND
+        return int(self.least_seconds * rate)
+
+    def check(self) -> None:
+        """Raise LeftToZarr if zarr reads the store."""
+        if self.is_struck:
+            raise LeftToZarr(f"the store does not serve byte ranges as requested ({self._why})")
+
+    def strike(self, store: object, why: Exception) -> None:
+        """Let zarr read a store from now on, and log why, once."""
+        if self.is_struck:
+            return
+        self._why, self._until = str(why), time.monotonic() + constants.STRUCK_SECONDS
+        level = logging.INFO if isinstance(why, Missing) else logging.WARNING
+        text = "%s does not serve byte ranges as requested (%s): whole chunks are read instead"
+        logger.log(level, text, name_of_store(store), why)
+
+
+# By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
+# Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
+_states: dict[int, tuple[Any, StoreState]] = {}
+
+
+def state_of(store: object) -> StoreState:
+    """Return what is known about a store: always the same object, whichever thread is first."""
+    key = id(store)
+    entry = _states.get(key)
+    if entry is None:
+        new = weakref.ref(store, lambda _: _states.pop(key, None)), StoreState()
+        entry = _states.setdefault(key, new)
+    return entry[1]
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether a connection was lost, or never made."""
+    names = " ".join([kind.__name__ for kind in type(error).__mro__])
+    if "GenericError" in names:  # obstore's; the end of the first line says why
+        why = str(error).partition("\n")[0].partition(" - ")[2].lower()
+        return any(text in why for text in ("error sending request", "connection", "timed out"))
+    # The errors of Python and aiohttp (two), of botocore, and of Azure.
+    lost = ("ConnectionError", "TimeoutError", "HTTPClientError", "ServiceRequestError")
+    return any(name in names for name in lost)

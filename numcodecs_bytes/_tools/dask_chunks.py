@@ -1,0 +1,170 @@
+"""Chunks for Dask that split stored chunks only where each byte is still read once: `dask_chunks`.
+
+zarr is imported only when the function is called, because importing numcodecs must stay fast.
+"""
+
+import contextlib
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+
+from numcodecs_bytes._core.dtypes import has_variable_length
+from numcodecs_bytes._core.lengths import parse_size
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+
+if TYPE_CHECKING:
+    import zarr
+    from zarr.types import AnyArray
+
+# Along an axis: the length of all of Dask's chunks but the last, or the length of each.
+Lengths = int | tuple[int, ...]
+
+
+class Stored(NamedTuple):
+    """How an array is stored, as far as Dask's chunks depend on it."""
+
+    unit: tuple[Lengths, ...]  # shape of the least that can be read: one element, or a stored chunk
+    # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
+    levels: tuple[tuple[int, ...], ...]
+    axes: tuple[int, ...]  # starting with the one along which elements are stored side by side
+
+
+@overload
+def dask_chunks(source: "AnyArray", size: int | str) -> tuple[Lengths, ...]: ...
+@overload
+def dask_chunks(source: "zarr.Group", size: int | str) -> dict[str, Lengths]: ...
+def dask_chunks(
+    source: "AnyArray | zarr.Group", size: int | str
+) -> tuple[Lengths, ...] | dict[str, Lengths]:
+    """Return chunks for Dask of up to a given size, such that each byte is read once.
+
+    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that each
+    part is one range of bytes, unless they can't be read in part. Smaller ones are grouped.
+
+    The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
+    unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
+
+    Parameters
+    ----------
+    source : zarr.Array or zarr.Group
+        An array, or a group of arrays with named dimensions, such as xarray writes.
+    size : int or str
+        Largest size of a Dask chunk, in bytes as stored, such as ``"64 MiB"``. Only a single
+        element, or a chunk that can't be split, may be larger.
+
+    Returns
+    -------
+    tuple or dict
+        For an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
+        along each axis, or, where one length can't align with stored chunks, the length of each.
+        For a group, for ``xarray.open_zarr(path, chunks=...)``: the same by dimension name; the
+        array with the most bytes decides first.
+
+    Raises
+    ------
+    TypeError
+        If `source` is neither an array nor a group.
+    ValueError
+        If `size` is not a size, or no array of a group has named dimensions.
+    """
+    import zarr  # not by `import numcodecs_bytes`
+
+    num_bytes = parse_size(size)
+    if num_bytes is None or num_bytes < 1:
+        raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
+    if isinstance(source, zarr.Array):
+        return _plan_chunks(source, num_bytes, {})
+    if isinstance(source, zarr.Group):
+        return _chunks_of_group(source, num_bytes)
+    raise TypeError(
+        f"dask_chunks takes a zarr.Array or a zarr.Group, got {type(source).__qualname__}: open "
+        "the store with zarr.open"
+    )
+
+
+def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_sizes`
+    """Return how an array is stored."""
+    # It imports `numcodecs_bytes.zarr`, and so zarr.
+    from numcodecs_bytes._tools.partial_reads import read_in_part
+
+    axes = tuple(range(array.ndim))
+    try:
+        unit, levels = array.chunks, [*([array.shards] if array.shards else []), array.shape]
+        with contextlib.suppress(LeftToZarr):
+            axes = read_in_part(array).axis_order
+            unit, levels = (1,) * array.ndim, [array.chunks, *levels]
+    except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
+        unit, levels = array.read_chunk_sizes, []
+    if has_variable_length(array.dtype):
+        levels = []
+    return Stored(unit, tuple(levels), tuple(axes)[::-1])
+
+
+def _plan_chunks(array: "AnyArray", size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
+    """Return the lengths of Dask's chunks along each axis, which for some axes are given.
+
+    The chunks grow from a unit along one axis after another, level by level, up to the size. So
+    they are complete along the axes before the one that grew last, and one unit along those after.
+    """
+    stored, shape = _stored(array), array.shape
+    lengths = dict(enumerate(stored.unit)) | given
+    for level, axis in itertools.product(stored.levels, stored.axes):
+        if axis in given:
+            continue
+        longest = list(map(_longest, lengths.values(), shape))
+        end = _longest(level[axis], shape[axis])
+        num = math.ceil(end / longest[axis])
+        num_that_fit = max(size // max(math.prod(longest) * array.dtype.itemsize, 1), 1)
+        if num > num_that_fit:
+            num_parts = math.ceil(num / num_that_fit)
+            lengths[axis] = _split(num, num_parts, longest[axis], shape[axis])
+            break
+        lengths[axis] = end
+    return tuple(lengths.values())
+
+
+def _longest(lengths: Lengths, length: int) -> int:
+    """Return the length of the longest of Dask's chunks along an axis, at least 1."""
+    longest = lengths if isinstance(lengths, int) else max(lengths)
+    return max(min(longest, length), 1)
+
+
+def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
+    """Return lengths that split every `num` units along an axis into about `num_parts` parts."""
+    run = num * unit
+    if run >= length:
+        return math.ceil(num / num_parts) * unit
+    # The same length for all, which xarray and Dask need to write to zarr, if it is not too small.
+    for divisor in range(num_parts, 2 * num_parts):
+        if num % divisor == 0:
+            return run // divisor
+    ends = np.arange(1, num_parts + 1) * num // num_parts * unit
+    edges = (np.arange(0, length, run)[:, np.newaxis] + ends).ravel()
+    return tuple(np.diff(np.unique(edges.clip(max=length)), prepend=0).tolist())
+
+
+def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
+    """Return chunks for each dimension."""
+    arrays = [(name, array) for name, array in group.arrays() if _dimensions(array)]
+    if not arrays:
+        raise ValueError(
+            f"the group {group.name!r} has no arrays with named dimensions, which xarray needs: "
+            "pass a group that has some, or an array"
+        )
+    chunks: dict[str, Lengths] = {}
+    for name, array in sorted(arrays, key=lambda item: (-item[1].nbytes, item[0])):
+        dimensions = _dimensions(array)
+        if dimensions != [name]:  # else xarray loads it into memory, as an index
+            given = {axis: chunks[d] for axis, d in enumerate(dimensions) if d in chunks}
+            chunks |= dict(zip(dimensions, _plan_chunks(array, size, given), strict=True))
+    return chunks
+
+
+def _dimensions(array: "AnyArray") -> list[str]:
+    """Return the names of an array's dimensions; none if xarray can't read them."""
+    names: Any = getattr(array.metadata, "dimension_names", None)
+    if array.metadata.zarr_format == 2:
+        names = array.attrs.get("_ARRAY_DIMENSIONS")
+    return list(names) if names and None not in names and len(names) == array.ndim else []

@@ -1,0 +1,1 @@
+"""Writes chunks to local files: whole, or parts of them in place."""

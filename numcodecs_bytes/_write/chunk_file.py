@@ -1,0 +1,200 @@
+"""Writes to part of a chunk: to its file in place, to a copy that replaces it, or to a new one."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from numcodecs_bytes._core.copy import as_bytes, encode_array
+from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._host.names import name_of_chunk
+from numcodecs_bytes._host.threads import IsWanted
+from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import plan_of, shape_of
+from numcodecs_bytes._read import unexpected
+from numcodecs_bytes._read.chunks import ChunkWrite, Outcome, leave
+from numcodecs_bytes._read.latency import Latency
+from numcodecs_bytes._write import locks, write_file
+from numcodecs_bytes._write.locks import LockedError, LockedFile, MissingFileError, ReplacedError
+from numcodecs_bytes._write.write_file import Part, ValuesError
+
+
+@dataclass
+class Space:
+    """Where a file has space for what is written."""
+
+    file: LockedFile
+    parts: list[Part]
+    missing: Sequence[Part] = ()  # what has no space, which only shards may lack
+    index: Any = None  # of a shard
+    end: int = 0  # of the inner chunks of a shard
+
+
+@dataclass
+class ChunkFile:
+    """The file of a chunk, and the parts of it that are written."""
+
+    chunk: ChunkWrite
+    values: Array  # of the batch
+    drop_axes: tuple[int, ...]  # axes of the selection that the values lack
+    latency: Latency  # of the batch
+    is_required: bool  # whether it must be written in place
+
+    def __post_init__(self) -> None:
+        self._parts: list[Part] = []
+        self._is_planned = self._has_begun = False  # whether something may have been written
+
+    def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
+        """Write to the file; return whether that is done, locked by another writer, or zarr's.
+
+        If an error is raised, some of the selected elements may have been written.
+        """
+        try:
+            if not self._is_planned:
+                self._parts = self._plan(self.chunk.selection)
+                self._choose()
+                self._is_planned = True
+            self._write(is_wanted)
+        except LockedError:
+            return "locked"
+        except LeftToZarr as why:
+            if self.is_required and isinstance(why, ValuesError):
+                raise why.error from None
+            leave([self.chunk], why)
+            return "left"
+        except Exception as error:
+            if self._has_begun or self.is_required or not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
+            return "left"
+        self.chunk.outcome = Outcome("written in place")
+        return "written"
+
+    def _plan(self, selection: Any) -> list[Part]:
+        """Return what is written to each of the chunks in the file, without hulls."""
+        layout = self.chunk.layout
+        if not isinstance(layout, Layout):
+            raise TypeError(f"not a chunk: {layout!r}")
+        self._layout = layout
+        runs = plan_of(selection, layout, self.drop_axes, gap=0)
+        shape = shape_of(runs.axes)
+        elements = write_file.elements_of(self.values, self.chunk.place, layout, shape)
+        return [Part(runs, elements, layout, hulls=runs)]
+
+    def _choose(self) -> None:
+        """Choose runs or hulls, and how long a gap is worth, by how long the batch waits."""
+        self._is_slow = self.latency.seconds > 0
+        gap = self.latency.gap
+        self._parts = write_file.with_hulls(self._parts, gap, is_slow=self._is_slow)
+        self._prefers_hulls = write_file.is_faster_in_hulls(self._parts, is_slow=self._is_slow)
+        # Which locks to try, one after the other; True is the exclusive one, which hulls need.
+        self._locks = (True, False) if self._prefers_hulls else (False,)
+
+    def _write(self, is_wanted: IsWanted) -> None:
+        """Write everything; if LockedError or `LeftToZarr` is raised, nothing is written.
+
+        That holds unless another program truncates the file meanwhile.
+        """
+        if not any([part.runs.num_runs for part in self._parts]):  # noqa: C419 # faster
+            return
+        for _ in range(constants.MAX_TRIES):
+            with contextlib.suppress(ReplacedError):
+                if self._try_to_write(is_wanted):
+                    return
+        raise LeftToZarr("it keeps being replaced")
+
+    def _try_to_write(self, is_wanted: IsWanted) -> bool:
+        """Write to the file, or make it; if this returns False, nothing is written: try again."""
+        for is_exclusive in self._locks:
+            try:
+                with locks.locked(self.chunk.path, is_exclusive=is_exclusive) as file:
+                    return self._change(file, is_wanted)
+            except LockedError:
+                continue
+            except MissingFileError:
+                return self._create(is_wanted)
+        raise LockedError
+
+    def _change(self, file: LockedFile, is_wanted: IsWanted) -> bool:
+        """Write to a locked file; return False if that takes another plan, or another lock."""
+        space = self._find_space(file)
+        if self._is_found_slow(space):
+            self._choose()
+            return False
+        if self._adds_nothing(space.missing):
+            in_hulls = file.is_exclusive and self._prefers_hulls
+            self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
+        elif file.is_exclusive:
+            self._replace(space, is_wanted)
+        else:
+            self._locks = (True,)
+            return False
+        self._note_written(file.num_bytes)
+        return True
+
+    def _is_found_slow(self, space: Space) -> bool:
+        """Look at the file if that is due; return whether it is slow, but was not planned so."""
+        if self._is_slow or not space.parts:
+            return False
+        if self.latency.is_due(sum([part.runs.num_runs for part in space.parts])):
+            positions = write_file.sample(space.parts, in_hulls=self._prefers_hulls)
+            self.latency.look(space.file.descriptor, positions)
+        return self.latency.seconds > 0
+
+    def _replace(self, space: Space, is_wanted: IsWanted) -> None:
+        """Replace the file, which is locked exclusively, with a copy that has more space."""
+        with locks.temporary(self.chunk.path) as (new, name):
+            parts = self._fill(new, space, is_wanted)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            locks.replace(name, self.chunk.path, space.file.descriptor)
+
+    def _create(self, is_wanted: IsWanted) -> bool:
+        """Make the file, unless zarr would not; return False if another writer has made it."""
+        if self._adds_nothing(self._parts):
+            return True
+        with locks.temporary(self.chunk.path) as (new, name):
+            parts = self._fill(new, None, is_wanted)
+            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            if not locks.publish(name, self.chunk.path):
+                return False
+        self._note_written(0)
+        return True
+
+    def _find_space(self, file: LockedFile) -> Space:
+        """Return what has space in a file, and what has none; raise if it is invalid."""
+        if file.num_bytes != self._layout.num_bytes:
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
+        return Space(file, self._parts)
+
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
+        """Fill a new file, from the old one if it is a shard's; return where everything belongs."""
+        span = range(self._layout.num_bytes)
+        locks.set_length(new, len(span))
+        write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
+        return self._parts
+
+    def _write_parts(
+        self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
+    ) -> None:
+        self._has_begun = True
+        write_file.write_all(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
+
+    def _adds_nothing(self, parts: Sequence[Part]) -> bool:
+        """Whether zarr would not store chunks of these elements."""
+        return not parts or self.chunk.would_be_empty(write_file.blocks_of(parts))
+
+    def _stored_fill_value(self) -> UInt8Array:
+        fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
+        return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
+
+    def _note_written(self, num_bytes_before: int) -> None:
+        """Note what was written to a file, given its length before."""
+        num_elements = sum([part.elements.size for part in self._parts])
+        self.chunk.num_bytes = num_elements * self._layout.item_size
+        self.chunk.num_bytes_before = num_bytes_before

@@ -1,0 +1,134 @@
+"""Writes to inner chunks in the file of a shard.
+
+A shard is *complete* if it has space for all of its inner chunks: then its index never changes
+again, and they are written like chunks. A shard that lacks space is replaced by a copy that has
+more, in which all offsets stay the same, so that readers with the old index read the same.
+
+Zeros take no space on disk, so a shard is completed at once if the fill value is zero. If not, it
+gets space for at least as many more inner chunks as it has, so that it is copied only a few times.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from numcodecs_bytes._core.copy import as_bytes
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._host.threads import IsWanted
+from numcodecs_bytes._host.zarr_versions import UInt64Array, encode_index
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.plan import plan_axes
+from numcodecs_bytes._plan.selection import Axis
+from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints
+from numcodecs_bytes._read.output import mesh
+from numcodecs_bytes._sources import files
+from numcodecs_bytes._write import locks, write_file
+from numcodecs_bytes._write.chunk_file import ChunkFile, Space
+from numcodecs_bytes._write.locks import LockedFile
+from numcodecs_bytes._write.write_file import Part
+
+
+class ShardFile(ChunkFile):
+    """The file of a shard, and what is written to its inner chunks."""
+
+    _layout: Layout  # of the inner chunks
+
+    def _plan(self, selection: Any) -> list[Part]:
+        layout = self.chunk.layout
+        if not isinstance(layout, ShardLayout):
+            raise TypeError(f"not a shard: {layout!r}")
+        self._shard, self._layout = layout, layout.inner
+        # Where inner chunks may begin: after the index, if that is at the start.
+        self._first = layout.index_bytes if layout.is_index_first else 0
+        self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
+        elements = self._elements = write_file.elements_of(
+            self.values, self.chunk.place, self._layout, shard_plan.shape
+        )
+        if isinstance(shard_plan, ShardPoints):
+            # Where points are in most complete shards: this tells whether hulls are faster.
+            chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
+            return self._points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
+        parts = []
+        for runs, place in zip(shard_plan.plans, shard_plan.places, strict=True):
+            selected = elements[(*mesh(place, shard_plan.shape), ...)]
+            parts.append(Part(runs, selected, self._layout, hulls=runs))
+        return parts
+
+    def _points(self, positions: Any, elements: Array) -> list[Part]:
+        """Return what is written to points; their positions are offsets in the file, in bytes."""
+        runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
+        return [Part(runs, elements, self._layout, hulls=runs)]
+
+    def _find_space(self, file: LockedFile) -> Space:
+        raw = np.empty(self._shard.index_bytes, np.uint8)
+        files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
+        index = self._shard.decode_index(raw)
+        end = self._check_index(index, file.num_bytes)
+        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
+        # Only the elements of what is missing are used: it has no offset in the file.
+        missing = self._place(starts, starts == MISSING)
+        return Space(file, self._place(starts, starts != MISSING), missing, index, end)
+
+    def _check_index(self, index: Any, num_bytes: int) -> int:
+        """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
+        entries, length = index.reshape(-1, 2), self._layout.num_bytes
+        entries = entries[(entries != MISSING).any(axis=1)]
+        starts = np.sort(entries[:, 0])
+        end = int(starts[-1]) + length if len(starts) else self._first
+        are_inside = (starts >= self._first).all() and (
+            end <= self._first + num_bytes - self._shard.index_bytes
+        )
+        are_apart = (np.diff(starts) >= length).all()
+        if not (are_inside and are_apart and (entries[:, 1] == length).all()):
+            raise LeftToZarr(
+                f"its index is unusual: inner chunks do not have {length} bytes, overlap each "
+                "other or the index, or end beyond the file"
+            )
+        return end
+
+    def _place(self, starts: UInt64Array, is_included: Array) -> list[Part]:
+        """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
+        shard_plan, which = self._shard_plan, np.flatnonzero(is_included)
+        which = which[np.argsort(starts[which], kind="stable")]  # in the order of the file
+        if not isinstance(shard_plan, ShardPoints):
+            return [self._parts[k]._replace(start=int(starts[k])) for k in which.tolist()]
+        if not len(which):
+            return []
+        positions = starts[which].astype(np.intp) + shard_plan.offsets[which]
+        points = self._points(positions, self._elements[which])
+        return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
+
+    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
+        shard, length, first = self._shard, self._layout.num_bytes, self._first
+        fill_value = self._stored_fill_value()
+        index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
+        if old is not None:
+            index, end = old.index.copy(), old.end
+        is_new = self._gets_space(index, are_free=not fill_value.any())
+        num = int(np.count_nonzero(is_new))
+        index[is_new, 0] = end + length * np.arange(num)
+        index[is_new, 1] = length
+        data_end = end + length * num
+        raw = as_bytes(encode_index(shard.codec, index))
+        locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
+        if old is not None:
+            write_file.copy_span(old.file.descriptor, new, range(first, end), is_wanted)
+        write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
+        index_start = 0 if shard.is_index_first else data_end
+        write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)
+        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
+        return self._place(starts, starts != MISSING)
+
+    def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
+        """Return which inner chunks get space, as bools in the shape of their grid."""
+        is_missing: Array = index[..., 0] == MISSING
+        is_new = np.zeros_like(is_missing)
+        is_new[self._shard_plan.coordinates] = True
+        is_new &= is_missing
+        if are_free:
+            return is_missing
+        num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
+        others = np.flatnonzero(is_missing & ~is_new)
+        is_new.flat[others[: max(num_more, 0)]] = True
+        return is_new
