@@ -36,6 +36,11 @@ KEPT_SHARD_PLANS, KEPT_INNER_CHUNKS = 1 << 4, 1 << 8
 # Of chunks of how many shapes an array keeps how they are stored: all, if its chunks are regular.
 KEPT_SHAPES = 1 << 8
 
+# Of how many elements on arrays that zarr makes of slices, to say where they belong, are slices
+# again: that takes 15 us, and NumPy takes 8 ns longer to assign each element to arrays. 8 samples
+# of 5 MB, unsorted, took 30 times as long as sorted ones with zarr 3.1.6.
+MESH_FROM = 1 << 12
+
 # Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
 DIRECT_BYTES = 1 << 12
 

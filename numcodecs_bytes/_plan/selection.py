@@ -89,7 +89,7 @@ def _points(arrays: list[Any], geometry: Geometry) -> Axis:
         indices: Any = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
     except ValueError:
         raise _unknown(arrays) from None
-    return Axis(_as_range(indices), geometry.item_size, 0)
+    return Axis(as_range(indices), geometry.item_size, 0)
 
 
 def _indices(selector: Any, size: int) -> range | Indices:
@@ -103,11 +103,11 @@ def _indices(selector: Any, size: int) -> range | Indices:
             return range(int(selector), int(selector) + 1)
     elif isinstance(selector, np.ndarray) and selector.dtype.kind == "b":
         if selector.size == size:
-            return _as_range(np.flatnonzero(selector))
+            return as_range(np.flatnonzero(selector))
     elif isinstance(selector, np.ndarray) and selector.dtype.kind in "iu":
         along = selector.reshape(-1)
         if not along.size or (along.min() >= 0 and along.max() < size):
-            return _as_range(along.astype(np.intp, copy=False))
+            return as_range(along.astype(np.intp, copy=False))
     raise _unknown(selector)
 
 
@@ -115,7 +115,7 @@ def _unknown(selection: object) -> LeftToZarr:
     return LeftToZarr(f"its selection is of an unknown kind ({type(selection).__name__})")
 
 
-def _as_range(along: Indices) -> range | Indices:
+def as_range(along: Indices) -> range | Indices:
     """Return indices as a range if their step is constant: ``numpy.ix_`` makes arrays of slices."""
     num = len(along)
     if num < 2:

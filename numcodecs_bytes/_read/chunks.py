@@ -20,7 +20,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
 from numcodecs_bytes._plan.plan import Place
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
-from numcodecs_bytes._read.output import Output
+from numcodecs_bytes._read.output import Output, place_of
 from numcodecs_bytes._sources.stores import Source, SourceOf
 
 # A byte getter or setter, the specification of the chunk, what is selected of it, where that
@@ -195,8 +195,7 @@ def chunk_reads(
     chunks = []
     for item in items:
         getter, spec, selection, place, *_ = item
-        place = place if isinstance(place, tuple) else (place,)
-        chunk = ChunkRead(item, getter, spec, selection, place, layout_of(spec))
+        chunk = ChunkRead(item, getter, spec, selection, place_of(place), layout_of(spec))
         try:
             chunk.source = source_of(getter.path) if source_of else None
         except LeftToZarr as why:

@@ -1,5 +1,6 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
@@ -12,9 +13,11 @@ from numcodecs_bytes._core.copy import copy_elements
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
+from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
 from numcodecs_bytes._plan.plan import Place, Plan
+from numcodecs_bytes._plan.selection import as_range
 
 
 class Output(NamedTuple):
@@ -121,6 +124,19 @@ def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]
     return out, partial(place_within, outer)
 
 
+def place_of(selector: Any) -> Place:
+    """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
+
+    NumPy takes much longer to assign to arrays along each axis. If they are short, so would this.
+    """
+    place = selector if isinstance(selector, tuple) else (selector,)
+    num = len(place)
+    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])  # noqa: C419
+    if is_mesh and math.prod([i.size for i in place]) >= constants.MESH_FROM:
+        return place_within(place, (slice(None),) * num)
+    return place
+
+
 def place_within(outer: Place, inner: Place) -> Place:
     """Return the place in the output of what has the place `inner` in a selection.
 
@@ -129,7 +145,10 @@ def place_within(outer: Place, inner: Place) -> Place:
     along: list[Any] = []
     for of_all, of_some in zip(outer, inner, strict=True):
         if not isinstance(of_all, slice):
-            along.append(np.reshape(of_all, -1)[of_some])
+            indices = np.reshape(of_all, -1)[of_some]
+            found: Any = as_range(indices)
+            is_slice = type(found) is range and found.step == 1
+            along.append(slice(found.start, found.stop) if is_slice else indices)
         elif not isinstance(of_some, slice):
             along.append(of_some + (of_all.start or 0))
         elif of_some == slice(None):

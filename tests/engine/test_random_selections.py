@@ -37,6 +37,7 @@ def random_numbers(rng):
         "PARALLEL_BYTES": rng.choice([10, 1 << 19]),
         "LATENCY_BYTES": rng.choice([1, 30, 1000, 2_500_000]),
         "PART_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
+        "MESH_FROM": rng.choice([0, 0, 1 << 12]),
         "WORTH_BYTES": rng.choice([1, 30, 1000, 1 << 16]),
     }
 
