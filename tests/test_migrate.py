@@ -250,7 +250,7 @@ MIXED_REASON = "its fields have both byte orders"
 REFUSED = {
     "mixed": (MIXED, MIXED_REASON),
     "other type": ({"filters": [BYTES | {"dtype": "<i4"}]}, "array's data type is not that of the"),
-    "no type": ({"filters": [BYTES]}, "the bytes codec can't byte-swap elements of"),
+    "no type": ({"filters": [BYTES]}, "chunks could be written, but not read"),
     "behind": ({"filters": [BYTES | {"dtype": "<f4"}, DELTA]}, "the filter delta follows one that"),
     "shuffled": ({"filters": [SHUFFLE, DELTA]}, "the filter delta follows one that returns bytes"),
     "bytes of bytes": (
