@@ -21,10 +21,10 @@ from helpers import (
     ranges_from,
     spec_of,
 )
-from numcodecs_bytes._engine.output import place_of
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
+from numcodecs_bytes._read.output import place_of
 
 pytestmark = [pytest.mark.usefixtures("our_pipeline"), ignore_unstable_data_types]
 SHAPE = (6, 8)
