@@ -1,9 +1,9 @@
 """The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import zarr.registry
 from zarr.codecs._v2 import V2Codec
 from zarr.core.buffer import cpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.core.common import concurrent_map
 from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._core.lengths import LengthError
@@ -29,6 +30,7 @@ from numcodecs_bytes._host.zarr_versions import (
     HAS_RESULTS,
     FusedCodecPipeline,
     check_class,
+    concurrency,
 )
 from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, check_readable
 from numcodecs_bytes._plan.layout import Layout
@@ -38,6 +40,7 @@ from numcodecs_bytes._read.chunks import (
     Batch,
     ChunkRead,
     ChunkWrite,
+    Failure,
     LayoutOf,
     ZarrItem,
     chunk_reads,
@@ -51,7 +54,9 @@ from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
+    from numcodecs_bytes._read.remote import ObjectRead
     from numcodecs_bytes._write.in_place import Writes
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
@@ -118,6 +123,23 @@ async def _length_of(byte_getter: StorePath) -> int | None:
     return None
 
 
+def _planned(batch: Batch) -> "AbstractAsyncContextManager[Sequence[ObjectRead]]":
+    """Return a context of what is requested of the chunks of a batch; see `remote.Planned`."""
+    requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
+    if not requested:
+        return contextlib.nullcontext(())
+    from numcodecs_bytes._read import remote  # only if it is needed
+
+    return remote.Planned(batch, requested)
+
+
+def _note(error: Exception, failure: Failure | None) -> None:
+    """Note in an error of zarr that this package itself had failed before."""
+    if failure and not failure.chunk:
+        kind = type(failure.error).__name__
+        add_note(error, f"before, numcodecs_bytes itself had failed: {kind}: {failure.error}")
+
+
 class _Once:
     """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
 
@@ -156,50 +178,31 @@ class ReadsParts(PickledAsConfigured):
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items, note = list(batch_info), ""
-        zarr_errors: list[Exception] = []
+        items, failure = list(batch_info), None
         try:
-            if items:
-                return await self._read(self._batch(items, out, drop_axes), out, zarr_errors)
+            batch = self._batch(items, out, drop_axes)
         except LeftToZarr as why:
-            first, _ = first_of(items)
-            if trace.active and not is_in_shard(first):  # else the shard is noted
-                trace.note_not_seen(str(why), len(items))
+            if items and trace.active and not is_in_shard(first_of(items)[0]):
+                trace.note_not_seen(str(why), len(items))  # in a shard: the shard is noted
         except Exception as error:
-            is_of_zarr = any(error is each for each in zarr_errors)
-            if is_of_zarr or not unexpected.is_unexpected(error):
+            failure = self._note_failure(error)
+            if failure is None:
                 raise
-            note = self._note_failure(error)
-        finally:
-            zarr_errors.clear()  # they refer to frames that refer to it
+        else:
+            return await self._read(batch, out)
         try:
             return await self._read_by_zarr(items, out, drop_axes)
         except Exception as error:
-            if note:
-                with contextlib.suppress(Exception):  # some errors are immutable
-                    error.add_note(note)
+            _note(error, failure)
             raise
 
-    def _note_failure(self, error: Exception) -> str:
-        """Log an unexpected error, and leave the array to zarr from now on; return a note."""
+    def _note_failure(self, error: Exception) -> Failure | None:
+        """Leave the array to zarr from now on; return None if the error must be raised."""
+        if not unexpected.is_unexpected(error):
+            return None
         unexpected.log(error)
-        error.with_traceback(None)  # whose frames refer to the output, and to the error
         vars(self)["_has_failed"] = True
-        return f"before, numcodecs_bytes itself had failed: {type(error).__name__}: {error}"
-
-    async def _read(self, batch: Batch, out: Any, zarr_errors: list[Exception]) -> Any:
-        """Read in part what can be, and let zarr read the rest."""
-        read_by_zarr = partial(self._read_left, batch, out, zarr_errors)
-        try:
-            await self._read_parts(batch, read_by_zarr)
-            if left := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
-                await read_by_zarr(left)
-        finally:
-            if trace.active:
-                for chunk in batch.chunks:
-                    chunk.trace(batch)
-        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
-        return results if HAS_RESULTS else None
+        return Failure(error.with_traceback(None))  # whose frames refer to the output
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
@@ -226,16 +229,78 @@ class ReadsParts(PickledAsConfigured):
         output = Output(array, drop_axes, lambda: True, threading.Lock())
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
-    async def _read_parts(self, batch: Batch, read_by_zarr: Any) -> None:
-        """Read what can be read in part, and note what became of each chunk."""
-        if files := [c for c in batch.chunks if isinstance(c.source, File)]:
-            await local.read(batch, files)
-        requested = [c for c in batch.chunks if isinstance(c.source, Remote)]
-        if not requested:
-            return
-        from numcodecs_bytes._read import remote  # only if it is needed
+    async def _read(self, batch: Batch, out: Any) -> Any:
+        """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""
+        try:
+            async with _planned(batch) as reads:
+                failure = await self._read_both(batch, out, reads)
+            if failed := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
+                await self._read_failed(batch, out, failed, failure)
+            if failure and failure.chunk:
+                from numcodecs_bytes._read import remote
 
-        await remote.read(batch, requested, read_by_zarr)
+                await remote.confirm(failure.error, failure.chunk)
+        finally:
+            if trace.active:
+                for chunk in batch.chunks:
+                    chunk.trace(batch)
+        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
+        return results if HAS_RESULTS else None
+
+    async def _read_both(
+        self, batch: Batch, out: Any, reads: "Sequence[ObjectRead]"
+    ) -> Failure | None:
+        """Read what can be read in part and, at the same time, let zarr read the rest.
+
+        Returns why some of the former are left to zarr, too, if a store or this package failed.
+        """
+        files = [chunk for chunk in batch.chunks if isinstance(chunk.source, File)]
+        in_part = {id(chunk) for chunk in files}
+        in_part.update(id(chunk) for each in reads for chunk in each.chunks)
+        left = [chunk for chunk in batch.chunks if id(chunk) not in in_part]
+        limit, num_by_zarr = concurrency(), None
+        if left and reads and limit:  # they share what zarr may request at once
+            num_by_zarr = max(limit * len(left) // len(batch.chunks), 1)
+            limit = max(limit - num_by_zarr, 1)
+        parts = self._read_parts(batch, files, reads, limit)
+        if not left:
+            return await parts
+        by_zarr = self._read_left(batch, out, left, num_by_zarr)
+        if not in_part or concurrency() == 1:
+            failure = await parts
+            await by_zarr
+            return failure
+        # Both have ended before either's error is raised: nothing is written to the output then.
+        of_parts, of_zarr = await asyncio.gather(parts, by_zarr, return_exceptions=True)
+        if isinstance(of_zarr, BaseException):
+            raise of_zarr
+        if isinstance(of_parts, BaseException):
+            raise of_parts
+        return of_parts
+
+    async def _read_parts(
+        self,
+        batch: Batch,
+        files: "Sequence[ChunkRead]",
+        reads: "Sequence[ObjectRead]",
+        limit: int | None,
+    ) -> Failure | None:
+        """Read what can be read in part; return why some of it is left, if that is a failure."""
+        try:
+            if files:
+                await local.read(batch, files)
+            if reads:
+                from numcodecs_bytes._read import remote  # only if it is needed
+
+                return await remote.read(batch, reads, limit)
+        except Exception as error:
+            failure = self._note_failure(error)
+            if failure is None:
+                raise
+            chunks = [*files, *[chunk for each in reads for chunk in each.chunks]]
+            leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
+            return failure
+        return None
 
     async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
@@ -243,23 +308,35 @@ class ReadsParts(PickledAsConfigured):
         return await pipeline.read(items, out, drop_axes)
 
     async def _read_left(
-        self,
-        batch: Batch,
-        out: Any,
-        zarr_errors: list[Exception],
-        chunks: "Sequence[ChunkRead]",
+        self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]", limit: int | None = None
     ) -> None:
-        """Let zarr read chunks that were left to it, and note what became of each."""
-        items = [chunk.item for chunk in chunks]
-        try:
+        """Let zarr read chunks that are left to it, all together, or `limit` at a time.
+
+        Notes what became of each.
+        """
+
+        async def read(*some: "ChunkRead") -> None:
+            items = [chunk.item for chunk in some]
             results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+            # zarr 3.1.6 returns nothing.
+            exist = [each["status"] == "present" for each in results or ()] or [True] * len(some)
+            for chunk, exists in zip(some, exist, strict=True):
+                chunk.note_read_by_zarr(exists=exists)
+
+        if limit is None:
+            await read(*chunks)
+        else:
+            await concurrent_map([(chunk,) for chunk in chunks], read, limit)
+
+    async def _read_failed(
+        self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]", failure: Failure | None
+    ) -> None:
+        """Let zarr read what could not be read in part."""
+        try:
+            await self._read_left(batch, out, chunks)
         except Exception as error:
-            zarr_errors.append(error)
+            _note(error, failure)
             raise
-        # zarr 3.1.6 returns nothing.
-        exist = [result["status"] == "present" for result in results or ()] or [True] * len(chunks)
-        for chunk, exists in zip(chunks, exist, strict=True):
-            chunk.note_read_by_zarr(exists=exists)
 
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()

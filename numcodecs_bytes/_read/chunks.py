@@ -167,6 +167,13 @@ def leave(chunks: Iterable[ChunkRead | ChunkWrite], why: Exception) -> None:
         chunk.outcome = Outcome("left to zarr", str(why))
 
 
+class Failure(NamedTuple):
+    """Why zarr has to read chunks that were to be read in part."""
+
+    error: Exception
+    chunk: ChunkRead | None = None  # whose store has answered unexpectedly; None if we have failed
+
+
 class Batch(NamedTuple):
     """Selections of chunks of an array that are read together, and how."""
 

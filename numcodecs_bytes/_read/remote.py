@@ -1,19 +1,20 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
 An object is a chunk, a shard, or a file that references point into. Its runs are coalesced into
-ranges, requested at once, and must be of one version. If a request is not answered properly, zarr
-reads that object, and those not requested yet, when all requests in flight have ended.
+ranges, requested at once, and must be of one version. If a request is not answered properly, that
+object, and those not requested yet, are left to zarr when all requests in flight have ended.
 """
 
 import asyncio
 import collections
 import contextlib
+import itertools
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,13 +32,10 @@ from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
 from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, leave
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure, leave
 from numcodecs_bytes._read.output import memory_of, place_within, write_selected
 from numcodecs_bytes._sources.stores import Remote, sources_of
 from numcodecs_bytes._sources.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
-
-# Lets zarr read chunks that were left to it, and notes what became of them.
-ReadByZarr = Callable[[Sequence[ChunkRead]], Awaitable[None]]
 
 _in_flight = threading.local()  # how many objects the event loop of a thread reads at once
 
@@ -218,34 +216,170 @@ class ObjectRead(NamedTuple):
     layout: Layout  # of the chunks, or the inner chunks
     budget: Budget
     most_with_gaps: int  # the largest length of a range over gaps, in bytes
-    is_whole: bool  # whether zarr's own request is as good
     plans: Sequence[Plan] = ()
     shard_plan: AnyShardPlan | None = None
 
 
-async def read(batch: Batch, chunks: Sequence[ChunkRead], read_by_zarr: ReadByZarr) -> None:
-    """Read the selections of chunks that are requested, and note what became of each.
+class Planned:
+    """What to read of chunks that are requested, as a context; zarr reads those that it leaves out.
 
-    Raises whatever zarr raises if it can't read a chunk, and whatever the store raises if a
+    Until the context ends, other reads of the same event loop leave them their share of zarr's
+    `async.concurrency`. It is a class because contexts made by `contextlib` change errors, and
+    those of some stores can't be changed.
+    """
+
+    def __init__(self, batch: Batch, chunks: Sequence[ChunkRead]) -> None:
+        self._batch, self._chunks = batch, chunks
+        self._num = min(len(chunks), concurrency() or constants.UNLIMITED)
+        self._in_flight = vars(_in_flight)  # of this thread, even if another one ends the context
+
+    async def __aenter__(self) -> Sequence[ObjectRead]:
+        self._in_flight["num"] = self._in_flight.get("num", 0) + self._num
+        try:
+            await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
+            return _Planner(self._batch, self._in_flight["num"]).plan(self._chunks)
+        except BaseException:
+            await self.__aexit__()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._in_flight["num"] -= self._num
+
+
+class _Planner:
+    """Plans what to read of the objects that hold chunks of a batch."""
+
+    def __init__(self, batch: Batch, num_in_flight: int) -> None:
+        self._batch = batch
+        self._budget = Budget.of(num_in_flight, batch.gap)  # of each object
+        self._budget_of_one = Budget.of(1, batch.gap)  # if nothing else were read
+        # How many bytes of a chunk a range must save.
+        self._least_saving = 0 if self._budget.is_exact else constants.WORTH_BYTES
+
+    def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
+        """Return what to read: single chunks, or chunks that are side by side in an object."""
+        alone, in_objects = (
+            list[list[ChunkRead]](),
+            collections.defaultdict[Any, list[ChunkRead]](list),
+        )
+        for chunk in chunks:
+            remote, layout = remote_of(chunk), chunk.layout
+            if isinstance(layout, ShardLayout):
+                alone.append([chunk])
+            elif remote.num_bytes is None:
+                if layout.num_bytes > self._least_saving:
+                    alone.append([chunk])
+            elif 0 < remote.num_bytes == layout.num_bytes:
+                in_objects[remote.key or id(chunk), layout].append(chunk)
+            else:
+                leave([chunk], LeftToZarr("its reference has another length than a chunk"))
+        total = sum([len(group) * layout.num_bytes for (_, layout), group in in_objects.items()])
+        side_by_side = [
+            self._groups(group, layout.num_bytes, total)
+            for (_, layout), group in in_objects.items()
+        ]
+        reads = list[ObjectRead]()
+        for group in itertools.chain(alone, *side_by_side):
+            try:
+                read = self._plan(group)
+            except LeftToZarr as why:
+                leave(group, why)
+                continue
+            if read is not None:
+                reads.append(read)
+        return reads
+
+    def _groups(
+        self, chunks: list[ChunkRead], num_bytes: int, total: int
+    ) -> Iterator[list[ChunkRead]]:
+        """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
+        gap = self._budget_of_one.gap if self._budget.is_exact else constants.BESIDE_BYTES
+        most = min(constants.PART_BYTES, total // self._budget_of_one.num_requests) // num_bytes
+        group = list[ChunkRead]()
+        for chunk in sorted(chunks, key=lambda chunk: remote_of(chunk).start):
+            end = remote_of(group[-1]).start + num_bytes if group else 0
+            is_beside = 0 <= remote_of(chunk).start - end <= gap
+            if group and (not is_beside or len(group) >= most):
+                yield group
+                group = []
+            group.append(chunk)
+        yield group
+
+    def _plan(self, chunks: list[ChunkRead]) -> ObjectRead | None:
+        """Return what to read of chunks in an object, or of a shard; None if zarr reads as well."""
+        first, layout = chunks[0], chunks[0].layout
+        if isinstance(layout, ShardLayout):
+            return self._plan_shard(first, layout)
+        remote, budget = remote_of(first), self._budget
+        end = remote_of(chunks[-1]).start + layout.num_bytes
+        target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
+        if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
+            budget = budget._replace(gap=self._budget_of_one.gap)
+        plans = self._plans(chunks, layout, budget.gap)
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        num_saved = len(chunks) * layout.num_bytes - num_bytes
+        is_alone = len(chunks) == 1
+        if is_alone and not _pays(target, budget, layout.num_bytes, num_saved, self._least_saving):
+            return None
+        # Longer gaps are fetched, but not copied.
+        plans = self._plans(chunks, layout, min(budget.gap, constants.COPIED_GAP_BYTES))
+        return ObjectRead(target, chunks, layout, budget, budget.longest_range(num_bytes), plans)
+
+    def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
+        drop_axes = self._batch.out.drop_axes
+        return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
+
+    def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
+        """Return what to read of a shard; None if zarr reads as well."""
+        target, budget = RemoteObject(remote_of(chunk)), self._budget_of_one  # as zarr has for each
+        shard_plan = shard.plan_of(chunk.selection, self._batch.out.drop_axes, budget.gap)
+        # Those of points are not known before the index.
+        plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
+        num_bytes = sum([plan.num_bytes for plan in plans])
+        is_all = len(plans) == shard.num_chunks
+        num_saved = shard.num_bytes - num_bytes
+        if is_all and not _pays(target, budget, shard.num_bytes, num_saved, budget.gap):
+            return None
+        most = budget.longest_range(num_bytes)
+        return ObjectRead(target, [chunk], shard.inner, budget, most, shard_plan=shard_plan)
+
+
+def _pays(
+    target: RemoteObject, budget: Budget, num_bytes: int, num_saved: int, least_saving: int
+) -> bool:
+    """Whether ranges save more than `least_saving`, or a whole object would be split for speed."""
+    would_split = target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
+    return would_split or num_saved > least_saving
+
+
+async def read(batch: Batch, reads: Sequence[ObjectRead], limit: int | None) -> Failure | None:
+    """Read objects, at most `limit` at a time, and note what became of their chunks.
+
+    What fails is left to zarr; returns the first failure. Raises whatever the store raises if a
     connection is lost.
     """
-    limit = concurrency()
-    num = min(len(chunks), limit or constants.UNLIMITED)
-    in_flight = vars(_in_flight)  # of this thread, even if another one closes this coroutine
-    in_flight["num"] = in_flight.get("num", 0) + num
-    try:
-        await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        budgets = Budget.of(in_flight["num"], batch.gap), Budget.of(1, batch.gap)
-        reader = _Reader(batch, read_by_zarr, *budgets)
-        reads = reader.plan(chunks)
-        if not all(each.is_whole for each in reads):  # else zarr reads all together
-            await concurrent_map([(each,) for each in reads], reader.read, limit)
-    finally:
-        in_flight["num"] -= num
-    if reader.errors and not isinstance(reader.errors[0], Unexpected):
-        raise reader.errors.pop()
-    if reader.errors:  # else the pipeline lets zarr read the rest
-        await reader.read_rest(chunks)
+    reader = _Reader(batch)
+    await concurrent_map([(each,) for each in reads], reader.read, limit)
+    failure = reader.failure
+    if failure is None:
+        return None
+    if not isinstance(failure.error, Unexpected):
+        reader.failure = None  # whose error refers to frames that refer to it
+        raise failure.error
+    left = [chunk for each in reads for chunk in each.chunks if chunk.outcome.is_left]
+    leave([chunk for chunk in left if not chunk.outcome.why], failure.error)
+    return failure
+
+
+async def confirm(error: Exception, chunk: ChunkRead) -> None:
+    """Note a strike against a store: zarr has read a chunk that could not be read in part.
+
+    A chunk that is missing for zarr, too, is no failure.
+    """
+    if isinstance(error, Missing) and await _is_missing(chunk):
+        return
+    store = chunk.getter.store
+    state_of(store).strike(store, error)
 
 
 @dataclass
@@ -253,138 +387,29 @@ class _Reader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
     batch: Batch
-    read_by_zarr: ReadByZarr
-    budget: Budget  # of each object
-    budget_of_one: Budget  # if nothing else were read
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    errors: list[Exception] = field(default_factory=list)  # the first one, if any
-    failed: ChunkRead | None = None  # the chunk that raised it
-
-    def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
-        """Return what to read: single chunks, or chunks that are side by side in an object."""
-        reads = list[ObjectRead]()
-        by_object = collections.defaultdict[Any, list[ChunkRead]](list)
-        for chunk in chunks:
-            remote, layout = _remote_of(chunk), chunk.layout
-            try:
-                if isinstance(layout, ShardLayout):
-                    reads.append(self._plan_shard(chunk, layout))
-                elif remote.num_bytes is not None:
-                    if 0 < remote.num_bytes == layout.num_bytes:
-                        by_object[remote.key or id(chunk), layout].append(chunk)
-                    else:
-                        leave([chunk], LeftToZarr("its reference has another length than a chunk"))
-                elif layout.num_bytes > self._least_saving():
-                    reads.append(self._plan_chunks([chunk], layout))
-            except LeftToZarr as why:
-                leave([chunk], why)
-        total = sum([len(group) * layout.num_bytes for (_, layout), group in by_object.items()])
-        for (_, layout), in_object in by_object.items():
-            for group in self._groups(in_object, layout.num_bytes, total):
-                try:
-                    reads.append(self._plan_chunks(group, layout))
-                except LeftToZarr as why:
-                    leave(group, why)
-        return reads
-
-    def _least_saving(self) -> int:
-        """Return how many bytes of a chunk a range must save."""
-        return 0 if self.budget.is_exact else constants.WORTH_BYTES
-
-    def _groups(
-        self, chunks: list[ChunkRead], num_bytes: int, total: int
-    ) -> Iterator[list[ChunkRead]]:
-        """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
-        gap = self.budget_of_one.gap if self.budget_of_one.is_exact else constants.BESIDE_BYTES
-        most = min(constants.PART_BYTES, total // self.budget_of_one.num_requests) // num_bytes
-        group = list[ChunkRead]()
-        for chunk in sorted(chunks, key=lambda chunk: _remote_of(chunk).start):
-            end = _remote_of(group[-1]).start + num_bytes if group else 0
-            is_beside = 0 <= _remote_of(chunk).start - end <= gap
-            if group and (not is_beside or len(group) >= most):
-                yield group
-                group = []
-            group.append(chunk)
-        yield group
-
-    def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead:
-        """Plan how to read a shard, in part if that saves more than a request is worth."""
-        remote, budget = _remote_of(chunk), self.budget_of_one  # zarr gives each shard that much
-        target = RemoteObject(remote)
-        shard_plan = shard.plan_of(chunk.selection, self.batch.out.drop_axes, budget.gap)
-        # Those of points are not known before the index.
-        plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
-        num_bytes = sum([plan.num_bytes for plan in plans])
-        is_all = len(plans) == shard.num_chunks
-        saves_little = is_all and shard.num_bytes - num_bytes <= budget.gap
-        is_whole = saves_little and not self._would_split(target, shard.num_bytes, budget)
-        most = budget.longest_range(num_bytes)
-        return ObjectRead(
-            target, [chunk], shard.inner, budget, most, is_whole, shard_plan=shard_plan
-        )
-
-    def _plan_chunks(self, chunks: list[ChunkRead], layout: Layout) -> ObjectRead:
-        """Plan how to read chunks in an object, in part if that saves enough."""
-        remote, budget = _remote_of(chunks[0]), self.budget
-        end = _remote_of(chunks[-1]).start + layout.num_bytes
-        target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
-        if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
-            budget = budget._replace(gap=self.budget_of_one.gap)
-        plans = self._plans(chunks, layout, budget.gap)
-        num_bytes = sum([plan.num_bytes for plan in plans])
-        most = budget.longest_range(num_bytes)
-        saves_little = len(chunks) == 1 and layout.num_bytes - num_bytes <= self._least_saving()
-        is_whole = saves_little and not self._would_split(target, layout.num_bytes, budget)
-        if not is_whole:  # longer gaps are fetched, but not copied
-            plans = self._plans(chunks, layout, min(budget.gap, constants.COPIED_GAP_BYTES))
-        return ObjectRead(target, chunks, layout, budget, most, is_whole, plans)
-
-    def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
-        drop_axes = self.batch.out.drop_axes
-        return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
-
-    def _would_split(self, target: RemoteObject, num_bytes: int, budget: Budget) -> bool:
-        """Whether a whole object would be requested in several parts."""
-        return target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
+    failure: Failure | None = None  # the first one, which decides
 
     async def read(self, planned: ObjectRead) -> None:
-        """Read an object, or let zarr read it; note the errors of either."""
+        """Read an object, or leave its chunks to zarr."""
         target, first = planned.target, planned.chunks[0]
-        if self.errors:
+        if self.failure:
             return
         try:
             target.state.check()
-            if planned.is_whole:
-                await self.read_by_zarr(planned.chunks)
-            else:
-                await self._read_or_fill(planned)
+            await self._read_or_fill(planned)
         except LeftToZarr as why:
             leave(planned.chunks, why)
             first.fetched = Fetched(target.num_requests, target.num_bytes)
             if isinstance(why, Unexpected):
-                self._note_error(why.with_traceback(None), first)
+                self._note_failure(why.with_traceback(None), first)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             add_name(error, first.getter)
-            self._note_error(error, first)
+            self._note_failure(error, first)
 
-    def _note_error(self, error: Exception, chunk: ChunkRead) -> None:
-        """Keep the first error, which decides; the frames of others would keep what was fetched."""
-        if not self.errors:
-            self.errors.append(error)
-            self.failed = chunk
-
-    async def read_rest(self, chunks: Sequence[ChunkRead]) -> None:
-        """Let zarr read what could not be read; if that works, the first failure is a strike.
-
-        A chunk that is missing for zarr, too, is no failure.
-        """
-        rest = [chunk for chunk in chunks if chunk.outcome.is_left]
-        leave([chunk for chunk in rest if not chunk.outcome.why], self.errors[0])
-        await self.read_by_zarr(rest)
-        if isinstance(self.errors[0], Missing) and self.failed and await _is_missing(self.failed):
-            return
-        store = rest[0].getter.store
-        state_of(store).strike(store, self.errors[0])
+    def _note_failure(self, error: Exception, chunk: ChunkRead) -> None:
+        """Keep the first error; the frames of others would keep what was fetched."""
+        self.failure = self.failure or Failure(error, chunk)
 
     async def _read_or_fill(self, planned: ObjectRead) -> None:
         target = planned.target
@@ -404,7 +429,7 @@ class _Reader:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = planned.target.state, planned.chunks[0]
         async with self.asking:
-            if not state.has_answered and not self.errors:  # else another one has been asked for
+            if not state.has_answered and not self.failure:  # else another one has been asked for
                 num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
@@ -422,7 +447,7 @@ class _Reader:
             layout: Any = planned.chunks[0].layout
             placed, num_by_zarr = await self._locate_in_shard(planned, layout, planned.shard_plan)
         else:
-            starts = [_remote_of(chunk).start for chunk in planned.chunks]
+            starts = [remote_of(chunk).start for chunk in planned.chunks]
             places = [chunk.place for chunk in planned.chunks]
             placed = list(map(PlacedPlan, planned.plans, starts, places))
         array = self.batch.out.array
@@ -490,7 +515,7 @@ def _range_of_index(remote: Remote, shard: ShardLayout) -> tuple[int, int | None
     return start, start + shard.index_bytes
 
 
-def _remote_of(chunk: ChunkRead) -> Remote:
+def remote_of(chunk: ChunkRead) -> Remote:
     """Return where a chunk is requested."""
     if not isinstance(chunk.source, Remote):
         raise TypeError(f"not requested: {chunk.source!r}")

@@ -516,6 +516,38 @@ class TestNearStores:
         assert len(column()) == 1
 
 
+class Slow(CountingStore):
+    """Each request takes a while; it notes what is in flight together."""
+
+    def __init__(self, root, **kwargs):
+        super().__init__(root, **kwargs)
+        self.in_flight, self.most, self.are_of_both_kinds = [], 0, False
+
+    async def get(self, key, prototype=None, byte_range=None):
+        kind = "whole" if byte_range is None else "part"
+        self.in_flight.append(kind)
+        self.most = max(self.most, len(self.in_flight))
+        self.are_of_both_kinds |= set(self.in_flight) == {"whole", "part"}
+        await asyncio.sleep(0.02)
+        self.in_flight.remove(kind)
+        return await super().get(key, prototype, byte_range)
+
+
+@pytest.mark.usefixtures("our_pipeline")
+@pytest.mark.parametrize("concurrency", [1, 2, 5])
+def test_whole_chunks_and_parts_are_requested_together(tmp_path, concurrency):
+    """zarr reads the former, and began when the latter had ended."""
+    data = np.random.default_rng(0).random((6 * 256, 256))
+    create(tmp_path, data.shape, (256, 256))[...] = data
+    with ranges_from(Slow), zarr.config.set({"async.concurrency": concurrency}):
+        array = zarr.open_array(Slow(tmp_path), mode="r")
+        array.store.most = 0  # metadata have been requested
+        rows = np.r_[: 3 * 256, 768:784, 1024:1040, 1280:1296]  # all of three chunks, few of three
+        np.testing.assert_array_equal(array.oindex[rows], data[rows])
+    assert array.store.most <= concurrency
+    assert array.store.are_of_both_kinds == (concurrency > 1)
+
+
 class TestFirstFailure:
     """Of a store that is read by other tasks at once, or fails twice."""
 
