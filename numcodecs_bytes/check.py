@@ -32,7 +32,7 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
     why_missing,
 )
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.hierarchy import Document, array_of, document_at, find_arrays, join

@@ -15,10 +15,9 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
 from zarr.storage import LocalStore, StorePath
 
-from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.names import add_name, add_note, name_of_chunk
+from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._host.options import (
     max_gap_bytes,
     warn_of_other_pipeline,
@@ -33,20 +32,17 @@ from numcodecs_bytes._host.zarr_versions import (
     concurrency,
 )
 from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, check_readable
-from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._pipeline.explain import explain
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local, unexpected
 from numcodecs_bytes._read.chunks import (
     Batch,
     ChunkRead,
-    ChunkWrite,
     Failure,
-    LayoutOf,
     ZarrItem,
     chunk_reads,
     first_of,
     has_whole_chunks,
-    leave,
 )
 from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
@@ -57,70 +53,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from numcodecs_bytes._read.remote import ObjectRead
+    from numcodecs_bytes._write.chunks import ChunkWrite
     from numcodecs_bytes._write.in_place import Writes
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
-# How many chunks are asked for their length after an error, so that with the one that may have to
-# be fetched, because its length is said to be 0, an error costs at most a dozen requests.
-_NUM_LENGTHS = 11
-
-
-def _check_required(chunks: "Sequence[ChunkWrite]") -> None:
-    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
-    for chunk in chunks:
-        if not chunk.is_complete:
-            raise RuntimeError(
-                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
-                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
-                "`numcodecs-bytes` to see what sets that option"
-            )
-
-
-async def _explain(
-    error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf, *, is_v2: bool
-) -> None:
-    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
-    first, spec = first_of(items)
-    if is_in_shard(first):  # the shard will be named
-        return
-    wrong = None
-    if isinstance(error, ValueError) and type(first) is StorePath:
-        with contextlib.suppress(Exception):  # else zarr's error says enough
-            wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
-    if wrong:
-        raise wrong
-    if len(items) == 1:
-        add_name(error, first)
-        return
-    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
-    check = "`numcodecs-bytes check` finds damaged ones"
-    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
-
-
-async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
-    """Return the error of the first chunk that has the wrong length, if there is one."""
-    for chunk in chunks:
-        if not isinstance(chunk.layout, Layout):  # a shard has no certain length
-            continue
-        num_bytes = told = await _length_of(chunk.getter)
-        if told == 0:  # some file systems say that of files that are not empty
-            num_bytes = len(await chunk.getter.get(chunk.spec.prototype))  # type: ignore[arg-type]
-        try:
-            if num_bytes is not None:
-                chunk.check_length(num_bytes)
-        except LengthError as error:
-            return error
-        if told == 0:
-            break
-    return None
-
-
-async def _length_of(byte_getter: StorePath) -> int | None:
-    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
-    with contextlib.suppress(Exception):  # stores raise anything
-        return await byte_getter.store.getsize(byte_getter.path)
-    return None
 
 
 def _planned(batch: Batch) -> "AbstractAsyncContextManager[Sequence[ObjectRead]]":
@@ -395,13 +332,13 @@ class ReadsParts(PickledAsConfigured):
             return None, value
         if is_in_shard(first_of(items)[0]):
             return None, value
-        from numcodecs_bytes._write.in_place import plan_writes, with_own_memory
+        from numcodecs_bytes._write.in_place import check_required, plan_writes, with_own_memory
         from numcodecs_bytes._write.write_file import ValuesError
 
         try:
             writes = plan_writes(items, self._layouts.of, value, may_write_parts=bool(mode))
             if writes and mode == "require":
-                _check_required(writes.left)
+                check_required(writes.left)
             if writes and writes.in_place:
                 own = await with_own_memory(value.as_ndarray_like())
                 value = type(value).from_ndarray_like(own)
@@ -445,12 +382,12 @@ class ReadsParts(PickledAsConfigured):
         is_required: bool,
     ) -> "list[ChunkWrite]":
         """Write to parts of chunks in place; return what is left to zarr, if that is allowed."""
-        from numcodecs_bytes._write.in_place import write_parts
+        from numcodecs_bytes._write.in_place import check_required, write_parts
 
         values, num_threads = value.as_ndarray_like(), self._num_threads()
         left = await write_parts(chunks, values, drop_axes, num_threads, is_required=is_required)
         if is_required:
-            _check_required(left)
+            check_required(left)
         return left
 
     def _num_threads(self) -> int | None:
@@ -477,7 +414,7 @@ class BatchedBytesPipeline(ReadsParts, BatchedCodecPipeline):
         try:
             return await super().read_batch(items, out, drop_axes)
         except Exception as error:
-            await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
+            await explain(error, items, self._layouts.of, is_v2=self._is_v2())
             raise
 
 
@@ -494,7 +431,7 @@ if FusedCodecPipeline is not None:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)
             except Exception as error:
-                await _explain(error, items, self._layouts.of, is_v2=self._is_v2())
+                await explain(error, items, self._layouts.of, is_v2=self._is_v2())
                 raise
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # What codecs raise if they can't convert an element, and what NumPy's warnings may be turned into.
 _ERRORS = (ArithmeticError, LookupError, TypeError, ValueError, Warning)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._plan.layout import Geometry
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 
 Indices = np.ndarray[Any, np.dtype[np.intp]]
 

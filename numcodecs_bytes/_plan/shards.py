@@ -17,7 +17,7 @@ from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.zarr_versions import decode_index
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import Place, PlacedPlan, Plan, plan_axes
 from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
 

@@ -23,10 +23,10 @@ from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import Place, Plan, plan_of, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, leave
+from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import Output, memory_of, place_within, view_of, write_selected
 from numcodecs_bytes._read.workers import Workers

@@ -15,7 +15,7 @@ from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import Place, Plan
 from numcodecs_bytes._plan.selection import as_range
 

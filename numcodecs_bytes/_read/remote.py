@@ -9,203 +9,32 @@ import asyncio
 import collections
 import contextlib
 import itertools
-import math
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency, fill_value_or_default
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
-from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._plan.ranges import num_parts
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure, leave
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure
 from numcodecs_bytes._read.output import memory_of, place_within, write_selected
+from numcodecs_bytes._read.remote_object import Budget, RemoteObject
 from numcodecs_bytes._sources.stores import Remote, sources_of
-from numcodecs_bytes._sources.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
+from numcodecs_bytes._sources.strikes import Changed, Missing, Unexpected, state_of
 
 _in_flight = threading.local()  # how many objects the event loop of a thread reads at once
-
-
-class Budget(NamedTuple):
-    """What an object may use of zarr's `async.concurrency`."""
-
-    num_requests: int
-    gap: int  # the largest gap over which runs are requested together, in bytes
-    is_exact: bool  # whether the user has set the gap: then no range is split
-
-    @classmethod
-    def of(cls, num_objects: int, gap: int | None) -> "Budget":
-        """Return the budget of each object if `num_objects` of them are read at once.
-
-        `gap` is what the user has set.
-        """
-        limit = concurrency() or constants.UNLIMITED
-        num = max(1, limit // num_objects)
-        return cls(num, constants.LATENCY_BYTES // num if gap is None else gap, gap is not None)
-
-    def longest_range(self, num_bytes: int) -> int:
-        """Return the largest length of a range, if all ranges have `num_bytes` together."""
-        if self.is_exact:
-            return sys.maxsize
-        return max(constants.PART_BYTES, -(-num_bytes // self.num_requests))
-
-
-class RemoteObject:
-    """An object while it is read: all answers must state the same version and length."""
-
-    def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
-        """Take the length that it must have, if that is known, and the least that it may have."""
-        self.remote, self.state = remote, state_of(remote.store)
-        self.num_requests = self.num_bytes = 0  # requests made, and bytes received
-        self._expected, self._least = num_bytes, least
-        self.forget()
-
-    def forget(self) -> None:
-        """Accept any version again."""
-        self.length: int | None = None  # if the answers tell it
-        self._seen: tuple[int | None, object] | None = None
-        self._has_answered = self._is_split = False
-
-    def may_split(self) -> bool:
-        """Whether the versions of parts of a range can be compared."""
-        return self.remote.tells_versions and self.state.tells_versions
-
-    def _check(self, num_bytes: int | None, version: object) -> None:
-        """Raise if an answer states a length or version other than the expected one."""
-        if num_bytes is None and self.remote.must_tell_length:
-            raise Unexpected("it does not tell the length of a file")
-        if self._expected is not None and num_bytes not in (None, self._expected):
-            raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
-        if num_bytes is not None and num_bytes < self._least:
-            raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
-        has_changed = self._seen not in (None, (num_bytes, version))
-        self._seen, self.length = (num_bytes, version), num_bytes
-        if self._is_split and (has_changed or version is None):  # parts can't be compared
-            self.state.tells_versions = False  # from now on, no range is split
-            has_changed = True
-        if has_changed:
-            raise Changed("chunks are overwritten all the time, or each answer has another version")
-
-    async def ask(self, start: int, end: int | None) -> UInt8Array:
-        """Return a range; see `requests.Get`.
-
-        Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
-        is lost after a long time, raises the store's error, so that zarr does not ask again.
-        """
-        begin = time.monotonic()
-        self.num_requests += 1
-        try:
-            raw = await self.remote.get(start, end, self._check)
-        except LeftToZarr:
-            raise
-        except Exception as error:  # stores and their clients raise anything
-            is_long = time.monotonic() - begin > constants.PATIENCE_SECONDS
-            if is_long and self.state.has_answered and is_lost(error):
-                raise
-            first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
-            raise Failed(first_line[:200]) from None  # `str` of an error may fail
-        if raw is None and self._has_answered:
-            raise Changed("chunks are deleted while they are read")
-        if raw is None:
-            raise Missing("chunks are missing if parts of them are requested")
-        self.num_bytes += raw.nbytes
-        expected = -start if end is None else end - start
-        if raw.nbytes != expected:
-            raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
-        self.state.has_answered = self._has_answered = True
-        self.state.note_seconds(time.monotonic() - begin)
-        return raw
-
-    async def fetch(
-        self,
-        placed: Sequence[PlacedPlan],
-        budget: Budget,
-        most_with_gaps: int,
-        memory: UInt8Array | None,
-    ) -> list[UInt8Array]:
-        """Return the runs of each plan, end to end, in `memory` if they are several ranges.
-
-        Raises what `ask` does, after all requests end.
-        """
-        longest_part = most_with_gaps if self.may_split() else sys.maxsize
-        plans = [plan for plan, *_ in placed]
-        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest_part) == 1:
-            start = placed[0].start + plans[0].start
-            return [await self.ask(start, start + plans[0].length)]
-        starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
-        lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
-        runs = sorted_runs(starts, lengths)
-        self._is_split = num_parts(int(lengths.max(initial=0)), longest_part) > 1
-        num_bytes = [plan.num_bytes for plan in plans]
-        memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
-        await self._fetch_runs(runs, memory, budget, most_with_gaps, longest_part)
-        return np.split(memory, np.cumsum(num_bytes)[:-1])
-
-    async def _fetch_runs(
-        self, runs: Runs, memory: UInt8Array, budget: Budget, most: int, longest_part: int
-    ) -> None:
-        """Request runs, and copy them to their places in memory; see `fetch`.
-
-        If it is not known yet how fast the store is, the first answers tell, and decide how many
-        more requests are made.
-        """
-        gap, num = budget.gap, budget.num_requests
-        is_flexible = not (budget.is_exact or self._is_split)
-        if is_flexible and (near_gap := self.state.near_gap()) > gap:
-            gap, most, longest_part = near_gap, sys.maxsize, sys.maxsize  # parts are not faster
-        ranges = list(coalesce(runs, gap=gap, most_with_gaps=most, longest_part=longest_part))
-        if is_flexible and len(ranges) > num and self.state.least_seconds == math.inf:
-            await self._fetch_ranges(ranges[:num], memory, num)
-            rest = runs.between(sum([len(each.runs.starts) for each in ranges[:num]]), None)
-            await self._fetch_runs(rest, memory, budget, most, longest_part)
-            return
-        begin, num_before = time.monotonic(), self.num_bytes
-        await self._fetch_ranges(ranges, memory, num)
-        seconds = time.monotonic() - begin
-        self.state.note_rate(self.num_bytes - num_before, len(ranges), seconds)
-
-    async def _fetch_ranges(
-        self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
-    ) -> None:
-        """Request ranges, and copy the runs in them to their places in memory."""
-        errors = list[Exception]()
-
-        async def fetch(fetched: Range) -> None:
-            if errors:  # those in flight are waited for
-                return
-            try:
-                raw = await self.ask(fetched.start, fetched.end)
-            except Exception as error:  # noqa: BLE001 # raised when all have ended
-                errors.append(error)
-            else:
-                copy_runs(raw, fetched, memory)
-
-        await concurrent_map([(each,) for each in ranges], fetch, num_requests)
-        if errors:
-            self._raise_first(errors)
-
-    def _raise_first(self, errors: list[Exception]) -> NoReturn:
-        """Raise the first error of several requests; those after it may be its consequences."""
-        del errors[1:]
-        if self._has_answered and isinstance(errors[0], Missing):
-            raise Changed("chunks are deleted while they are read")
-        if self._has_answered and not isinstance(errors[0], LeftToZarr):
-            raise Unexpected("it loses connections")  # with many requests, one is lost more often
-        raise errors.pop()  # a local variable would keep what was fetched
 
 
 class ObjectRead(NamedTuple):

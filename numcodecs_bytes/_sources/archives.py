@@ -7,7 +7,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import new_memory, read_exactly
 
 

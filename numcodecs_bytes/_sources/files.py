@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # Non-blocking, in case it is a pipe.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

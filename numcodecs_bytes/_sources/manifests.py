@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zarr.core.buffer import default_buffer_prototype
 
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.strikes import state_of
 
 

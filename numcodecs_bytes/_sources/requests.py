@@ -11,7 +11,7 @@ from zarr.abc.store import RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.ranges import parse_content_range
 from numcodecs_bytes._sources.strikes import Unexpected
 

@@ -20,7 +20,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.options import stores_with_ranges
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.archives import locate_member, open_archive
 from numcodecs_bytes._sources.files import File, join, open_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from numcodecs_bytes._host.names import name_of_store
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 
 logger = logging.getLogger("numcodecs_bytes")
 

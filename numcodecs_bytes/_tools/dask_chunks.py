@@ -12,7 +12,7 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import has_variable_length
 from numcodecs_bytes._core.lengths import parse_size
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 
 if TYPE_CHECKING:
     import zarr

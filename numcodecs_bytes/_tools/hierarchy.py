@@ -25,7 +25,7 @@ from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.stores import find_source, name_of_class
 

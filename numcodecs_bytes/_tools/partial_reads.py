@@ -7,7 +7,7 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr, NothingLost
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.stores import find_source, name_of_class
 

@@ -14,12 +14,12 @@ from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import plan_of, shape_of
 from numcodecs_bytes._read import unexpected
-from numcodecs_bytes._read.chunks import ChunkWrite, Outcome, leave
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write import locks, write_file
+from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedError, LockedFile, MissingFileError, ReplacedError
 from numcodecs_bytes._write.write_file import Part, ValuesError
 

@@ -22,16 +22,9 @@ from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name, name_of_chunk
 from numcodecs_bytes._host.threads import num_cores, run_in_thread, write_pool
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.shards import ShardLayout
-from numcodecs_bytes._read.chunks import (
-    ChunkWrite,
-    LayoutOf,
-    ZarrItem,
-    first_of,
-    has_whole_chunks,
-    leave,
-)
+from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import may_be_mapped
 from numcodecs_bytes._read.workers import Workers
@@ -39,6 +32,7 @@ from numcodecs_bytes._sources.files import join
 from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import ChunkFile
+from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.shard_file import ShardFile
 from numcodecs_bytes._write.whole import are_plain
 from numcodecs_bytes._write.write_file import ValuesError
@@ -120,6 +114,17 @@ def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> No
         raise LeftToZarr(
             "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
         )
+
+
+def check_required(chunks: Sequence[ChunkWrite]) -> None:
+    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
+    for chunk in chunks:
+        if not chunk.is_complete:
+            raise RuntimeError(
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
+                "`numcodecs-bytes` to see what sets that option"
+            )
 
 
 def _num_bytes(values: Any) -> int:

@@ -17,7 +17,7 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import UInt64Array, encode_index
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
 from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints

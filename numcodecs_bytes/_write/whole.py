@@ -22,13 +22,13 @@ from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores,
 from numcodecs_bytes._host.zarr_versions import concurrency, fill_value_or_default
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import Place, plan_of, split
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read import unexpected
-from numcodecs_bytes._read.chunks import ChunkWrite, leave
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.workers import Workers
+from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import make_file
 from numcodecs_bytes._write.write_file import ValuesError, raise_unless, write_runs
 

@@ -16,7 +16,7 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import Place, Plan, plan_axes, split
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import mesh

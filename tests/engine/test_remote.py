@@ -480,7 +480,7 @@ class TestNearStores:
             return read_it
 
         clock = types.SimpleNamespace(monotonic=lambda: now)
-        monkeypatch.setattr("numcodecs_bytes._read.remote.time", clock)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.time", clock)
         return open_it
 
     def test_many_requests_become_one(self, read):

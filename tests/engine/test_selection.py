@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.left_to_zarr import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import axes_of, key_of, selection_of
 
 I4 = np.dtype("i4")

@@ -1,0 +1,73 @@
+"""Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from zarr.storage import StorePath
+
+from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.names import add_name, add_note
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._read.chunks import (
+    ChunkRead,
+    LayoutOf,
+    ZarrItem,
+    chunk_reads,
+    first_of,
+)
+from numcodecs_bytes._sources.stores import is_in_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# How many chunks are asked for their length after an error, so that with the one that may have to
+# be fetched, because its length is said to be 0, an error costs at most a dozen requests.
+_NUM_LENGTHS = 11
+
+
+async def explain(
+    error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf, *, is_v2: bool
+) -> None:
+    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
+    first, spec = first_of(items)
+    if is_in_shard(first):  # the shard will be named
+        return
+    wrong = None
+    if isinstance(error, ValueError) and type(first) is StorePath:
+        with contextlib.suppress(Exception):  # else zarr's error says enough
+            wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
+    if wrong:
+        raise wrong
+    if len(items) == 1:
+        add_name(error, first)
+        return
+    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+    check = "`numcodecs-bytes check` finds damaged ones"
+    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+
+
+async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
+    """Return the error of the first chunk that has the wrong length, if there is one."""
+    for chunk in chunks:
+        if not isinstance(chunk.layout, Layout):  # a shard has no certain length
+            continue
+        num_bytes = told = await _length_of(chunk.getter)
+        if told == 0:  # some file systems say that of files that are not empty
+            num_bytes = len(await chunk.getter.get(chunk.spec.prototype))  # type: ignore[arg-type]
+        try:
+            if num_bytes is not None:
+                chunk.check_length(num_bytes)
+        except LengthError as error:
+            return error
+        if told == 0:
+            break
+    return None
+
+
+async def _length_of(byte_getter: StorePath) -> int | None:
+    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
+    with contextlib.suppress(Exception):  # stores raise anything
+        return await byte_getter.store.getsize(byte_getter.path)
+    return None

@@ -1,0 +1,44 @@
+"""What became of a chunk, and the one way to give it up."""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, Protocol
+
+
+class LeftToZarr(Exception):  # noqa: N818 # not an error
+    """A chunk is left to zarr, which reads or writes all of it; the message says why.
+
+    Raised by anything that can't deal with a chunk: a store, a selection, a file, the index of a
+    shard, a request, a lock. `leave` makes it the outcome of the chunk.
+    """
+
+
+class NothingLost(LeftToZarr):
+    """A chunk is left to zarr, which need not fetch it: it is in memory, or missing."""
+
+
+class Outcome(NamedTuple):
+    """What became of a chunk."""
+
+    status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
+    why: str = ""  # it is left to zarr; remains when zarr has read it
+    is_by_zarr: bool = False  # whether zarr has read it
+
+    @property
+    def is_left(self) -> bool:
+        """Whether zarr still has to read or write it."""
+        return self.status == "left to zarr"
+
+
+PENDING = Outcome("left to zarr")
+
+
+class HasOutcome(Protocol):
+    """A chunk that is read or written."""
+
+    outcome: Outcome
+
+
+def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
+    """Leave chunks to zarr: the one place where the reason, a `LeftToZarr`, becomes an outcome."""
+    for chunk in chunks:
+        chunk.outcome = Outcome("left to zarr", str(why))

@@ -1,0 +1,73 @@
+"""Chunk writes: what is known about a chunk that is written, and what became of it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zarr.core.array_spec import ArraySpec
+from zarr.storage import StorePath
+
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._plan.outcome import PENDING, Outcome
+from numcodecs_bytes._plan.plan import Place
+from numcodecs_bytes._plan.shards import AnyLayout
+from numcodecs_bytes._read.chunks import ZarrItem
+
+
+@dataclass(slots=True, eq=False)
+class ChunkWrite:
+    """What is written to a part of a chunk, or all of it, and what became of it."""
+
+    item: ZarrItem  # passed on if the chunk is left to zarr
+    setter: StorePath
+    spec: ArraySpec
+    selection: Any
+    place: Place  # in the values
+    is_complete: bool  # whether the whole chunk is written
+    layout: AnyLayout | None = None
+    path: str = ""  # of its file; "" if zarr writes it
+    outcome: Outcome = PENDING
+    num_bytes: int | None = None  # how many were written in place; None if the file did not change
+    num_bytes_before: int = 0  # the length of the file before
+
+    def would_be_empty(self, blocks: Iterable[Array]) -> bool:
+        """Whether zarr would not store a chunk of these elements: all equal the fill value."""
+        if self.spec.config.write_empty_chunks:
+            return False
+        fill_value = fill_value_or_default(self.spec)
+        buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
+        return all(
+            not _begins_differently(block, fill_value)  # as most often: that takes no time
+            and buffer_of(block).all_equal(fill_value)
+            for block in blocks
+        )
+
+    def note_written_whole(self) -> None:
+        """Note that the whole chunk has been written, or deleted if zarr would not store it."""
+        self.outcome = Outcome("written whole")
+
+    def trace(self, *, is_v2: bool) -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunk."""
+        counts: trace.Counts = {}
+        if self.num_bytes is not None:
+            counts = {
+                "chunks_in_place": 1,
+                "bytes_in_place": self.num_bytes,
+                "bytes_zarr_alone": self.num_bytes_before,
+            }
+        elif self.is_complete:
+            counts = {("why_not_in_place", "the whole chunk is written"): 1}
+        elif self.outcome.is_left and self.outcome.why:
+            counts = {("why_not_in_place", self.outcome.why): 1}
+        if counts:
+            trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
+
+
+def _begins_differently(elements: Array, fill_value: object) -> bool:
+    """Whether the first element certainly differs from the fill value."""
+    if not elements.size or elements.dtype.kind not in "biufc":
+        return False
+    first = elements[(0,) * elements.ndim]
+    return bool(first == first and first != fill_value)  # noqa: PLR0124 # NaN may be the fill value
