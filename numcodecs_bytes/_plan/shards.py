@@ -4,6 +4,7 @@ What a selection takes from each inner chunk is planned and read as for any chun
 wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
+import bisect
 import contextlib
 import functools
 import itertools
@@ -29,7 +30,7 @@ class InnerChunks(NamedTuple):
 
     present: list[PlacedPlan]
     missing: list[Place]  # of what is selected of them, in the selection
-    num_bytes_by_zarr: int  # how many bytes zarr alone reads of the shard, without its index
+    num_present: int  # how many inner chunks are present; 0 for points that nobody traces
 
 
 class ShardPlan(NamedTuple):
@@ -55,8 +56,7 @@ class ShardPlan(NamedTuple):
             PlacedPlan(self.plans[k], start, places[k])
             for k, start in zip(numbers, starts.tolist(), strict=True)
         ]
-        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
-        return InnerChunks(placed, [places[k] for k in missing], num_by_zarr)
+        return InnerChunks(placed, [places[k] for k in missing], len(placed))
 
 
 class ShardPoints(NamedTuple):
@@ -74,8 +74,8 @@ class ShardPoints(NamedTuple):
         points = Axis(starts + self.offsets[present], 1, 0)
         plan = plan_axes((points,), self.inner.item_size, self.gap)
         placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
-        num_by_zarr = _num_bytes_by_zarr(starts, self.inner)
-        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_by_zarr)
+        num_present = len(set(starts.tolist())) if trace.active else 0
+        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_present)
 
 
 AnyShardPlan = ShardPlan | ShardPoints
@@ -101,10 +101,6 @@ def _find(
     return present, begins, np.flatnonzero(is_missing)
 
 
-def _num_bytes_by_zarr(starts: Indices, inner: Geometry) -> int:
-    return len(set(starts.tolist())) * inner.num_bytes if trace.active else 0
-
-
 class ShardLayout:
     """How the shards of an array are stored: by zarr's codec, with inner chunks of one layout."""
 
@@ -119,6 +115,10 @@ class ShardLayout:
         self.num_chunks = math.prod(self.grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"
+
+    def num_bytes_by_zarr(self, inner_chunks: InnerChunks) -> int:
+        """Return how many bytes zarr alone reads of a shard."""
+        return self.index_bytes + inner_chunks.num_present * self.inner.num_bytes
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
@@ -211,35 +211,27 @@ class _GridSlice(NamedTuple):
 
 def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
-    if not len(axis.indices):
-        return iter(())
-    return _cut_range(axis, size) if type(axis.indices) is range else _cut_array(axis, size)
-
-
-def _cut_range(axis: Axis, size: int) -> Iterator[_GridSlice]:
     indices: Any = axis.indices
-    first, last, step = indices[0], indices[-1], indices.step
-    made: dict[range, Axis] = {}
-    for position in range(first // size, last // size + 1):
+    order, made = None, dict[range, Axis]()
+    if type(indices) is not range:
+        chunks = indices // size
+        if not (chunks[1:] >= chunks[:-1]).all():
+            order = np.argsort(chunks, kind="stable")
+            indices = indices[order]
+    begin = 0
+    while begin < len(indices):
+        position = int(indices[begin]) // size
         edge = position * size
-        # How many indices are before the first edge, and before the second one.
-        begin = max(-((first - edge) // step), 0)
-        end = min(-((first - edge - size) // step), len(indices))
-        if begin < end:
-            within = range(first + begin * step - edge, first + end * step - edge, step)
+        if type(indices) is range:
+            stop = min(indices.stop, edge + size) - edge
+            within = range(indices[begin] - edge, stop, indices.step)
+            end = begin + len(within)
             if within not in made:
                 made[within] = axis._replace(indices=within)
-            yield _GridSlice(position, made[within], slice(begin, end))
-
-
-def _cut_array(axis: Axis, size: int) -> Iterator[_GridSlice]:
-    indices: Any = axis.indices
-    chunks, order = indices // size, None
-    if not (chunks[1:] >= chunks[:-1]).all():
-        order = np.argsort(chunks, kind="stable")
-        indices, chunks = indices[order], chunks[order]
-    edges = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(indices)]
-    for begin, end in itertools.pairwise(edges):
-        position = int(chunks[begin])
-        within = axis._replace(indices=indices[begin:end] - position * size)
-        yield _GridSlice(position, within, slice(begin, end) if order is None else order[begin:end])
+            of_chunk = made[within]
+        else:
+            end = bisect.bisect_left(indices, edge + size, begin)
+            of_chunk = axis._replace(indices=indices[begin:end] - edge)
+        place = slice(begin, end) if order is None else order[begin:end]
+        yield _GridSlice(position, of_chunk, place)
+        begin = end

@@ -200,8 +200,7 @@ class _Reader:
             fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
             num_requests += fetched.num_requests
             num_read += fetched.num_bytes
-        num_by_zarr = shard.index_bytes + inner_chunks.num_bytes_by_zarr
-        return Fetched(num_requests, num_read, num_by_zarr)
+        return Fetched(num_requests, num_read, shard.num_bytes_by_zarr(inner_chunks))
 
     def _find_inner_chunks(
         self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any

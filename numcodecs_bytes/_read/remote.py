@@ -313,7 +313,7 @@ class _Reader:
             inner = place_within(chunk.place, place)
             self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
-        return placed, shard.index_bytes + located.num_bytes_by_zarr
+        return placed, shard.num_bytes_by_zarr(located)
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
