@@ -8,8 +8,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-import numpy as np
-
 from numcodecs_bytes._core.dtypes import has_variable_length
 from numcodecs_bytes._core.lengths import parse_size
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -18,7 +16,8 @@ if TYPE_CHECKING:
     import zarr
     from zarr.types import AnyArray
 
-# Along an axis: the length of all of Dask's chunks but the last, or the length of each.
+# Along an axis: the length of all of Dask's chunks but the last, or, if the stored chunks have
+# several lengths, the length of each.
 Lengths = int | tuple[int, ...]
 
 
@@ -40,8 +39,9 @@ def dask_chunks(
 ) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
-    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that each
-    part is one range of bytes, unless they can't be read in part. Smaller ones are grouped.
+    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that what
+    is read of each is one range of bytes, unless they can't be read in part. Smaller ones are
+    grouped.
 
     The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
     unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
@@ -58,7 +58,7 @@ def dask_chunks(
     -------
     tuple or dict
         For an array, for ``dask.array.from_zarr(array, chunks=...)``: the length of Dask's chunks
-        along each axis, or, where one length can't align with stored chunks, the length of each.
+        along each axis, or, where the stored chunks have several lengths, the length of each.
         For a group, for ``xarray.open_zarr(path, chunks=...)``: the same by dimension name; the
         array with the most bytes decides first.
 
@@ -131,18 +131,13 @@ def _longest(lengths: Lengths, length: int) -> int:
     return max(min(longest, length), 1)
 
 
-def _split(num: int, num_parts: int, unit: int, length: int) -> Lengths:
-    """Return lengths that split every `num` units along an axis into about `num_parts` parts."""
-    run = num * unit
-    if run >= length:
-        return math.ceil(num / num_parts) * unit
-    # The same length for all, which xarray and Dask need to write to zarr, if it is not too small.
-    for divisor in range(num_parts, 2 * num_parts):
-        if num % divisor == 0:
-            return run // divisor
-    ends = np.arange(1, num_parts + 1) * num // num_parts * unit
-    edges = (np.arange(0, length, run)[:, np.newaxis] + ends).ravel()
-    return tuple(np.diff(np.unique(edges.clip(max=length)), prepend=0).tolist())
+def _split(num: int, num_parts: int, unit: int, length: int) -> int:
+    """Return a length that splits every `num` units along an axis into about `num_parts` parts."""
+    if num * unit < length:  # equal parts, if they are not too small, end where stored chunks do
+        for divisor in range(num_parts, 2 * num_parts):
+            if num % divisor == 0:
+                return num // divisor * unit
+    return math.ceil(num / num_parts) * unit
 
 
 def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
