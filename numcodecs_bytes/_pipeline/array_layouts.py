@@ -95,16 +95,15 @@ def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None
 def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
     metadata: Any = array.metadata
-    is_v2 = metadata.zarr_format == 2
-    codecs = [V2Codec(metadata.filters, metadata.compressor)] if is_v2 else metadata.codecs
     try:
         shape = array.shards or array.chunks
     except NotImplementedError:  # which zarr calls rectilinear
         raise LeftToZarr("chunks of several shapes") from None
-    config = ArrayConfig(order=metadata.order if is_v2 else "C", write_empty_chunks=False)
+    order: Any = metadata.order if metadata.zarr_format == 2 else "C"
+    config = ArrayConfig(order=order, write_empty_chunks=False)
     fill_value, prototype = metadata.fill_value, default_buffer_prototype()
     chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, prototype)
-    return _find_layout_of(BatchedCodecPipeline.from_codecs(codecs))(chunk_spec)
+    return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec)
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf:
@@ -201,7 +200,6 @@ def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType
 
 
 def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:
-    """Return how a shard is stored."""
     inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
     if isinstance(inner, ShardLayout):
         raise LeftToZarr("shards in shards")

@@ -80,7 +80,6 @@ def axes_of(
 
 
 def _points(arrays: list[Any], geometry: Geometry) -> Axis:
-    """Return points, 1-D arrays of integers, as one axis."""
     num = len(arrays[0]) if arrays[0].ndim else 0
     if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):  # noqa: C419 # faster
         raise _unknown(arrays)

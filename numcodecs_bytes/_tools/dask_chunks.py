@@ -85,7 +85,6 @@ def dask_chunks(
 
 
 def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_sizes`
-    """Return how an array is stored."""
     # It imports `numcodecs_bytes.zarr`, and so zarr.
     from numcodecs_bytes._tools.partial_reads import read_in_part
 
@@ -141,7 +140,6 @@ def _split(num: int, num_parts: int, unit: int, length: int) -> int:
 
 
 def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:
-    """Return chunks for each dimension."""
     arrays = [(name, array) for name, array in group.arrays() if _dimensions(array)]
     if not arrays:
         raise ValueError(
