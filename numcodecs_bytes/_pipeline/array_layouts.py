@@ -30,7 +30,6 @@ from numcodecs_bytes._pipeline.elementwise import (
     conversion_of_filters,
     is_elementwise,
 )
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
@@ -38,6 +37,9 @@ from numcodecs_bytes._read.chunks import LayoutOf
 from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
+
+# Of chunks of how many shapes an array keeps how they are stored: all, if its chunks are regular.
+KEPT_SHAPES = 1 << 8
 
 
 class ArrayLayouts:
@@ -61,7 +63,7 @@ class ArrayLayouts:
             raise LeftToZarr("chunks on a GPU, or in memory of another kind")
         layout = self._layouts.get(chunk_spec.shape)
         if layout is None:
-            if len(self._layouts) >= constants.KEPT_SHAPES:
+            if len(self._layouts) >= KEPT_SHAPES:
                 self._layouts.clear()
             layout = self._layouts[chunk_spec.shape] = self._layout_of(chunk_spec)
         return layout

@@ -7,8 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.selection import Indices
+
+# Shorter runs of an answer are copied by one assignment: 8,192 runs of 4 bytes take 0.07 ms instead
+# of 2.9. Longer ones are not: 2,048 runs of 4 KiB would take 1.8 ms instead of 1.1.
+COPIED_TOGETHER_BYTES = 1 << 11
 
 
 class Runs(NamedTuple):
@@ -75,7 +78,7 @@ def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
     starts, lengths, offsets = fetched.runs
     length = int(lengths[0])
     is_complete = fetched.start <= starts[0] and (starts + lengths).max() <= fetched.end
-    if is_complete and 0 < length < constants.COPIED_TOGETHER_BYTES and (lengths == length).all():
+    if is_complete and 0 < length < COPIED_TOGETHER_BYTES and (lengths == length).all():
         _windows(memory, length)[offsets] = _windows(raw, length)[starts - fetched.start]
         return
     source, target = raw.data, memory.data

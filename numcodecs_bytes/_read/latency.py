@@ -12,6 +12,21 @@ from collections.abc import Collection, Iterable
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._sources import files
 
+# If files are slow, gaps are read over that take less time than another request: what is read at
+# BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
+# One after the other, 1 ms each, parts of 64 MiB took 0.8 to 1.0 of zarr's time.
+BYTES_PER_SECOND, MAX_GAP_BYTES, NUM_PREFETCHED = 2e9, 1 << 21, 16
+
+# After how many chunks a batch looks again whether files are slow, or still are. If they are, as
+# many threads read as zarr itself would use: cold chunks of 64 KiB take 4 ms instead of 18.
+LOOK_EVERY, LOOK_EVERY_SLOW = 8, 32
+
+# A look that takes longer than WAITED_SECONDS did not wait for another thread. If all else that a
+# batch does, opening and writing files, takes that much longer in all than usual, and than
+# SHORT_SECONDS each, more threads help: if each rename takes 10 or 50 ms, chunks of 1 MiB take 0.6
+# of zarr's time to write, and 1.3 to 1.4 without this rule.
+WAITED_SECONDS, SHORT_SECONDS = 1e-3, 1e-4
+
 
 class Latency:
     """How long a batch waits for its files: for a request to read, and for anything else.
@@ -31,8 +46,8 @@ class Latency:
     @property
     def gap(self) -> int:
         """The gap that takes as long to read as another request, in bytes."""
-        num = constants.NUM_PREFETCHED if self.prefetching_helps else 1
-        gap = int(min(self.seconds * constants.BYTES_PER_SECOND, constants.MAX_GAP_BYTES) / num)
+        num = NUM_PREFETCHED if self.prefetching_helps else 1
+        gap = int(min(self.seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
         # Rounded down to a power of two, so that few plans have to be kept.
         return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
 
@@ -44,7 +59,7 @@ class Latency:
         if self.seconds:
             if self._num_until_look >= 0:
                 return False
-            self._num_until_look = constants.LOOK_EVERY_SLOW  # now: other threads need not look
+            self._num_until_look = LOOK_EVERY_SLOW  # now: other threads need not look
             return True
         return self._num_until_look < 0 or num_runs >= constants.LOOK_FROM
 
@@ -57,7 +72,7 @@ class Latency:
         Returns whether threads wait for files, so that more of them help.
         """
         may_be_threads = have_helpers and not self.seconds
-        limit = constants.WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
+        limit = WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
         left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
         while left and len(slow) < 2:
             seconds = files.seconds_to_read(descriptor, left.popleft())
@@ -67,10 +82,10 @@ class Latency:
                 num_fast += 1
         self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
         if self.seconds:
-            self._num_until_look = constants.LOOK_EVERY_SLOW
+            self._num_until_look = LOOK_EVERY_SLOW
             self._try_prefetching(descriptor, left, sum(slow))
         elif num_fast:
-            self._num_until_look = constants.LOOK_EVERY
+            self._num_until_look = LOOK_EVERY
         else:  # a small file: the next one decides
             self._suspected = slow[0]
             self.note(slow[0])
@@ -92,7 +107,7 @@ class Latency:
         `seconds` is negative if it took less. Returns whether threads wait, so that more of them
         help.
         """
-        waited = self._waited_seconds + seconds - constants.SHORT_SECONDS
+        waited = self._waited_seconds + seconds - SHORT_SECONDS
         self._waited_seconds = max(waited, 0.0)
-        self.has_waited |= self._waited_seconds > constants.WAITED_SECONDS
+        self.has_waited |= self._waited_seconds > WAITED_SECONDS
         return self.has_waited

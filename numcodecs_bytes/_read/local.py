@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from numcodecs_bytes._host.names import add_name
-from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool, num_cores
+from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
 from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan import constants
@@ -29,7 +29,7 @@ from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import Output, memory_of, place_within, view_of, write_selected
-from numcodecs_bytes._read.workers import Workers
+from numcodecs_bytes._read.workers import Workers, num_threads_for
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import File, OpenFile
 
@@ -51,12 +51,11 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
         for _, in_file in itertools.groupby(itertools.chain.from_iterable(parts), _key_of):
             reader.read_file(in_file)
 
-    is_parallel = batch.out.array.nbytes >= constants.PARALLEL_BYTES * len(chunks)
     workers = Workers(
         list(_by_file(chunks)),
         work,
         num_threads=batch.num_workers,
-        num_default=num_cores() if is_parallel else 1,
+        num_default=num_threads_for(batch.out.array.nbytes, len(chunks)),
         begins_alone=len(chunks) > 1,
     )
     try:
@@ -270,7 +269,7 @@ def _try_straight(file: OpenFile, layout: Layout, plan: Plan, out: Output, place
     if region is None:
         return False
     starts = _prefetched_starts(file, plan)
-    read = _copy_short_runs if plan.length < constants.DIRECT_BYTES else _try_long_runs
+    read = _copy_short_runs if plan.length < files.DIRECT_BYTES else _try_long_runs
     return read(file.descriptor, starts, plan.length, region.data, out)
 
 

@@ -13,11 +13,15 @@ from numcodecs_bytes._core.copy import copy_elements
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import Place, Plan
 from numcodecs_bytes._plan.selection import as_range
+
+# Of how many elements on arrays that zarr makes of slices, to say where they belong, are slices
+# again: that takes 15 us, and NumPy takes 8 ns longer to assign each element to arrays. 8 samples
+# of 5 MB, unsorted, took 30 times as long as sorted ones with zarr 3.1.6.
+MESH_FROM = 1 << 12
 
 
 class Output(NamedTuple):
@@ -132,7 +136,7 @@ def place_of(selector: Any) -> Place:
     place = selector if isinstance(selector, tuple) else (selector,)
     num = len(place)
     is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])  # noqa: C419
-    if is_mesh and math.prod([i.size for i in place]) >= constants.MESH_FROM:
+    if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
         return place_within(place, (slice(None),) * num)
     return place
 

@@ -12,6 +12,7 @@ from numcodecs_bytes._host.threads import (
     MAX_FILE_THREADS,
     IsWanted,
     helper_pool,
+    num_cores,
     run_while_wanted,
     submit,
 )
@@ -20,7 +21,16 @@ from numcodecs_bytes._host.zarr_versions import concurrency
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+# If at least this much is selected per chunk, all cores together are faster than one thread. Below
+# it, threads wait for each other: most of the time is spent in Python.
+PARALLEL_BYTES = 1 << 19
+
 Chunk = TypeVar("Chunk")
+
+
+def num_threads_for(num_bytes: int, num_chunks: int) -> int:
+    """Return how many threads share chunks that hold so many bytes in all: one, or one per core."""
+    return num_cores() if num_bytes >= PARALLEL_BYTES * num_chunks else 1
 
 
 class Workers(Generic[Chunk]):

@@ -17,6 +17,9 @@ import numpy as np
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
+# Shorter runs are read as Python's bytes and joined: 0.6 us each instead of 1.0 into memory.
+DIRECT_BYTES = 1 << 12
+
 # Non-blocking, in case it is a pipe.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 # What file systems and sandboxes answer to what they do not support.
@@ -148,7 +151,7 @@ def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) 
     Short ones are returned as bytes; others are read into what `memory` returns for a number of
     bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
     """
-    if length < constants.DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
+    if length < DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
         pread = os.pread
         raw = b"".join([pread(descriptor, length, start) for start in starts])
         if len(raw) != len(starts) * length:

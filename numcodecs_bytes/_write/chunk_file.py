@@ -12,7 +12,6 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import plan_of, shape_of
@@ -22,6 +21,9 @@ from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedError, LockedFile, MissingFileError, ReplacedError
 from numcodecs_bytes._write.write_file import Part, ValuesError
+
+# How often a file that is replaced or deleted meanwhile is reopened.
+MAX_TRIES = 1000
 
 
 @dataclass
@@ -103,7 +105,7 @@ class ChunkFile:
         """
         if not any([part.runs.num_runs for part in self._parts]):  # noqa: C419 # faster
             return
-        for _ in range(constants.MAX_TRIES):
+        for _ in range(MAX_TRIES):
             with contextlib.suppress(ReplacedError):
                 if self._try_to_write(is_wanted):
                     return

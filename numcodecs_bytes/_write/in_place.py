@@ -20,14 +20,13 @@ from zarr.storage import LocalStore, StorePath
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name, name_of_chunk
-from numcodecs_bytes._host.threads import num_cores, run_in_thread, write_pool
-from numcodecs_bytes._plan import constants
+from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import may_be_mapped
-from numcodecs_bytes._read.workers import Workers
+from numcodecs_bytes._read.workers import Workers, num_threads_for
 from numcodecs_bytes._sources.files import join
 from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes._write import locks
@@ -36,6 +35,19 @@ from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.shard_file import ShardFile
 from numcodecs_bytes._write.whole import are_plain
 from numcodecs_bytes._write.write_file import ValuesError
+
+# Values that may be mapped from a file are copied, up to this size, before parts of chunks are
+# written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
+MAPPED_COPY_BYTES = 1 << 26
+
+# A write that waits for a lock tries again after one sixteenth of the time it has waited, within
+# these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got
+# no lock for a second.
+NUM_WAITS, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 16, 2e-4, 0.1
+
+# How long a write waits before a log message says what it waits for, and how long it waits while
+# the program ends.
+LONG_SECONDS, EXIT_SECONDS = 5.0, 1.0
 
 logger = logging.getLogger("numcodecs_bytes")
 
@@ -56,7 +68,7 @@ def plan_writes(
     if not (may_write_parts or may_write_whole or trace.active):
         return None
     writes, values = Writes([], [], []), value.as_ndarray_like()
-    is_too_large = _num_bytes(values) > constants.MAPPED_COPY_BYTES and may_be_mapped(values)
+    is_too_large = _num_bytes(values) > MAPPED_COPY_BYTES and may_be_mapped(values)
     for item in items:
         chunk = ChunkWrite(item, *item[:5])
         if chunk.is_complete and not may_write_whole:
@@ -108,7 +120,7 @@ def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> No
     if inner.conversion is not None:
         raise LeftToZarr("codecs convert its elements")
     if is_too_large:
-        most = f"{constants.MAPPED_COPY_BYTES >> 20} MiB"
+        most = f"{MAPPED_COPY_BYTES >> 20} MiB"
         raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
     if not is_on:  # last: setting it to True helps
         raise LeftToZarr(
@@ -169,15 +181,15 @@ async def write_parts(
             break
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.setter)
-        if seconds > constants.LONG_SECONDS and not has_warned:
+        if seconds > LONG_SECONDS and not has_warned:
             has_warned = True
             logger.warning(
                 "waiting for a lock on %s: another thread or process has locked its file", name
             )
-        if seconds > constants.EXIT_SECONDS and not has_thread:
+        if seconds > EXIT_SECONDS and not has_thread:
             raise InterruptedError(f"the program ended while a write waited to lock {name}")
-        pause = max(seconds / constants.NUM_WAITS, constants.FIRST_WAIT_SECONDS)
-        await asyncio.sleep(min(pause, constants.MAX_WAIT_SECONDS))
+        pause = max(seconds / NUM_WAITS, FIRST_WAIT_SECONDS)
+        await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
     return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
@@ -189,8 +201,6 @@ async def _try_all(
     One thread per core writes if they are large, and more if files are slow.
     """
     locked = list[ChunkFile]()
-    first = waiting[0]
-    is_parallel = first.values.nbytes > constants.PARALLEL_BYTES * len(waiting)
 
     def work(workers: Workers[ChunkFile], some: Iterator[ChunkFile]) -> None:
         for file in some:
@@ -203,6 +213,6 @@ async def _try_all(
             if file.latency.seconds:
                 workers.start_helpers(wait_for_files=True)
 
-    num_default = num_cores() if is_parallel else 1
+    num_default = num_threads_for(waiting[0].values.nbytes, len(waiting))
     workers = Workers(waiting, work, num_threads=num_threads, num_default=num_default)
     return locked, await workers.run(write_pool())

@@ -6,9 +6,8 @@ import threading
 
 import pytest
 import zarr
-from helpers import has, module_or_none
+from helpers import has, module_or_none, owner_of
 
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes._sources import files
 
 
@@ -96,7 +95,7 @@ def set_constants(monkeypatch):
 
     def change(**numbers):
         for name, number in numbers.items():
-            monkeypatch.setattr(constants, name, number)
+            monkeypatch.setattr(owner_of(name), name, number)
 
     return change
 
@@ -111,7 +110,7 @@ def _files_are_fast(monkeypatch, set_constants):
 @pytest.fixture(autouse=True)
 def _stores_are_far(monkeypatch):
     """Request what is requested of a far store, however soon a store of the tests answers."""
-    monkeypatch.setattr(constants, "NEAR_SECONDS", 0.0)
+    monkeypatch.setattr("numcodecs_bytes._sources.strikes.NEAR_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import zarr
-from helpers import EVERYTHING, ZARR_ALONE, select
+from helpers import EVERYTHING, ZARR_ALONE, owner_of, select
 from servers import (
     BY_LUCK,
     OVERWRITTEN,
@@ -18,8 +18,6 @@ from servers import (
     references,
     store_of,
 )
-
-from numcodecs_bytes._plan import constants
 
 SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {
@@ -51,7 +49,7 @@ def server():
     server.values = {"plain": dense, "references": dense, "sparse": sparse, "sharded": sparse}
     with pytest.MonkeyPatch.context() as patch:
         for name, number in SMALL.items():
-            patch.setattr(constants, name, number)
+            patch.setattr(owner_of(name), name, number)
         with server.running():
             yield server
 

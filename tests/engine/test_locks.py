@@ -206,7 +206,7 @@ def test_a_chunk_that_keeps_being_replaced(tmp_path, array, chunk, monkeypatch):
         (tmp_path / "new").replace(chunk)
 
     monkeypatch.setattr(fcntl, "flock", replace)
-    monkeypatch.setattr(constants, "MAX_TRIES", 20)
+    monkeypatch.setattr("numcodecs_bytes._write.chunk_file.MAX_TRIES", 20)
     with pytest.raises(RuntimeError, match="it keeps being replaced"):
         array[2, 1:] = 3
 
@@ -273,7 +273,7 @@ class TestWaiting:
 
     def test_others_need_not_wait_for_a_locked_chunk(self, tmp_path, caplog, monkeypatch):
         """More writes than there are threads wait for one chunk, and say so; others, reads too."""
-        monkeypatch.setattr(constants, "LONG_SECONDS", 0.05)
+        monkeypatch.setattr("numcodecs_bytes._write.in_place.LONG_SECONDS", 0.05)
         array = create(tmp_path, (8, 8), (8, 4))
         array[...] = 1
         with locked(tmp_path / "c/0/0", fcntl.LOCK_EX):

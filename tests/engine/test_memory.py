@@ -9,7 +9,7 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
-from numcodecs_bytes._plan import constants, plan, shards
+from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
@@ -108,7 +108,7 @@ class TestWhatIsKept:
 
     def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
         """60 of them over 65,536 inner chunks kept 619 MiB; these would keep 3.3 and 1 MiB."""
-        for num, num_windows in ((1 << 13, 3), (constants.KEPT_INNER_CHUNKS, 50)):
+        for num, num_windows in ((1 << 13, 3), (shards.KEPT_INNER_CHUNKS, 50)):
             folder = tmp_path / str(num)
             create(folder, (num,), (1,), "u1", shards=(num,))[0] = 1
             array = zarr.open_array(folder, mode="r")

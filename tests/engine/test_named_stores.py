@@ -13,8 +13,6 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from numcodecs_bytes._plan import constants
-
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(100, 124).reshape(4, 6)
 NUM_BYTES = 48
@@ -198,7 +196,7 @@ class TestLostConnections:
 
     @pytest.fixture
     def lost(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.02)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.02)
         zarr.create_array(tmp_path, data=FLAT, chunks=(1 << 20,), compressors=None)
         array = zarr.open_array(Answering(tmp_path), mode="r")
         array.store.seconds, array.store.is_lost = 0.04, lambda _range: True

@@ -20,7 +20,7 @@ from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._plan import constants
+from numcodecs_bytes._read import remote_object
 
 http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
@@ -172,7 +172,7 @@ class TestRequests:
         with zarr.config.set({"async.concurrency": concurrency}):
             assert np.array_equal(chunks.array[:, ::200_000], WIDE[:, ::200_000])
             assert np.array_equal(chunks.array[:, 5:90], WIDE[:, 5:90])
-        assert chunks.num_at_once <= (concurrency or constants.UNLIMITED)
+        assert chunks.num_at_once <= (concurrency or remote_object.UNLIMITED)
 
     def test_chunks_that_are_missing(self, opened):
         """Of 1,000, all missing, no more than two requests more than with zarr alone."""
@@ -210,7 +210,7 @@ class TestRequests:
         (record,) = caplog.records
         assert "does not serve byte ranges as requested (" in record.getMessage()
         assert record.levelno == logging.WARNING
-        monkeypatch.setattr(constants, "STRUCK_SECONDS", 0.0)
+        monkeypatch.setattr("numcodecs_bytes._sources.strikes.STRUCK_SECONDS", 0.0)
         other = opened("large", "status 403")
         for _ in range(2):
             assert np.array_equal(other.array[3, :9], LARGE[3, :9])
@@ -576,7 +576,7 @@ class TestFirstFailure:
 
     def test_a_short_answer_then_a_connection_that_is_lost_after_a_while(self, folder, monkeypatch):
         """The second one decided, which is not asked again; zarr can read the chunk."""
-        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
         is_wrong = False
 
         class Store(CountingStore):
@@ -597,7 +597,7 @@ class TestFirstFailure:
 
     def test_of_a_request_that_tasks_share(self, folder, monkeypatch):
         """Before Python 3.13, one that had caught the error and went on was closed: a hang."""
-        monkeypatch.setattr(constants, "PATIENCE_SECONDS", 0.01)
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.01)
 
         class Store(CountingStore):
             shared = None

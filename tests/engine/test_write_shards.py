@@ -16,7 +16,6 @@ from helpers import ZARR_ALONE, module_or_none, run_program
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._plan import constants
 from numcodecs_bytes.zarr import BytesCodec
 
 fcntl = module_or_none("fcntl")
@@ -347,7 +346,7 @@ def test_a_writer_that_is_killed_at_any_moment_harms_nobody(tmp_path, our_pipeli
 @pytest.mark.needs("fcntl")
 def test_it_waits_for_its_lock_as_long_as_it_must(tmp_path, monkeypatch):
     """Beside writers of what is there, who share theirs."""
-    monkeypatch.setattr(constants, "MAX_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("numcodecs_bytes._write.in_place.MAX_WAIT_SECONDS", 0.01)
     array = create_half(tmp_path)
     with (tmp_path / "c/0/0").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
