@@ -5,7 +5,32 @@ import re
 from pathlib import Path
 
 import numcodecs_bytes
-from numcodecs_bytes._host.zarr_versions import PRIVATE_NAMES
+
+# All names of zarr that this package uses although they are not public: by their module, or as
+# attributes of zarr's objects. `check_class` looks at the methods that are overridden.
+PRIVATE_NAMES = {
+    "zarr.codecs._v2": "V2Codec",
+    "zarr.codecs.bytes": "BytesCodec",
+    "zarr.codecs.numcodecs._codecs": "AsType BitRound FixedScaleOffset Quantize",
+    "zarr.codecs.sharding": "_ShardIndex",
+    "zarr.core.array_spec": "ArrayConfig ArraySpec",
+    "zarr.core.buffer": "ArrayLike Buffer BufferPrototype NDArrayLike NDBuffer cpu "
+    "default_buffer_prototype",
+    "zarr.core.codec_pipeline": "BatchedCodecPipeline FusedCodecPipeline",
+    "zarr.core.common": "JSON ZarrFormat concurrent_map",
+    "zarr.core.dtype.common": "HasEndianness HasItemSize",
+    "zarr.core.metadata.v2": "ArrayV2Metadata",
+    "zarr.core.sync": "sync",
+    "zarr.storage._fsspec": "FsspecStore",
+    "zarr.storage._local": "LocalStore",
+    "zarr.storage._memory": "MemoryStore",
+    "zarr.storage._obstore": "ObjectStore",
+    "zarr.storage._zip": "ZipStore",
+    "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
+    "_encode_shard_index_sync _encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard "
+    "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock "
+    "_shard_index_size _zf",
+}
 
 PACKAGE = Path(numcodecs_bytes.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "contributing.md"

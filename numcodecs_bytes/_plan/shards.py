@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.zarr_versions import decode_index
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -130,16 +129,6 @@ class ShardLayout:
         if num_bytes < self.index_bytes:
             raise LeftToZarr("the shard is too short for its index")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
-
-    def decode_index(self, raw: Any) -> Any:
-        """Return offsets and lengths in bytes, uint64, shape ``(*grid_shape, 2)``.
-
-        Raises `LeftToZarr` if its checksum is wrong.
-        """
-        try:
-            return decode_index(self.codec, raw, self.grid_shape)
-        except ValueError as error:
-            raise LeftToZarr("the index of the shard is damaged") from error
 
     def plan_of(
         self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None

@@ -15,7 +15,7 @@ from zarr.storage import StorePath
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import UInt64Array, decode_index, fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import Place
@@ -86,6 +86,17 @@ class ChunkRead:
         num_bytes = self.layout.num_bytes
         counts = trace.counts_of_read(num_bytes, num_selected, self.fetched, outcome.why)
         trace.note(self.getter, len(self.spec.shape), counts, is_v2=batch.is_v2)
+
+
+def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
+    """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
+
+    Raises `LeftToZarr` if its checksum is wrong.
+    """
+    try:
+        return decode_index(shard.codec, raw, shard.grid_shape)
+    except ValueError as error:
+        raise LeftToZarr("the index of the shard is damaged") from error
 
 
 class Failure(NamedTuple):

@@ -26,7 +26,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import Place, Plan, plan_of, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import Output, memory_of, place_within, view_of, write_selected
 from numcodecs_bytes._read.workers import Workers, num_threads_for
@@ -185,9 +185,7 @@ class _Reader:
         files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
         if self.latency.note(time.perf_counter() - before):
             self.workers.start_helpers(wait_for_files=True)
-        inner_chunks = self._find_inner_chunks(
-            chunk, shard, file, shard.decode_index(np.asarray(raw))
-        )
+        inner_chunks = self._find_inner_chunks(chunk, shard, file, index_of(shard, np.asarray(raw)))
         out, place_of = view_of(self.out, chunk.place)
         with out.lock:
             out.check()

@@ -28,7 +28,7 @@ from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
 from numcodecs_bytes._plan.ranges import num_parts
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
 from numcodecs_bytes._read import remote_object
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure, index_of
 from numcodecs_bytes._read.output import memory_of, place_within, write_selected
 from numcodecs_bytes._read.remote_object import Budget, RemoteObject
 from numcodecs_bytes._sources.stores import Remote, sources_of
@@ -315,7 +315,7 @@ class _Reader:
         (chunk,), target = planned.chunks, planned.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
-            index = shard.decode_index(raw)
+            index = index_of(shard, raw)
         except LeftToZarr as why:
             raise Unexpected(str(why)) from None
         start, end = target.remote.start, target.length or sys.maxsize

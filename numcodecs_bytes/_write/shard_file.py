@@ -21,6 +21,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
 from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints
+from numcodecs_bytes._read.chunks import index_of
 from numcodecs_bytes._read.output import mesh
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._write import locks, write_file
@@ -63,7 +64,7 @@ class ShardFile(ChunkFile):
     def _find_space(self, file: LockedFile) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
         files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
-        index = self._shard.decode_index(raw)
+        index = index_of(self._shard, raw)
         end = self._check_index(index, file.num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
