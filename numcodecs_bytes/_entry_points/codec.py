@@ -4,6 +4,8 @@ zarr loads the entry points of a codec when it first needs that codec, before it
 config which class to use.
 """
 
+import contextlib
+
 import zarr.codecs
 import zarr.registry
 
@@ -15,6 +17,8 @@ try:
     from numcodecs_bytes.zarr import BytesCodec
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
     BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
-    for name in ("bytes", "endian"):  # zarr's config may name ours
-        zarr.registry.register_codec(name, BytesCodec, qualname="numcodecs_bytes.zarr.BytesCodec")
     step_aside("arrays", error)
+    with contextlib.suppress(Exception):  # zarr's config may name ours
+        for name in ("bytes", "endian"):
+            path = "numcodecs_bytes.zarr.BytesCodec"
+            zarr.registry.register_codec(name, BytesCodec, qualname=path)

@@ -34,16 +34,24 @@ def _parse_mode(value: object) -> bool | str | None:
     return "require" if is_required else _parse_bool(value)
 
 
+@functools.cache  # to look for a package that is not there takes 50 us
+def _resolve(name: str) -> object:
+    """Return what a path names; None if its package is not installed here."""
+    try:
+        return pkgutil.resolve_name(name)
+    except ImportError:
+        if "." not in name:
+            raise
+        return None
+
+
 def _parse_classes(value: Any) -> list[type]:
     """Return those classes that are installed."""
     classes = []
     for named in value if isinstance(value, list | tuple) else [value]:
-        try:
-            kind = pkgutil.resolve_name(named) if isinstance(named, str) else named
-        except ImportError:
-            if "." not in named:
-                raise
-            continue  # its package is not installed here
+        kind = _resolve(named) if isinstance(named, str) else named
+        if kind is None:
+            continue
         if not isinstance(kind, type):
             raise TypeError(f"{named!r} is not a class")
         classes.append(kind)

@@ -1,6 +1,7 @@
 """Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
 
 import contextlib
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from zarr.storage import StorePath
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, because its length is said to be 0, an error costs at most a dozen requests.
 _NUM_LENGTHS = 11
+# Whether lengths have been asked for: zarr goes on with other chunks, which may fail as well.
+_has_asked: ContextVar[list[bool]] = ContextVar("_has_asked")
+
+
+def begin_read() -> None:
+    """Begin a read, which asks for lengths after the first of its errors only."""
+    _has_asked.set([])
 
 
 async def explain(
@@ -34,8 +42,9 @@ async def explain(
     first, spec = first_of(items)
     if is_in_shard(first):  # the shard will be named
         return
-    wrong = None
-    if isinstance(error, ValueError) and type(first) is StorePath:
+    wrong, has_asked = None, _has_asked.get([])
+    if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
+        has_asked.append(True)
         with contextlib.suppress(Exception):  # else zarr's error says enough
             wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
     if wrong:

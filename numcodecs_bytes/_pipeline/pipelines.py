@@ -17,7 +17,7 @@ from zarr.storage import LocalStore, StorePath
 
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.names import add_name, add_note
+from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import (
     max_gap_bytes,
     warn_of_other_pipeline,
@@ -32,7 +32,7 @@ from numcodecs_bytes._host.zarr_versions import (
     concurrency,
 )
 from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts, check_readable
-from numcodecs_bytes._pipeline.explain import explain
+from numcodecs_bytes._pipeline.explain import begin_read, explain
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local, unexpected
 from numcodecs_bytes._read.chunks import (
@@ -60,21 +60,21 @@ if TYPE_CHECKING:
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 
 
-def _planned(batch: Batch) -> "AbstractAsyncContextManager[Sequence[ObjectRead]]":
-    """Return a context of what is requested of the chunks of a batch; see `remote.Planned`."""
-    requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
-    if not requested:
-        return contextlib.nullcontext(())
-    from numcodecs_bytes._read import remote  # only if it is needed
+def _in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
+    """Return a context in which so many chunks are requested; see `remote_object.InFlight`."""
+    if not num_chunks:
+        return contextlib.nullcontext(0)
+    from numcodecs_bytes._read.remote_object import InFlight  # only if it is needed
 
-    return remote.Planned(batch, requested)
+    return InFlight(num_chunks)
 
 
-def _note(error: Exception, failure: Failure | None) -> None:
+def _note_own_failure(error: Exception, failure: Failure | None) -> None:
     """Note in an error of zarr that this package itself had failed before."""
     if failure and not failure.chunk:
         kind = type(failure.error).__name__
-        add_note(error, f"before, numcodecs_bytes itself had failed: {kind}: {failure.error}")
+        with contextlib.suppress(Exception):  # some errors are immutable
+            error.add_note(f"before, numcodecs_bytes itself had failed: {kind}: {failure.error}")
 
 
 class _Once:
@@ -130,7 +130,7 @@ class ReadsParts(PickledAsConfigured):
         try:
             return await self._read_by_zarr(items, out, drop_axes)
         except Exception as error:
-            _note(error, failure)
+            _note_own_failure(error, failure)
             raise
 
     def _note_failure(self, error: Exception) -> Failure | None:
@@ -143,6 +143,8 @@ class ReadsParts(PickledAsConfigured):
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        if not items:
+            raise LeftToZarr("nothing is selected")
         if self._has_failed:
             raise LeftToZarr("numcodecs_bytes itself failed before")
         getter, spec = first_of(items)  # all are of one array: at most their shapes differ
@@ -168,21 +170,43 @@ class ReadsParts(PickledAsConfigured):
 
     async def _read(self, batch: Batch, out: Any) -> Any:
         """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""
+        requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
+        failure = None
         try:
-            async with _planned(batch) as reads:
-                failure = await self._read_both(batch, out, reads)
+            async with _in_flight(len(requested)) as num_in_flight:
+                reads, failure = self._plan_requests(batch, requested, num_in_flight)
+                failure = await self._read_both(batch, out, reads) or failure
             if failed := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
-                await self._read_failed(batch, out, failed, failure)
+                await self._read_left(batch, out, failed)
             if failure and failure.chunk:
                 from numcodecs_bytes._read import remote
 
                 await remote.confirm(failure.error, failure.chunk)
+        except Exception as error:
+            _note_own_failure(error, failure)
+            raise
         finally:
             if trace.active:
                 for chunk in batch.chunks:
                     chunk.trace(batch)
         results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
         return results if HAS_RESULTS else None
+
+    def _plan_requests(
+        self, batch: Batch, chunks: "Sequence[ChunkRead]", num_in_flight: int
+    ) -> "tuple[Sequence[ObjectRead], Failure | None]":
+        """Return what to request of chunks, and why zarr reads all of them if this fails."""
+        if not chunks:
+            return (), None
+        from numcodecs_bytes._read import remote  # only if it is needed
+
+        try:
+            return remote.plan(batch, chunks, num_in_flight), None
+        except Exception as error:
+            failure = self._note_failure(error)
+            if failure is None:
+                raise
+            return (), failure
 
     async def _read_both(
         self, batch: Batch, out: Any, reads: "Sequence[ObjectRead]"
@@ -196,24 +220,29 @@ class ReadsParts(PickledAsConfigured):
         in_part.update(id(chunk) for each in reads for chunk in each.chunks)
         left = [chunk for chunk in batch.chunks if id(chunk) not in in_part]
         limit, num_by_zarr = concurrency(), None
-        if left and reads and limit:  # they share what zarr may request at once
+        if not left:
+            return await self._read_parts(batch, files, reads, limit)
+        if not in_part or limit == 1:
+            failure = await self._read_parts(batch, files, reads, limit)
+            await self._read_left(batch, out, left)
+            return failure
+        if reads and limit:  # they share what zarr may request at once
             num_by_zarr = max(limit * len(left) // len(batch.chunks), 1)
             limit = max(limit - num_by_zarr, 1)
-        parts = self._read_parts(batch, files, reads, limit)
-        if not left:
-            return await parts
-        by_zarr = self._read_left(batch, out, left, num_by_zarr)
-        if not in_part or concurrency() == 1:
-            failure = await parts
-            await by_zarr
-            return failure
-        # Both have ended before either's error is raised: nothing is written to the output then.
-        of_parts, of_zarr = await asyncio.gather(parts, by_zarr, return_exceptions=True)
-        if isinstance(of_zarr, BaseException):
-            raise of_zarr
-        if isinstance(of_parts, BaseException):
-            raise of_parts
-        return of_parts
+        # Both have ended before either's error is raised: then this package writes nothing more.
+        of_parts, of_zarr = await asyncio.gather(
+            self._read_parts(batch, files, reads, limit),
+            self._read_left(batch, out, left, num_by_zarr),
+            return_exceptions=True,
+        )
+        try:
+            if isinstance(of_zarr, BaseException):
+                raise of_zarr
+            if isinstance(of_parts, BaseException):
+                raise of_parts
+            return of_parts
+        finally:
+            del of_parts, of_zarr  # their frames refer to this one, and to the output
 
     async def _read_parts(
         self,
@@ -241,6 +270,7 @@ class ReadsParts(PickledAsConfigured):
 
     async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
+        begin_read()
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
@@ -264,16 +294,6 @@ class ReadsParts(PickledAsConfigured):
             await read(*chunks)
         else:
             await concurrent_map([(chunk,) for chunk in chunks], read, limit)
-
-    async def _read_failed(
-        self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]", failure: Failure | None
-    ) -> None:
-        """Let zarr read what could not be read in part."""
-        try:
-            await self._read_left(batch, out, chunks)
-        except Exception as error:
-            _note(error, failure)
-            raise
 
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
@@ -324,7 +344,7 @@ class ReadsParts(PickledAsConfigured):
     async def _plan_writes(
         self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
     ) -> "tuple[Writes | None, Any]":
-        """Return how chunks are written, and the values, which no write in place changes.
+        """Return how chunks are written, and the values, copied if that could change them.
 
         Returns None if zarr writes all of them, or if this package itself fails.
         """
@@ -354,7 +374,7 @@ class ReadsParts(PickledAsConfigured):
         return writes, value
 
     def _may_write_whole(self, items: "Sequence[ZarrItem]") -> bool:
-        """Whether chunks may be written whole here; looked up first, as it takes no imports."""
+        """Whether chunks may be written whole here: a quick test, without imports."""
         setter, spec = first_of(items)
         if type(getattr(setter, "store", None)) is not LocalStore or not has_whole_chunks(items):
             return False

@@ -67,7 +67,7 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
 
 
 def _by_file(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
-    """Yield chunks in the same file, in the order of their offsets.
+    """Yield chunks in the same file, in the order of their offsets, if these are known.
 
     Files with many of the chunks are divided, so that there is something to do for each thread.
     """

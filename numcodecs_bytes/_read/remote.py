@@ -10,7 +10,6 @@ import collections
 import contextlib
 import itertools
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency, fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
@@ -46,8 +45,6 @@ BESIDE_BYTES = 1 << 14
 # chunks of 64 KiB took 1.1 to 1.2 times as long as the chunks.
 WORTH_BYTES = 1 << 16
 
-_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
-
 
 class ObjectRead(NamedTuple):
     """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
@@ -61,30 +58,12 @@ class ObjectRead(NamedTuple):
     shard_plan: AnyShardPlan | None = None
 
 
-class Planned:
-    """What to read of chunks that are requested, as a context; zarr reads those that it leaves out.
+def plan(batch: Batch, chunks: Sequence[ChunkRead], num_in_flight: int) -> list[ObjectRead]:
+    """Return what to read of chunks that are requested; zarr reads those that are left out.
 
-    Until the context ends, other reads of the same event loop leave them their share of zarr's
-    `async.concurrency`. It is a class because contexts made by `contextlib` change errors, and
-    those of some stores can't be changed.
+    The event loop requests `num_in_flight` chunks at once, these and others.
     """
-
-    def __init__(self, batch: Batch, chunks: Sequence[ChunkRead]) -> None:
-        self._batch, self._chunks = batch, chunks
-        self._num = min(len(chunks), concurrency() or remote_object.UNLIMITED)
-        self._in_flight = vars(_in_flight)  # of this thread, even if another one ends the context
-
-    async def __aenter__(self) -> Sequence[ObjectRead]:
-        self._in_flight["num"] = self._in_flight.get("num", 0) + self._num
-        try:
-            await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-            return _Planner(self._batch, self._in_flight["num"]).plan(self._chunks)
-        except BaseException:
-            await self.__aexit__()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self._in_flight["num"] -= self._num
+    return _Planner(batch, num_in_flight).plan(chunks)
 
 
 class _Planner:
@@ -205,8 +184,10 @@ async def read(batch: Batch, reads: Sequence[ObjectRead], limit: int | None) -> 
     if failure is None:
         return None
     if not isinstance(failure.error, Unexpected):
-        reader.failure = None  # whose error refers to frames that refer to it
-        raise failure.error
+        try:
+            raise failure.error
+        finally:
+            del reader, failure  # the frames of the error refer to this one, and to the output
     left = [chunk for each in reads for chunk in each.chunks if chunk.outcome.is_left]
     leave([chunk for chunk in left if not chunk.outcome.why], failure.error)
     return failure

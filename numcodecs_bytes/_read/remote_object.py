@@ -1,7 +1,9 @@
 """An object that is requested: its ranges, and whether the answers agree."""
 
+import asyncio
 import math
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -31,6 +33,34 @@ PATIENCE_SECONDS = 1.0
 
 # The number to use if zarr's `async.concurrency` is None.
 UNLIMITED = 1000
+
+
+_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
+
+
+class InFlight:
+    """A context in which chunks are requested; yields how many the event loop requests by then.
+
+    Reads share zarr's `async.concurrency` by that number. It is a class because contexts made by
+    `contextlib` change errors, and those of some stores can't be changed.
+    """
+
+    def __init__(self, num_chunks: int) -> None:
+        self._num = min(num_chunks, concurrency() or UNLIMITED)
+        self._of_thread = vars(_in_flight)  # even if another thread ends the context
+
+    async def __aenter__(self) -> int:
+        self._of_thread["num"] = self._of_thread.get("num", 0) + self._num
+        try:
+            await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
+        except BaseException:
+            await self.__aexit__()
+            raise
+        num: int = self._of_thread["num"]
+        return num
+
+    async def __aexit__(self, *_: object) -> None:
+        self._of_thread["num"] -= self._num
 
 
 class Budget(NamedTuple):

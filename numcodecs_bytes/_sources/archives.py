@@ -2,6 +2,7 @@
 
 import os
 import struct
+import sys
 import zipfile
 from typing import Any
 
@@ -9,6 +10,9 @@ from zarr.storage import ZipStore
 
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import new_memory, read_exactly
+
+# Flags of a member: its name is UTF-8; it is encrypted, or a patch.
+_UTF_8, _OTHER_FLAGS = 0x800, 0x61
 
 
 def open_archive(store: ZipStore) -> int:
@@ -30,22 +34,25 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
-    meanwhile.
+    meanwhile. Nothing is read while the lock of the store is held.
     """
     with store._lock:  # noqa: SLF001
-        archive = _archive_of(store)
         try:
-            member = archive.getinfo(path)
+            member = _archive_of(store).getinfo(path)
         except KeyError:
             return None
-        is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1
-        if not is_stored or member.compress_size != member.file_size:
-            raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
-        try:
-            archive.open(member).close()
-        except Exception as error:  # the header of the member is damaged, or of a newer version
-            raise LeftToZarr(str(error)) from error
-    # The 30 bytes of the header end with the lengths of the name and the extra field after it.
-    header = new_memory(30)
+    is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & _OTHER_FLAGS
+    if not is_stored or member.compress_size != member.file_size:
+        raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
+    name = member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437", "replace")
+    # The header: a signature, ..., the lengths of the name and of what follows it, and the name.
+    header = new_memory(30 + len(name))
     read_exactly(descriptor, member.header_offset, header)
-    return member.header_offset + 30 + sum(struct.unpack("<26xHH", header)), member.file_size
+    signature, num_name, num_extra = struct.unpack_from("<4s22xHH", header)
+    start = member.header_offset + 30 + num_name + num_extra
+    # Newer versions of Python refuse members that overlap the next one.
+    end = getattr(member, "_end_offset", None) or sys.maxsize
+    is_known = signature == b"PK\3\4" and num_name == len(name) and bytes(header[30:]) == name
+    if not is_known or start + member.file_size > end:
+        raise LeftToZarr("its header in the zip archive is damaged, or of an unknown form")
+    return start, member.file_size

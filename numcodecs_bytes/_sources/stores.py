@@ -92,7 +92,7 @@ def _name_of(kind: type) -> str:
 
 def _is_named(instance: object) -> bool:
     """Whether the user says that a class of stores or file systems has reliable byte ranges."""
-    return type(instance) in stores_with_ranges() and not _is_of_fsspec(instance)
+    return not _is_of_fsspec(instance) and type(instance) in stores_with_ranges()
 
 
 def _is_of_fsspec(instance: object) -> bool:
@@ -157,8 +157,7 @@ def _of_manifest_store(store: Any) -> SourceOf:
 
 
 def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
-    find = _in_objects(store, store.store)
-    return lambda path: find(path, 0, None)
+    return _whole_files(_in_objects(store, store.store))
 
 
 def _in_objects(store: Any, objects: Any) -> SourceOfPart:
@@ -187,17 +186,52 @@ def _in_file(path: str, missing: Any, start: int, num_bytes: int | None) -> File
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:
     root, file_system = store.path.rstrip("/"), store.fs
-    is_reference = (
-        name_of_class(file_system) == "fsspec.implementations.reference.ReferenceFileSystem"
-    )
-    find = _of_reference if is_reference else _in_file_system
-    return lambda path: find(store, file_system, (f"{root}/{path}" if root else path).rstrip("/"))
+    name = name_of_class(file_system)
+    if name == "fsspec.implementations.reference.ReferenceFileSystem":
+        find = _behind_references(store, file_system)
+    else:
+        find = _whole_files(_in_file_system(store, file_system))
+    return lambda path: find((f"{root}/{path}" if root else path).rstrip("/"))
 
 
-def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
-    """Return where a reference points: to a part of a file, or to a whole file."""
+def _whole_files(find: SourceOfPart) -> SourceOf:
+    return lambda path: find(path, 0, None)
+
+
+def _behind_references(store: FsspecStore, file_system: Any) -> SourceOf:
+    """Return a function that says where references point: to a part of a file, or to a file."""
     from fsspec.core import split_protocol  # optional, but installed with references
 
+    sources: dict[int, SourceOfPart] = {}  # by the `id` of a file system, which is kept with them
+
+    def find(path: str) -> Source:
+        reference = _reference_to(path, file_system)
+        try:
+            is_part = len(reference) > 1
+            url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
+            url = file_system.target if url is None else url
+            leaf = file_system.fss[split_protocol(url)[0]]
+            offset, num_bytes = int(offset), int(num_bytes)
+        except Exception as error:
+            raise LeftToZarr("its reference is of an unknown form") from error
+        if offset < 0:  # but some bytes of the chunk may be there
+            raise LeftToZarr("its reference has a negative offset")
+        if id(leaf) not in sources:
+            sources[id(leaf)] = _in_file_system(store, leaf)
+        source = sources[id(leaf)](url, offset, num_bytes if is_part else None)
+        if is_part or isinstance(source, File):
+            return source
+        if not source.tells_versions:  # nor the length, but a file with a header must be an error
+            raise LeftToZarr(
+                "its reference has no offset and length; with both, it is read in part"
+            )
+        return source._replace(must_tell_length=True)
+
+    return find
+
+
+def _reference_to(path: str, file_system: Any) -> Any:
+    """Return the reference to a chunk; raise `LeftToZarr` if it does not point to a file."""
     try:
         reference = file_system.references.get(path)
     except Exception as error:
@@ -206,45 +240,35 @@ def _of_reference(store: FsspecStore, file_system: Any, path: str) -> Source:
         raise NothingLost("there is no reference to it")
     if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
         raise NothingLost("it is inlined in its reference")
-    try:
-        is_part = len(reference) > 1
-        url, offset, num_bytes = reference if is_part else (*reference, 0, 0)
-        url = file_system.target if url is None else url
-        leaf = file_system.fss[split_protocol(url)[0]]
-        offset, num_bytes = int(offset), int(num_bytes)
-    except Exception as error:
-        raise LeftToZarr("its reference is of an unknown form") from error
-    if offset < 0:  # but some bytes of the chunk may be there
-        raise LeftToZarr("its reference has a negative offset")
-    source = _in_file_system(store, leaf, url, offset, num_bytes if is_part else None)
-    if is_part or isinstance(source, File):
-        return source
-    if not source.tells_versions:  # nor the length, but a file with a header must be an error
-        raise LeftToZarr("its reference has no offset and length; with both, it is read in part")
-    return source._replace(must_tell_length=True)
+    return reference
 
 
-def _in_file_system(
-    store: FsspecStore, file_system: Any, path: str, start: int = 0, num_bytes: int | None = None
-) -> Source:
-    """Return the source of a chunk that is a file, or `num_bytes` of one."""
+def _in_file_system(store: FsspecStore, file_system: Any) -> SourceOfPart:
+    """Return a function that says where the files of a file system, or parts of them, are.
+
+    Raises `LeftToZarr` if all of them are left to zarr.
+    """
     name, inner = name_of_class(file_system), file_system
     missing = store.allowed_exceptions if file_system is store.fs else ()  # else a broken reference
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
-        file = inner._strip_protocol(path)  # noqa: SLF001
-        return _in_file(file, missing, start, num_bytes)
+        strip = inner._strip_protocol  # noqa: SLF001
+        return lambda path, start, num_bytes: _in_file(strip(path), missing, start, num_bytes)
     get = _FILE_SYSTEMS.get(name)
     # obstore has a class of file systems for each protocol.
     if get is None and (name.startswith("obstore.fsspec.FsspecStore") or _is_named(inner)):
         get = from_file_system
     if get is None:
         raise LeftToZarr(_why_unknown(inner))
-    key = None if num_bytes is None else (id(file_system), path)
-    request = partial(file_system._cat_file, path)  # noqa: SLF001
-    get_range = partial(get, request, missing)
-    return Remote(get_range, store, get is from_http, start, num_bytes, key)
+
+    def find(path: str, start: int, num_bytes: int | None) -> Source:
+        key = None if num_bytes is None else (id(file_system), path)
+        request = partial(file_system._cat_file, path)  # noqa: SLF001
+        get_range = partial(get, request, missing)
+        return Remote(get_range, store, get is from_http, start, num_bytes, key)
+
+    return find
 
 
 # File systems that answer concurrent range requests, besides those of obstore.

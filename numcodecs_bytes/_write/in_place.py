@@ -68,7 +68,7 @@ def plan_writes(
     if not (may_write_parts or may_write_whole or trace.active):
         return None
     writes, values = Writes([], [], []), value.as_ndarray_like()
-    is_too_large = _num_bytes(values) > MAPPED_COPY_BYTES and may_be_mapped(values)
+    is_too_large = may_be_mapped(values) and _is_large(values)
     for item in items:
         chunk = ChunkWrite(item, *item[:5])
         if chunk.is_complete and not may_write_whole:
@@ -139,8 +139,12 @@ def check_required(chunks: Sequence[ChunkWrite]) -> None:
             )
 
 
-def _num_bytes(values: Any) -> int:
-    return int(math.prod(values.shape) * values.dtype.itemsize)
+def _is_large(values: Any) -> bool:
+    """Whether values are too large to be copied; if they tell no size, copying raises an error."""
+    try:
+        return bool(math.prod(values.shape) * values.dtype.itemsize > MAPPED_COPY_BYTES)
+    except (AttributeError, TypeError):
+        return False
 
 
 async def with_own_memory(values: Any) -> Any:

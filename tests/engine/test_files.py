@@ -103,6 +103,26 @@ class TestLength:
             note = "while reading 300 chunks of MemoryStore.*/a/b; `numcodecs-bytes check` finds"
             assert re.match(note, caught.value.__notes__[0])
 
+    def test_many_of_many(self):
+        """zarr goes on with others after the first error: each asked for its length."""
+
+        class Store(zarr.storage.MemoryStore):
+            num_lengths = 0
+
+            async def getsize(self, key):
+                self.num_lengths += 1
+                return await super().getsize(key)
+
+        store = Store()
+        array = zarr.create_array(store, shape=1200, chunks=4, dtype="i4", compressors=None)
+        array[:] = 1
+        raw = zarr.core.buffer.cpu.Buffer.from_bytes(bytes(5))
+        for number in range(300):
+            zarr.core.sync.sync(store.set(f"c/{number}", raw))
+        with pytest.raises(ValueError, match="holds 5 bytes"):
+            array[1:]
+        assert store.num_lengths <= 12
+
     @pytest.mark.parametrize("num_bytes", [0, 5, 639, 641, 5000])
     def test_the_wrong_one(self, folder, chunk, num_bytes):
         """Also if the selected bytes are there: zarrs does not notice."""

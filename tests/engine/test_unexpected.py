@@ -1,5 +1,6 @@
 """If this package itself fails, zarr has the last word."""
 
+import asyncio
 import os
 import sys
 from dataclasses import dataclass
@@ -73,6 +74,27 @@ def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
     assert "numcodecs_bytes itself had failed: TypeError: a mistake of ours" in str(
         raised.value.__notes__
     )
+
+
+def test_a_mistake_while_requests_are_planned(tmp_path, array, monkeypatch, caplog):  # noqa: ARG001
+    """It reached the user."""
+
+    def fail(*_):
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setattr("numcodecs_bytes._read.remote.plan_of", fail)
+    with ranges_from(CountingStore), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        requested = zarr.open_array(CountingStore(tmp_path / "array"), mode="r")
+        assert np.array_equal(requested[:, 3], DATA[:, 3])
+    assert "please report this" in caplog.text
+
+
+def test_nothing_is_read(array, caplog):
+    """As zarr's own methods may ask; that was a mistake of ours."""
+    pipeline = array.async_array.codec_pipeline
+    asyncio.run(pipeline.read([], zarr.core.buffer.cpu.NDBuffer(np.zeros(0))))
+    assert np.array_equal(array[1, :3], DATA[1, :3])
+    assert not caplog.records
 
 
 def test_a_mistake_is_made_once_for_an_array(array, broken):
