@@ -38,7 +38,7 @@ from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 
-# Of chunks of how many shapes an array keeps how they are stored: all, if its chunks are regular.
+# For how many shapes of chunks an array keeps the layout: all, if its grid is regular.
 KEPT_SHAPES = 1 << 8
 
 

@@ -39,6 +39,9 @@ class HasOutcome(Protocol):
 
 
 def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
-    """Leave chunks to zarr: the one place where the reason, a `LeftToZarr`, becomes an outcome."""
+    """Leave chunks to zarr: the one place where the reason becomes an outcome.
+
+    It is a `LeftToZarr`, or an error of the system.
+    """
     for chunk in chunks:
-        chunk.outcome = Outcome("left to zarr", str(why))
+        chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__)

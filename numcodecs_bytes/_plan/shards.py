@@ -111,7 +111,7 @@ class ShardLayout:
     def __init__(self, codec: Any, spec: Any, inner: Layout) -> None:
         self.codec, self.shape, self.inner = codec, spec.shape, inner
         self.item_size, self.dtype = inner.item_size, inner.dtype
-        # If its inner chunks had no bounds.
+        # As if the shard were one chunk: selections are cut at the inner chunks later.
         self.geometry = Geometry(spec.shape, inner.axis_order, inner.item_size)
         self.num_bytes = self.geometry.num_bytes  # of all inner chunks
         self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
@@ -145,7 +145,7 @@ class ShardLayout:
         return _plan(selection, self.geometry, self.inner.geometry, *how)
 
 
-# Threads may share it; see `plan.plan_of`.
+# Threads may share it; see `plan._kept_plan`.
 @functools.lru_cache(maxsize=KEPT_SHARD_PLANS)
 def _kept_plan(
     key: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int

@@ -1,1 +1,4 @@
-"""Reads what is selected of chunks into the output of a batch."""
+"""Reads what is selected of chunks into the output of a batch.
+
+And what writes share with reads: what zarr passes, threads, and how slow files are.
+"""

@@ -35,7 +35,7 @@ class Latency:
     """
 
     def __init__(self, *, looks_first: bool = False) -> None:
-        self.looks_first = looks_first  # whether the first chunk is looked at, whatever is read
+        """Take whether the first chunk is looked at, whatever is read of it."""
         self.seconds = 0.0  # that a read takes; 0 if files seem to be in memory
         self.has_waited = False  # for something else, longer than usual
         self.prefetching_helps = hasattr(os, "posix_fadvise")
@@ -51,8 +51,8 @@ class Latency:
         # Rounded down to a power of two, so that few plans have to be kept.
         return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
 
-    def is_due(self, num_runs: int) -> bool:
-        """Whether to look at a chunk of which as many runs are read; to be asked once for each."""
+    def count_chunk(self, num_runs: int) -> bool:
+        """Count a chunk of which so many runs are read; return whether to look at its file."""
         if not num_runs:
             return False
         self._num_until_look -= 1

@@ -44,15 +44,15 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     outputs = list[Output]()
     latency = Latency(looks_first=len(chunks) > 1)
 
-    def work(workers: Workers[Any], parts: Iterator[list[ChunkRead]]) -> None:
+    def work(workers: Workers[list[ChunkRead]], groups: Iterator[list[ChunkRead]]) -> None:
         out = batch.out.for_thread(workers.is_wanted)
         outputs.append(out)
         reader = _Reader(out, batch.gap, latency, workers)
-        for _, in_file in itertools.groupby(itertools.chain.from_iterable(parts), _key_of):
+        for _, in_file in itertools.groupby(itertools.chain.from_iterable(groups), _key_of):
             reader.read_file(in_file)
 
     workers = Workers(
-        list(_by_file(chunks)),
+        list(_groups(chunks)),
         work,
         num_threads=batch.num_workers,
         num_default=num_threads_for(batch.out.array.nbytes, len(chunks)),
@@ -66,7 +66,7 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
                 pass
 
 
-def _by_file(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
+def _groups(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
     """Yield chunks in the same file, in the order of their offsets, if these are known.
 
     Files with many of the chunks are divided, so that there is something to do for each thread.
@@ -104,7 +104,7 @@ class _Reader:
     out: Output
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
     latency: Latency  # of the batch
-    workers: Workers[Any]
+    workers: Workers[list[ChunkRead]]
 
     def read_file(self, chunks: Iterator[ChunkRead]) -> None:
         """Read chunks in the same file, or fill them if it is missing."""
@@ -118,7 +118,7 @@ class _Reader:
             for chunk in chunks:
                 chunk.fill(self.out)
         except OSError as error:
-            leave(chunks, _why(error))
+            leave(chunks, error)
         else:
             try:
                 for chunk in chunks:
@@ -146,10 +146,8 @@ class _Reader:
         """Read a chunk in an open file."""
         try:
             self._read_chunk(chunk, descriptor)
-        except LeftToZarr as why:
+        except (LeftToZarr, OSError) as why:
             leave([chunk], why)
-        except OSError as error:
-            leave([chunk], _why(error))
         except Exception as error:
             add_name(error, chunk.getter)
             raise
@@ -171,7 +169,7 @@ class _Reader:
         plan = plan_of(chunk.selection, layout, drop_axes, self.gap)
         # Of a single request, a look only tells whether more threads help.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
-        if not (is_one_request and latency.has_waited) and latency.is_due(plan.num_runs):
+        if not (is_one_request and latency.has_waited) and latency.count_chunk(plan.num_runs):
             self._look(file.descriptor, plan.sample(file.start))
         if latency.seconds:
             file = file._replace(is_prefetched=latency.prefetching_helps)
@@ -213,7 +211,7 @@ class _Reader:
 
         found = locate(self.gap)
         present = found.present
-        if latency.is_due(sum([plan.num_runs for plan, *_ in present])):
+        if latency.count_chunk(sum([plan.num_runs for plan, *_ in present])):
             some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
             num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
             positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]
@@ -229,11 +227,6 @@ class _Reader:
                 )
                 files.prefetch(file.descriptor, runs, latency.gap)
         return found
-
-
-def _why(error: OSError) -> LeftToZarr:
-    """Return an error of the system as the reason why chunks are left to zarr."""
-    return LeftToZarr(str(error) or type(error).__name__)
 
 
 def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:

@@ -1,4 +1,4 @@
-"""Threads that work through the chunks of a batch together: each takes one after the other."""
+"""Threads that work through the items of a batch together: each takes one after the other."""
 
 import contextvars
 import threading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # it, threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 
-Chunk = TypeVar("Chunk")
+Item = TypeVar("Item")
 
 
 def num_threads_for(num_bytes: int, num_chunks: int) -> int:
@@ -33,23 +33,23 @@ def num_threads_for(num_bytes: int, num_chunks: int) -> int:
     return num_cores() if num_bytes >= PARALLEL_BYTES * num_chunks else 1
 
 
-class Workers(Generic[Chunk]):
-    """The threads that read or write the chunks of a batch.
+class Workers(Generic[Item]):
+    """The threads that read or write the items of a batch: chunks, or groups of them.
 
-    Each of them calls `work` once, with these workers and with the chunks that it takes, one after
+    Each of them calls `work` once, with these workers and with the items that it takes, one after
     the other.
     """
 
     def __init__(
         self,
-        chunks: Sequence[Chunk],
-        work: "Callable[[Workers[Chunk], Iterator[Chunk]], None]",
+        items: Sequence[Item],
+        work: "Callable[[Workers[Item], Iterator[Item]], None]",
         *,
         num_threads: int | None,  # if the user has set it
         num_default: int,  # else, unless threads wait for files
-        begins_alone: bool = False,  # until the first chunk shows whether threads wait for files
+        begins_alone: bool = False,  # until the first item shows whether threads wait for files
     ) -> None:
-        self._waiting, self._work_on = deque(chunks), work
+        self._waiting, self._work_on = deque(items), work
         self._num_threads, self._num_default = num_threads, num_default
         self._begins_alone = begins_alone and not num_threads
         self._errors: list[BaseException] = []
@@ -64,14 +64,14 @@ class Workers(Generic[Chunk]):
         return bool(self._helpers)
 
     async def run(self, pool: ThreadPoolExecutor) -> bool:
-        """Work on all chunks, in a thread of a pool and those that help it.
+        """Work on all items, in a thread of a pool and those that help it.
 
         Returns whether the pool had a thread; else, the caller's own thread has done the work.
         """
         return await run_while_wanted(pool, self._run)
 
     def _run(self, is_wanted: IsWanted) -> None:
-        """Work on all chunks; when this returns, no thread works any more."""
+        """Work on all items; when this returns, no thread works any more."""
         self.is_wanted = is_wanted
         try:
             if not self._begins_alone:
@@ -104,7 +104,7 @@ class Workers(Generic[Chunk]):
                 self._helpers.append(helper)
 
     def _work(self) -> None:
-        """Work on chunks until there are no more."""
+        """Work on items until there are no more."""
         with self._state:
             if self._is_over:  # this thread has started too late
                 return
@@ -119,12 +119,12 @@ class Workers(Generic[Chunk]):
                 self._num_working -= 1
                 self._state.notify_all()
 
-    def _take(self) -> Iterator[Chunk]:
-        """Yield one chunk after the other, as several threads do."""
+    def _take(self) -> Iterator[Item]:
+        """Yield one item after the other, as several threads do."""
         while self._waiting and self.is_wanted():
             try:
-                chunk = self._waiting.popleft()
+                item = self._waiting.popleft()
             except IndexError:  # another thread has taken the last one
                 return
-            yield chunk
-            self.start_helpers()  # if the first chunk was missing, nothing was learnt from it
+            yield item
+            self.start_helpers()  # if the first one was missing, nothing was learnt from it

@@ -1,9 +1,9 @@
 """Where the chunks of a store are, by a table of the classes of stores that are known.
 
 A store is known only if its class is exactly one in the table, or the user has named that class in
-the option ``stores_with_ranges``. The same holds for file systems of fsspec,
-but for those of obstore, whose names differ. What a subclass or a
-wrapper does with a byte range can't be known, so all other stores are left to zarr.
+the option ``stores_with_ranges``. The same holds for fsspec's file systems, except obstore's, which
+have a class for each protocol. What a subclass or a wrapper does with a byte range can't be known,
+so all other stores are left to zarr.
 
 To add a store, add the path of its class to `_SOURCES`, with `_of_any` or a function that takes the
 store and returns a function from paths to sources; add a file system of fsspec to `_FILE_SYSTEMS`.

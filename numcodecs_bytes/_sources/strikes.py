@@ -49,8 +49,8 @@ class StoreState:
     has_answered = False  # whether it has answered a range properly
     tells_versions = True  # until the versions in its answers differ or are missing
     folder: str | None = None  # that obstore's LocalStore reads, once it is found
-    # How fast it has answered at best: a busy machine takes a near store for a far one, never the
-    # other way round. Only how many requests are made depends on it.
+    # Its fastest answer so far: a busy machine can make a near store look far, never the reverse.
+    # Only the number of requests depends on it.
     least_seconds = math.inf
     _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
     _until = 0.0

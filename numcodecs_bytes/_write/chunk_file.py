@@ -49,7 +49,8 @@ class ChunkFile:
 
     def __post_init__(self) -> None:
         self._parts: list[Part] = []
-        self._is_planned = self._has_begun = False  # whether something may have been written
+        self._is_planned = False
+        self._has_begun = False  # whether something may have been written
 
     def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
         """Write to the file; return whether that is done, locked by another writer, or zarr's.
@@ -144,7 +145,7 @@ class ChunkFile:
         """Look at the file if that is due; return whether it is slow, but was not planned so."""
         if self._is_slow or not space.parts:
             return False
-        if self.latency.is_due(sum([part.runs.num_runs for part in space.parts])):
+        if self.latency.count_chunk(sum([part.runs.num_runs for part in space.parts])):
             positions = write_file.sample(space.parts, in_hulls=self._prefers_hulls)
             self.latency.look(space.file.descriptor, positions)
         return self.latency.seconds > 0

@@ -1,9 +1,9 @@
 """Decides how chunks are written, and writes parts of those in local files in place.
 
 Only runs are written, or hulls around them. So writers of disjoint selections lose nothing, and
-writers of runs need not wait for each other. `write_file` says how a chunk is written,
-`write_chunk` and `write_shard` what belongs where in a file, and `locks` what writers wait for.
-Threads only try to get a lock; writes that got none wait on the event loop.
+writers of runs need not wait for each other. `write_file` says how a chunk is written, `chunk_file`
+and `shard_file` what belongs where in a file, and `locks` what writers wait for. Threads only try
+to get a lock; writes that got none wait on the event loop.
 """
 
 import asyncio

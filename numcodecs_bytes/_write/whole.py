@@ -130,10 +130,8 @@ def _write_or_leave(chunk: ChunkWrite, values: Values, suffix: str, is_wanted: I
     try:
         _store_or_delete(chunk, values.of(chunk), suffix, is_wanted)
         chunk.note_written_whole()
-    except LeftToZarr as why:
+    except (LeftToZarr, OSError, MemoryError) as why:
         leave([chunk], why)
-    except (OSError, MemoryError) as error:
-        leave([chunk], LeftToZarr(str(error) or type(error).__name__))
 
 
 def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted: IsWanted) -> None:

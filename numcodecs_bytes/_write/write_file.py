@@ -56,8 +56,8 @@ def with_hulls(parts: Sequence[Part], gap: int, *, is_slow: bool) -> list[Part]:
 def is_faster_in_hulls(parts: Sequence[Part], *, is_slow: bool) -> bool:
     """Whether it is faster to rewrite all hulls than to write the runs.
 
-    If the file is slow, what takes fewer requests is: runs are read as well, because the system
-    reads the pages around them.
+    On a slow file, whatever takes fewer requests is faster; to write a run also reads it, because
+    the system reads the pages around it.
     """
     num_runs = sum([part.runs.num_runs for part in parts])
     if is_slow:
