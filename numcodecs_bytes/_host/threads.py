@@ -107,21 +107,24 @@ def num_cores() -> int:
     return max(min(num, _quota()), 1)
 
 
+# Where Linux says of which control group the process is, and where the files of all groups are.
+_GROUP_FILE, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
 @functools.cache
 def _quota() -> int:
     """Return how many cores the control group of the process may use, rounded up.
 
-    On Linux, the least quota of a group and those that contain it counts:
+    The least quota of a group and those that contain it counts:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
     quotas = [sys.maxsize]
-    with contextlib.suppress(OSError, ValueError):
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    with contextlib.suppress(OSError, ValueError):  # another system, or an older kind of groups
+        lines = _GROUP_FILE.read_text(encoding="utf-8").splitlines()
         (group,) = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
-        top = Path("/sys/fs/cgroup")
-        for folder in [top / group, *(top / group).parents]:
+        for folder in [_GROUPS / group, *(_GROUPS / group).parents]:
             file = folder / "cpu.max"
-            if folder.is_relative_to(top) and file.exists():  # the root has none
+            if folder.is_relative_to(_GROUPS) and file.exists():  # the root has none
                 most, period = file.read_text(encoding="utf-8").split()
                 if most != "max":
                     quotas.append(-(-int(most) // int(period)))

@@ -19,6 +19,7 @@ from helpers import (
     ZARR_ALONE,
     create,
     random_selections,
+    run_python,
     select,
     use_threads,
 )
@@ -26,6 +27,7 @@ from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._host import threads
 from numcodecs_bytes._sources import files, stores
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
@@ -449,6 +451,40 @@ class TestThreads:
         with zarr.config.set(settings):
             np.testing.assert_array_equal(opened(folder)[:], DATA)
         assert len(set(calls.threads)) == num
+
+    @pytest.mark.needs("os.sched_setaffinity")
+    def test_a_process_bound_to_one_core_uses_one_thread(self, tmp_path, our_pipeline):
+        """It used as many as the machine has cores."""
+        create(tmp_path / "a", (8, 1 << 18), (1, 1 << 18))[...] = 1
+        program = """
+import os, sys, threading
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import zarr
+zarr.config.set({"codec_pipeline.path": sys.argv[2]})
+assert zarr.open_array(sys.argv[1], mode="r")[...].all()
+names = [thread.name for thread in threading.enumerate()]
+print(*[name for name in names if name.startswith("numcodecs_bytes")])
+"""
+        done = run_python("-W", "ignore", "-c", program, tmp_path / "a", our_pipeline)
+        assert done.stdout == "numcodecs_bytes_files_0\n"
+
+    @pytest.mark.needs("os.sched_getaffinity")
+    @pytest.mark.parametrize(
+        ("quota", "num"), [("max 100000", None), ("150000 100000", 2), ("50000 100000", 1)]
+    )
+    def test_the_quota_of_a_control_group(self, tmp_path, monkeypatch, quota, num):
+        group = tmp_path / "groups/a/b"
+        group.mkdir(parents=True)
+        (group / "cpu.max").write_text("max 100000")
+        (group.parent / "cpu.max").write_text(quota)
+        (tmp_path / "group").write_text("1:cpu:/\n0::/a/b\n")
+        monkeypatch.setattr(threads, "_GROUP_FILE", tmp_path / "group")
+        monkeypatch.setattr(threads, "_GROUPS", tmp_path / "groups")
+        threads._quota.cache_clear()
+        try:
+            assert threads.num_cores() == min(num or 999, len(os.sched_getaffinity(0)))
+        finally:
+            threads._quota.cache_clear()
 
     def test_as_many_as_zarr_has_if_files_are_slow_to_open(self, folder, calls):
         """On macOS and Windows, one thread read all: 6 to 12 times zarr's time."""
