@@ -20,7 +20,7 @@ import numpy as np
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import concurrency, fill_value_or_default
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
@@ -52,7 +52,7 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
             reader.read_file(in_file)
 
     workers = Workers(
-        list(_groups(chunks)),
+        list(_groups(chunks, batch.num_workers or concurrency() or MAX_FILE_THREADS)),
         work,
         num_threads=batch.num_workers,
         num_default=num_threads_for(batch.out.array.nbytes, len(chunks)),
@@ -66,19 +66,22 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
                 pass
 
 
-def _groups(chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
+def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[list[ChunkRead]]:
     """Yield chunks in the same file, in the order of their offsets, if these are known.
 
-    Files with many of the chunks are divided, so that there is something to do for each thread.
+    If there are few files, they are divided, so that there is something to do for each thread.
+    Threads that begin together get different files: from a slow one, they would read the same.
     """
-    most = max(len(chunks) // (2 * MAX_FILE_THREADS), 1)
+    most = -(-len(chunks) // num_threads)
     in_file = collections.defaultdict[Any, list[ChunkRead]](list)
     for chunk in chunks:
         in_file[_key_of(chunk)].append(chunk)
     for together in in_file.values():
         together.sort(key=lambda chunk: _file_of(chunk).start)
-        for first in range(0, len(together), most):
-            yield together[first : first + most]
+    for first in range(0, max(map(len, in_file.values())), most):
+        for together in in_file.values():
+            if group := together[first : first + most]:
+                yield group
 
 
 def _key_of(chunk: ChunkRead) -> Any:
@@ -117,7 +120,7 @@ class _Reader:
         except file.missing:
             for chunk in chunks:
                 chunk.fill(self.out)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # or no system has files of such a name
             leave(chunks, error)
         else:
             try:

@@ -44,15 +44,16 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
     is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & _OTHER_FLAGS
     if not is_stored or member.compress_size != member.file_size:
         raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
-    name = member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437", "replace")
-    # The header: a signature, ..., the lengths of the name and of what follows it, and the name.
-    header = new_memory(30 + len(name))
+    longest = member.orig_filename.encode("utf-8", "replace")  # that its name may be
+    # The header: signature, flags, the lengths of the name and of what follows it, and the name.
+    header = new_memory(30 + len(longest))
     read_exactly(descriptor, member.header_offset, header)
-    signature, num_name, num_extra = struct.unpack_from("<4s22xHH", header)
+    signature, flags, num_name, num_extra = struct.unpack_from("<4s2xH18xHH", header)
+    name = longest if flags & _UTF_8 else member.orig_filename.encode("cp437", "replace")
     start = member.header_offset + 30 + num_name + num_extra
     # Newer versions of Python refuse members that overlap the next one.
     end = getattr(member, "_end_offset", None) or sys.maxsize
-    is_known = signature == b"PK\3\4" and num_name == len(name) and bytes(header[30:]) == name
+    is_known = signature == b"PK\3\4" and bytes(header[30 : 30 + num_name]) == name
     if not is_known or start + member.file_size > end:
         raise LeftToZarr("its header in the zip archive is damaged, or of an unknown form")
     return start, member.file_size

@@ -214,8 +214,8 @@ def _behind_references(store: FsspecStore, file_system: Any) -> SourceOf:
             offset, num_bytes = int(offset), int(num_bytes)
         except Exception as error:
             raise LeftToZarr("its reference is of an unknown form") from error
-        if offset < 0:  # but some bytes of the chunk may be there
-            raise LeftToZarr("its reference has a negative offset")
+        if offset < 0 or num_bytes < 0:  # but some bytes of the chunk may be there
+            raise LeftToZarr("its reference has a negative offset or length")
         if id(leaf) not in sources:
             sources[id(leaf)] = _in_file_system(store, leaf)
         source = sources[id(leaf)](url, offset, num_bytes if is_part else None)

@@ -17,7 +17,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import OPEN_FILES, ZARR_ALONE, CountingStore, create, ranges_from
-from test_local_files import DATA, opened, opened_references, opened_zip, outcome
+from test_local_files import DATA, SMALL, opened, opened_references, opened_zip, outcome
 
 import numcodecs_bytes
 from numcodecs_bytes.check import check
@@ -343,6 +343,29 @@ class TestPartsOfFiles:
         assert isinstance(expected, type)
         assert outcome(store, np.s_[8, 20]) == expected
         store.close()
+
+    @pytest.mark.needs("os.pread")
+    @pytest.mark.parametrize("name", ["a", "\u00e9", "\u65e5\u672c"])
+    def test_names_of_members(self, tmp_path, name):
+        """Those that are not ASCII were called damaged, if they were written just before."""
+        data = np.arange(64.0).reshape(8, 8)
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            settings = {"chunks": (8, 8), "compressors": None}
+            array = zarr.create_array(store, name=name, data=data, **settings)
+            for opened_now in (array, zarr.open_array(store, path=name)):
+                with numcodecs_bytes.trace() as traced:
+                    np.testing.assert_array_equal(opened_now[:2, 3], data[:2, 3])
+                assert traced.report()["total"]["why_whole"].keys() <= {SMALL}
+                assert not traced.report()["not_seen"]
+
+    def test_references_of_odd_lengths_and_names(self, folder, tmp_path, caplog):
+        """To the rest of a file, and to one that no system has: as by zarr alone."""
+        for other in ([str(tmp_path / "all"), 23 * 640, -1], ["\0", 0, 640], ["\ud800", 0, 640]):
+            store = opened_references(folder, tmp_path, {"c/5/3": other}).store
+            for selection in (np.s_[:], np.s_[40:, 30], np.s_[2, 3]):
+                expected = outcome(store, selection, ZARR_ALONE)
+                assert outcome(store, selection) == expected
+        assert not caplog.records
 
     def test_references_that_are_missing_inline_or_beyond_the_file(self, folder, tmp_path):
         inline = "base64:" + base64.b64encode(bytes(640)).decode()

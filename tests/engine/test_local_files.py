@@ -418,7 +418,7 @@ class TestPartsOfFiles:
         calls.num_closed = 0
         calls.at_open = count
         np.testing.assert_array_equal(array[:, 3], data[:, 3])
-        assert calls.num_closed == len(calls.opened) >= num_files
+        assert calls.num_closed == len(calls.opened) == num_files
         assert most <= 48
 
     def test_files_that_are_slow_to_open(self, tmp_path, calls):
@@ -435,9 +435,11 @@ class TestPartsOfFiles:
                 num -= 1
 
         array, data = opened_many_references(tmp_path, 200)
+        calls.opened.clear()
         calls.at_open = wait
         np.testing.assert_array_equal(array[:, 3], data[:, 3])
         assert most >= 4
+        assert len(calls.opened) == 200  # two threads would wait for the same bytes
 
 
 class TestThreads:
