@@ -549,6 +549,7 @@ def test_a_zip_file_that_can_not_be_closed(folder, monkeypatch):
     assert np.array_equal(got, DATA[7])
 
 
+@pytest.mark.needs("os.pread")
 def test_a_zip_file_that_is_truncated_meanwhile(folder, monkeypatch):
     """The error was one of `struct`."""
     path = zipped(folder)

@@ -260,6 +260,7 @@ class TestValues:
         assert is_error or np.isnan(outcomes[0][2, 3])
         assert not caplog.records
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("mode", [True, "require"])
     def test_values_of_unknown_length(self, tmp_path, caplog, mode):
         """Those of Dask after a mask: it was taken for a mistake of ours; zarr alone refuses it."""
