@@ -10,7 +10,7 @@ out by a strided window over the runs, and by NumPy's indexing.
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,6 +104,14 @@ class PlacedPlan(NamedTuple):
     plan: Plan
     start: int  # the offset of the chunk in its object, in bytes
     place: Place
+
+
+def sample(placed: Sequence[tuple[Plan, int]]) -> list[int]:
+    """Return where a few bytes of plans are, far apart, given where each chunk begins."""
+    num = constants.NUM_LOOKED_AT
+    some = placed[:: -max(len(placed) // num, 1)][:num]
+    sampled = [plan.sample(start) for plan, start in some]
+    return [position for positions in sampled for position in positions[: num // len(some)]]
 
 
 def plan_of(

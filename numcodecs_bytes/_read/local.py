@@ -24,7 +24,7 @@ from numcodecs_bytes._host.zarr_versions import concurrency, fill_value_or_defau
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.plan import Place, Plan, plan_of, split
+from numcodecs_bytes._plan.plan import Place, Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
 from numcodecs_bytes._read.latency import Latency
@@ -215,10 +215,7 @@ class _Reader:
         found = locate(self.gap)
         present = found.present
         if latency.count_chunk(sum([plan.num_runs for plan, *_ in present])):
-            some = present[:: -max(len(present) // constants.NUM_LOOKED_AT, 1)]
-            num = max(constants.NUM_LOOKED_AT // len(some), 1)  # of each
-            positions = [at for plan, start, _ in some for at in plan.sample(start)[:num]]
-            self._look(file.descriptor, positions)
+            self._look(file.descriptor, sample([(plan, start) for plan, start, _ in present]))
         if latency.seconds:
             if self.gap is None:
                 found = locate(latency.gap)

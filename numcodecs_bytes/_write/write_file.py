@@ -71,14 +71,6 @@ def _num_requests(plan: Plan) -> int:
     return plan.num_runs * -(-plan.length // constants.PREFETCH_BYTES)
 
 
-def sample(parts: Sequence[Part], *, in_hulls: bool) -> list[int]:
-    """Return where a few of the bytes are that are written, far apart, the last one first."""
-    num = constants.NUM_LOOKED_AT
-    some = parts[:: -max(len(parts) // num, 1)][:num]
-    sampled = [each.plan(in_hulls=in_hulls).sample(each.start) for each in some]
-    return [position for positions in sampled for position in positions[: num // len(some)]]
-
-
 class ValuesError(LeftToZarr):
     """The values raise an error when they are taken, and do so for zarr as well."""
 
