@@ -14,7 +14,7 @@ from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.plan import plan_of, shape_of
+from numcodecs_bytes._plan.plan import plan_of, sample, shape_of
 from numcodecs_bytes._read import unexpected
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write import locks, write_file
@@ -146,8 +146,8 @@ class ChunkFile:
         if self._is_slow or not space.parts:
             return False
         if self.latency.count_chunk(sum([part.runs.num_runs for part in space.parts])):
-            positions = write_file.sample(space.parts, in_hulls=self._prefers_hulls)
-            self.latency.look(space.file.descriptor, positions)
+            plans = [(each.plan(in_hulls=self._prefers_hulls), each.start) for each in space.parts]
+            self.latency.look(space.file.descriptor, sample(plans))
         return self.latency.seconds > 0
 
     def _replace(self, space: Space, is_wanted: IsWanted) -> None:
