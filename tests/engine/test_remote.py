@@ -507,7 +507,7 @@ class TestNearStores:
 
     def test_a_busy_machine(self, read):
         """Answers that are late, even most of them, do not make a near store a far one."""
-        late = iter([0.0, *[0.005] * 40])
+        late = iter([0.0, *[0.02] * 40])
         column = read(lambda: 2e-4 + next(late, 0.0))
         assert len(column(np.s_[3, 7])) == 1
         assert [len(column()) for _ in range(3)] == [1, 1, self.PLANES]
