@@ -37,10 +37,12 @@ def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int
     meanwhile. Nothing is read while the lock of the store is held.
     """
     with store._lock:  # noqa: SLF001
+        archive = _archive_of(store)
         try:
-            member = _archive_of(store).getinfo(path)
+            member = archive.getinfo(path)
         except KeyError:
             return None
+        archive.fp.flush()  # it may have been written after its archive was opened here
     is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & _OTHER_FLAGS
     if not is_stored or member.compress_size != member.file_size:
         raise LeftToZarr("it is compressed, or encrypted, in its zip archive")

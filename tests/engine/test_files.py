@@ -358,6 +358,25 @@ class TestPartsOfFiles:
                 assert traced.report()["total"]["why_whole"].keys() <= {SMALL}
                 assert not traced.report()["not_seen"]
 
+    @pytest.mark.needs("os.pread")
+    def test_a_member_that_is_written_after_its_archive_was_opened(self, tmp_path, monkeypatch):
+        """It may still be in the buffer of the archive's file."""
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            array = create(store, (8, 4), (4, 4), fill_value=7)
+            array[:4] = 1
+            duplicate, rows = os.dup, np.full((4, 4), 2.0, ">f8")
+
+            def write(descriptor):
+                if "c/1/0" not in store._zf.namelist():
+                    store._zf.writestr("c/1/0", rows.tobytes())
+                return duplicate(descriptor)
+
+            monkeypatch.setattr(os, "dup", write)
+            with numcodecs_bytes.trace() as traced:
+                assert array[2:6, 3].tolist() == [1, 1, 2, 2]
+            assert not traced.report()["not_seen"]
+            assert traced.report()["total"]["why_whole"].keys() <= {SMALL}
+
     def test_references_of_odd_lengths_and_names(self, folder, tmp_path, caplog):
         """To the rest of a file, and to one that no system has: as by zarr alone."""
         for other in ([str(tmp_path / "all"), 23 * 640, -1], ["\0", 0, 640], ["\ud800", 0, 640]):
