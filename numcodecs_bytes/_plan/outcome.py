@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
+from numcodecs_bytes._host.trace import Fetched
+
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
@@ -22,6 +24,7 @@ class Outcome(NamedTuple):
     status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
     why: str = ""  # it is left to zarr; remains when zarr has read it
     is_by_zarr: bool = False  # whether zarr has read it
+    fetched: Fetched = Fetched()
 
     @property
     def is_left(self) -> bool:

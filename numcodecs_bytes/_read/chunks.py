@@ -4,7 +4,7 @@ They are made from what zarr passes to its pipelines. No other module looks into
 `_write.chunks`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,6 @@ from numcodecs_bytes._sources.stores import Source, SourceOf
 # belongs in the output or the values, and whether it is the whole chunk.
 ZarrItem = tuple[Any, ArraySpec, Any, Any, bool]
 LayoutOf = Callable[[ArraySpec], AnyLayout]  # of a chunk; may raise `LeftToZarr`
-NOTHING = Fetched()
 
 
 @dataclass(slots=True, eq=False)
@@ -42,25 +41,25 @@ class ChunkRead:
     layout: AnyLayout
     source: Source | None = None
     outcome: Outcome = PENDING
-    fetched: Fetched = NOTHING
 
-    def note_present(self, fetched: Fetched) -> None:
-        """Note that the chunk has been read."""
-        self.outcome, self.fetched = Outcome("present"), fetched
+    def read_as_missing(self, out: Output, fetched: Fetched) -> None:
+        """Fill what is selected of the chunk, because it does not exist."""
+        self.fill(out, [self.place])
+        self.outcome = Outcome("missing", fetched=fetched)
 
-    def fill(self, out: Output, fetched: Fetched = NOTHING) -> None:
-        """Fill the selection of a chunk that is missing."""
+    def fill(self, out: Output, places: Iterable[Place]) -> None:
+        """Fill places in the output with the fill value."""
         with out.lock:
             out.check()
-            out.array[self.place] = fill_value_or_default(self.spec)
-        self.outcome, self.fetched = Outcome("missing"), fetched
+            for place in places:
+                out.array[place] = fill_value_or_default(self.spec)
 
     def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""
         status: Literal["present", "missing"] = "present" if exists else "missing"
-        self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True)
-        num_bytes = self.fetched.num_bytes + (self.layout.num_bytes if exists else 0)
-        self.fetched = Fetched(self.fetched.num_requests + 1, num_bytes)
+        num_requests, num_bytes, _ = self.outcome.fetched  # in vain
+        fetched = Fetched(num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0))
+        self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:
         """Raise ValueError unless a chunk has the length that its layout gives."""
@@ -84,7 +83,7 @@ class ChunkRead:
         if outcome.status == "present":
             num_selected = np.size(batch.out.array[self.place]) * self.layout.item_size
         num_bytes = self.layout.num_bytes
-        counts = trace.counts_of_read(num_bytes, num_selected, self.fetched, outcome.why)
+        counts = trace.counts_of_read(num_bytes, num_selected, outcome.fetched, outcome.why)
         trace.note(self.getter, len(self.spec.shape), counts, is_v2=batch.is_v2)
 
 

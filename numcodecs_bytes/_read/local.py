@@ -20,10 +20,10 @@ import numpy as np
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import concurrency, fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import Place, Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
@@ -119,7 +119,7 @@ class _Reader:
             leave(chunks, why)
         except file.missing:
             for chunk in chunks:
-                chunk.fill(self.out)
+                chunk.read_as_missing(self.out, Fetched())
         except (OSError, ValueError) as error:  # or no system has files of such a name
             leave(chunks, error)
         else:
@@ -159,12 +159,14 @@ class _Reader:
         """Read what is selected of a chunk, or fill it if it is missing."""
         opened = files.locate(_file_of(chunk), descriptor)
         if opened is None:
-            chunk.fill(self.out)
-        elif isinstance(chunk.layout, ShardLayout):
-            chunk.note_present(self._read_shard(chunk, chunk.layout, opened))
+            chunk.read_as_missing(self.out, Fetched())
+            return
+        if isinstance(chunk.layout, ShardLayout):
+            fetched = self._read_shard(chunk, chunk.layout, opened)
         else:
             chunk.check_length(opened.num_bytes)
-            chunk.note_present(self._read_selection(chunk, chunk.layout, opened))
+            fetched = self._read_selection(chunk, chunk.layout, opened)
+        chunk.outcome = Outcome("present", fetched=fetched)
 
     def _read_selection(self, chunk: ChunkRead, layout: Layout, file: OpenFile) -> Fetched:
         """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
@@ -187,11 +189,8 @@ class _Reader:
         if self.latency.note(time.perf_counter() - before):
             self.workers.start_helpers(wait_for_files=True)
         inner_chunks = self._find_inner_chunks(chunk, shard, file, index_of(shard, np.asarray(raw)))
+        chunk.fill(self.out, [place_within(chunk.place, place) for place in inner_chunks.missing])
         out, place_of = view_of(self.out, chunk.place)
-        with out.lock:
-            out.check()
-            for place in inner_chunks.missing:
-                out.array[place_of(place)] = fill_value_or_default(chunk.spec)
         num_requests, num_read = 1, shard.index_bytes
         for plan, start, place in inner_chunks.present:
             inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)

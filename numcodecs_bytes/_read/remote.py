@@ -20,9 +20,9 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_of
 from numcodecs_bytes._plan.ranges import num_parts
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
@@ -222,7 +222,8 @@ class _Reader:
             await self._read_or_fill(planned)
         except LeftToZarr as why:
             leave(planned.chunks, why)
-            first.fetched = Fetched(target.num_requests, target.num_bytes)
+            fetched = Fetched(target.num_requests, target.num_bytes)
+            first.outcome = first.outcome._replace(fetched=fetched)
             if isinstance(why, Unexpected):
                 self._note_failure(why.with_traceback(None), first)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
@@ -245,7 +246,7 @@ class _Reader:
             if target.remote.num_bytes is not None or not await self._is_believed(planned):
                 raise
             fetched = Fetched(target.num_requests, target.num_bytes)
-            planned.chunks[0].fill(self.batch.out, fetched)
+            planned.chunks[0].read_as_missing(self.batch.out, fetched)
 
     async def _is_believed(self, planned: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
@@ -286,7 +287,7 @@ class _Reader:
                 write_selected(raw, plan, planned.layout, array, place)
         num_requests, shares = target.num_requests, _shares(target.num_bytes, planned.plans)
         for chunk, share in zip(planned.chunks, shares, strict=True):
-            chunk.note_present(Fetched(num_requests, share, num_by_zarr))
+            chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
             num_requests = 0  # the others are requested with the first
 
     async def _locate_in_shard(
@@ -302,9 +303,7 @@ class _Reader:
         start, end = target.remote.start, target.length or sys.maxsize
         num_bytes = min(target.remote.num_bytes or end, end - start)
         located = shard_plan.locate(index, start, num_bytes)
-        for place in located.missing:
-            inner = place_within(chunk.place, place)
-            self.batch.out.array[inner] = fill_value_or_default(chunk.spec)
+        chunk.fill(self.batch.out, [place_within(chunk.place, place) for place in located.missing])
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
         return placed, shard.num_bytes_by_zarr(located)
 
