@@ -201,7 +201,7 @@ class ReadsParts(PickledAsConfigured):
         from numcodecs_bytes._read import remote  # only if it is needed
 
         try:
-            return remote.plan(batch, chunks, num_in_flight), None
+            return remote.object_reads(batch, chunks, num_in_flight), None
         except Exception as error:
             failure = self._note_failure(error)
             if failure is None:

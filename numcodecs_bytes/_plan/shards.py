@@ -52,7 +52,7 @@ class ShardPlan(NamedTuple):
         """The place in the selection of what is selected of each inner chunk."""
         return list(itertools.product(*self.places_along))
 
-    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+    def inner_chunks(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
         places, numbers = self.places, present.tolist()
@@ -72,7 +72,7 @@ class ShardPoints(NamedTuple):
     offsets: Indices  # of each point in its inner chunk, in bytes
     gap: int  # the largest gap to plan with, in bytes
 
-    def locate(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+    def inner_chunks(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
         points = Axis(starts + self.offsets[present], 1, 0)

@@ -47,7 +47,7 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     def work(workers: Workers[list[ChunkRead]], groups: Iterator[list[ChunkRead]]) -> None:
         out = batch.out.for_thread(workers.is_wanted)
         outputs.append(out)
-        reader = _Reader(out, batch.gap, latency, workers)
+        reader = _FileReader(out, batch.gap, latency, workers)
         for _, in_file in itertools.groupby(itertools.chain.from_iterable(groups), _key_of):
             reader.read_file(in_file)
 
@@ -98,7 +98,7 @@ def _file_of(chunk: ChunkRead) -> File:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _FileReader:
     """What reads chunks in one of the threads of a batch.
 
     What can't be read is left to zarr, which may raise its own error.
@@ -205,19 +205,19 @@ class _Reader:
         """Return where the selected inner chunks are; prefetch them if the file is slow."""
         drop_axes, latency = self.out.drop_axes, self.latency
 
-        def locate(gap: int | None) -> InnerChunks:
+        def find(gap: int | None) -> InnerChunks:
             shard_plan = shard.plan_of(chunk.selection, drop_axes, gap)
-            found = shard_plan.locate(index, file.start, file.num_bytes)
+            found = shard_plan.inner_chunks(index, file.start, file.num_bytes)
             found.present.sort(key=operator.attrgetter("start"))
             return found
 
-        found = locate(self.gap)
+        found = find(self.gap)
         present = found.present
         if latency.count_chunk(sum([plan.num_runs for plan, *_ in present])):
             self._look(file.descriptor, sample([(plan, start) for plan, start, _ in present]))
         if latency.seconds:
             if self.gap is None:
-                found = locate(latency.gap)
+                found = find(latency.gap)
             if latency.prefetching_helps:
                 runs = (
                     (at, plan.length)

@@ -8,7 +8,6 @@ object, and those not requested yet, are left to zarr when all requests in fligh
 import asyncio
 import collections
 import contextlib
-import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,15 +54,25 @@ class ObjectRead(NamedTuple):
     budget: Budget
     most_with_gaps: int  # the largest length of a range over gaps, in bytes
     plans: Sequence[Plan] = ()
-    shard_plan: AnyShardPlan | None = None
+    shard: tuple[ShardLayout, AnyShardPlan] | None = None
 
 
-def plan(batch: Batch, chunks: Sequence[ChunkRead], num_in_flight: int) -> list[ObjectRead]:
+def object_reads(batch: Batch, chunks: Sequence[ChunkRead], num_in_flight: int) -> list[ObjectRead]:
     """Return what to read of chunks that are requested; zarr reads those that are left out.
 
     The event loop requests `num_in_flight` chunks at once, these and others.
     """
-    return _Planner(batch, num_in_flight).plan(chunks)
+    planner = _Planner(batch, num_in_flight)
+    reads = list[ObjectRead]()
+    for group in planner.grouped(chunks):
+        try:
+            read = planner.object_read(group)
+        except LeftToZarr as why:
+            leave(group, why)
+        else:
+            if read is not None:
+                reads.append(read)
+    return reads
 
 
 class _Planner:
@@ -76,40 +85,26 @@ class _Planner:
         # How many bytes of a chunk a range must save.
         self._least_saving = 0 if self._budget.is_exact else WORTH_BYTES
 
-    def plan(self, chunks: Sequence[ChunkRead]) -> list[ObjectRead]:
-        """Return what to read: single chunks, or chunks that are side by side in an object."""
-        alone, in_objects = (
-            list[list[ChunkRead]](),
-            collections.defaultdict[Any, list[ChunkRead]](list),
-        )
+    def grouped(self, chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
+        """Yield what is read together: single chunks, or chunks side by side in an object."""
+        in_object = collections.defaultdict[Any, list[ChunkRead]](list)
+        total = 0  # the length of the chunks that are parts of objects, in bytes
         for chunk in chunks:
             remote, layout = remote_of(chunk), chunk.layout
             if isinstance(layout, ShardLayout):
-                alone.append([chunk])
+                yield [chunk]
             elif remote.num_bytes is None:
                 if layout.num_bytes > self._least_saving:
-                    alone.append([chunk])
+                    yield [chunk]
             elif 0 < remote.num_bytes == layout.num_bytes:
-                in_objects[remote.key or id(chunk), layout].append(chunk)
+                in_object[remote.key or id(chunk), layout].append(chunk)
+                total += layout.num_bytes
             else:
                 leave([chunk], LeftToZarr("its reference has another length than a chunk"))
-        total = sum([len(group) * layout.num_bytes for (_, layout), group in in_objects.items()])
-        side_by_side = [
-            self._groups(group, layout.num_bytes, total)
-            for (_, layout), group in in_objects.items()
-        ]
-        reads = list[ObjectRead]()
-        for group in itertools.chain(alone, *side_by_side):
-            try:
-                read = self._plan(group)
-            except LeftToZarr as why:
-                leave(group, why)
-                continue
-            if read is not None:
-                reads.append(read)
-        return reads
+        for (_, layout), group in in_object.items():
+            yield from self._side_by_side(group, layout.num_bytes, total)
 
-    def _groups(
+    def _side_by_side(
         self, chunks: list[ChunkRead], num_bytes: int, total: int
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
@@ -125,11 +120,11 @@ class _Planner:
             group.append(chunk)
         yield group
 
-    def _plan(self, chunks: list[ChunkRead]) -> ObjectRead | None:
+    def object_read(self, chunks: list[ChunkRead]) -> ObjectRead | None:
         """Return what to read of chunks in an object, or of a shard; None if zarr reads as well."""
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
-            return self._plan_shard(first, layout)
+            return self._shard_read(first, layout)
         remote, budget = remote_of(first), self._budget
         end = remote_of(chunks[-1]).start + layout.num_bytes
         target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
@@ -149,7 +144,7 @@ class _Planner:
         drop_axes = self._batch.out.drop_axes
         return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
 
-    def _plan_shard(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
+    def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads as well."""
         target, budget = RemoteObject(remote_of(chunk)), self._budget_of_one  # as zarr has for each
         shard_plan = shard.plan_of(chunk.selection, self._batch.out.drop_axes, budget.gap)
@@ -161,7 +156,7 @@ class _Planner:
         if is_all and not _pays(target, budget, shard.num_bytes, num_saved, budget.gap):
             return None
         most = budget.longest_range(num_bytes)
-        return ObjectRead(target, [chunk], shard.inner, budget, most, shard_plan=shard_plan)
+        return ObjectRead(target, [chunk], shard.inner, budget, most, shard=(shard, shard_plan))
 
 
 def _pays(
@@ -178,7 +173,7 @@ async def read(batch: Batch, reads: Sequence[ObjectRead], limit: int | None) -> 
     What fails is left to zarr; returns the first failure. Raises whatever the store raises if a
     connection is lost.
     """
-    reader = _Reader(batch)
+    reader = _ObjectReader(batch)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     failure = reader.failure
     if failure is None:
@@ -205,23 +200,23 @@ async def confirm(error: Exception, chunk: ChunkRead) -> None:
 
 
 @dataclass
-class _Reader:
+class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
     batch: Batch
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     failure: Failure | None = None  # the first one, which decides
 
-    async def read(self, planned: ObjectRead) -> None:
+    async def read(self, object_read: ObjectRead) -> None:
         """Read an object, or leave its chunks to zarr."""
-        target, first = planned.target, planned.chunks[0]
+        target, first = object_read.target, object_read.chunks[0]
         if self.failure:
             return
         try:
             target.state.check()
-            await self._read_or_fill(planned)
+            await self._read_or_fill(object_read)
         except LeftToZarr as why:
-            leave(planned.chunks, why)
+            leave(object_read.chunks, why)
             fetched = Fetched(target.num_requests, target.num_bytes)
             first.outcome = first.outcome._replace(fetched=fetched)
             if isinstance(why, Unexpected):
@@ -234,67 +229,62 @@ class _Reader:
         """Keep the first error; the frames of others would keep what was fetched."""
         self.failure = self.failure or Failure(error, chunk)
 
-    async def _read_or_fill(self, planned: ObjectRead) -> None:
-        target = planned.target
+    async def _read_or_fill(self, object_read: ObjectRead) -> None:
+        target = object_read.target
         try:
             try:
-                await self._read(planned)
+                await self._read(object_read)
             except Changed:
                 target.forget()
-                await self._read(planned)
+                await self._read(object_read)
         except Missing:
-            if target.remote.num_bytes is not None or not await self._is_believed(planned):
+            if target.remote.num_bytes is not None or not await self._is_believed(object_read):
                 raise
             fetched = Fetched(target.num_requests, target.num_bytes)
-            planned.chunks[0].read_as_missing(self.batch.out, fetched)
+            object_read.chunks[0].read_as_missing(self.batch.out, fetched)
 
-    async def _is_believed(self, planned: ObjectRead) -> bool:
+    async def _is_believed(self, object_read: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
-        state, chunk = planned.target.state, planned.chunks[0]
+        state, chunk = object_read.target.state, object_read.chunks[0]
         async with self.asking:
             if not state.has_answered and not self.failure:  # else another one has been asked for
                 num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
-                planned.target.num_requests += 1
+                object_read.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
                     source = sources_of(chunk.getter.store)(metadata)
                     if isinstance(source, Remote):
                         await RemoteObject(source).ask(0, 1)
         return state.has_answered
 
-    async def _read(self, planned: ObjectRead) -> None:
+    async def _read(self, object_read: ObjectRead) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
-        target, num_by_zarr = planned.target, None
-        if planned.shard_plan is not None:
-            layout: Any = planned.chunks[0].layout
-            placed, num_by_zarr = await self._locate_in_shard(planned, layout, planned.shard_plan)
+        target, num_by_zarr = object_read.target, None
+        if object_read.shard is not None:
+            placed, num_by_zarr = await self._place_inner_chunks(object_read, *object_read.shard)
         else:
-            starts = [remote_of(chunk).start for chunk in planned.chunks]
-            places = [chunk.place for chunk in planned.chunks]
-            placed = list(map(PlacedPlan, planned.plans, starts, places))
+            starts = [remote_of(chunk).start for chunk in object_read.chunks]
+            places = [chunk.place for chunk in object_read.chunks]
+            placed = list(map(PlacedPlan, object_read.plans, starts, places))
         array = self.batch.out.array
         memory = None
         if len(placed) == 1:
-            memory = memory_of(array, placed[0].place, placed[0].plan, planned.layout)
-        raws = (
-            await target.fetch(placed, planned.budget, planned.most_with_gaps, memory)
-            if placed
-            else []
-        )
+            memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
+        raws = await target.fetch(placed, object_read.budget, object_read.most_with_gaps, memory)
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
             if memory is None or not np.may_share_memory(raw, memory):
-                write_selected(raw, plan, planned.layout, array, place)
-        num_requests, shares = target.num_requests, _shares(target.num_bytes, planned.plans)
-        for chunk, share in zip(planned.chunks, shares, strict=True):
+                write_selected(raw, plan, object_read.layout, array, place)
+        num_requests, shares = target.num_requests, _shares(target.num_bytes, object_read.plans)
+        for chunk, share in zip(object_read.chunks, shares, strict=True):
             chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
             num_requests = 0  # the others are requested with the first
 
-    async def _locate_in_shard(
-        self, planned: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+    async def _place_inner_chunks(
+        self, object_read: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
     ) -> tuple[list[PlacedPlan], int]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
-        (chunk,), target = planned.chunks, planned.target
+        (chunk,), target = object_read.chunks, object_read.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
             index = index_of(shard, raw)
@@ -302,10 +292,10 @@ class _Reader:
             raise Unexpected(str(why)) from None
         start, end = target.remote.start, target.length or sys.maxsize
         num_bytes = min(target.remote.num_bytes or end, end - start)
-        located = shard_plan.locate(index, start, num_bytes)
-        chunk.fill(self.batch.out, [place_within(chunk.place, place) for place in located.missing])
-        placed = [p._replace(place=place_within(chunk.place, p.place)) for p in located.present]
-        return placed, shard.num_bytes_by_zarr(located)
+        inner = shard_plan.inner_chunks(index, start, num_bytes)
+        chunk.fill(self.batch.out, [place_within(chunk.place, place) for place in inner.missing])
+        placed = [p._replace(place=place_within(chunk.place, p.place)) for p in inner.present]
+        return placed, shard.num_bytes_by_zarr(inner)
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:
@@ -317,7 +307,7 @@ async def _is_missing(chunk: ChunkRead) -> bool:
 
 
 def _shares(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
-    """Return how much of what was fetched together is each chunk's: as much as was planned."""
+    """Return how much of what was fetched together is each chunk's: in proportion to its plan."""
     if len(plans) < 2:
         return [num_bytes]
     planned = np.cumsum([plan.num_bytes for plan in plans])

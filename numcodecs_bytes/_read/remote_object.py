@@ -164,6 +164,8 @@ class RemoteObject:
 
         Raises what `ask` does, after all requests end.
         """
+        if not placed:
+            return []
         longest_part = most_with_gaps if self.may_split() else sys.maxsize
         plans = [plan for plan, *_ in placed]
         if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest_part) == 1:

@@ -30,7 +30,7 @@ def _archive_of(store: ZipStore) -> Any:
     return store._zf  # noqa: SLF001
 
 
-def locate_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
+def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
     """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
 
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated

@@ -41,12 +41,12 @@ class File(NamedTuple):
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
     # If only the open file tells, as an archive does: takes the descriptor, and returns the offset
     # and the length of the chunk, or None if the file does not hold it; may raise `LeftToZarr`.
-    find: Callable[[int], tuple[int, int] | None] | None = None
+    find_member: Callable[[int], tuple[int, int] | None] | None = None
 
-    def locate(self, descriptor: int, length: int) -> tuple[int, int] | None:
-        """Return the offset and the length of the chunk in its open file, which has a length."""
-        if self.find is not None:
-            return self.find(descriptor)
+    def span(self, descriptor: int, length: int) -> tuple[int, int] | None:
+        """Return the offset and the length of the chunk in its open file of a length, in bytes."""
+        if self.find_member is not None:
+            return self.find_member(descriptor)
         return self.start, length if self.num_bytes is None else self.num_bytes
 
 
@@ -85,12 +85,12 @@ def locate(file: File, descriptor: int) -> OpenFile | None:
     length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    located = file.locate(descriptor, length)
-    if located is None:
+    span = file.span(descriptor, length)
+    if span is None:
         return None
-    if sum(located) > length:
+    if sum(span) > length:
         raise LeftToZarr("it reaches beyond the end of its file")
-    return OpenFile(descriptor, *located)
+    return OpenFile(descriptor, *span)
 
 
 def length_of_file(file: File) -> int | None:
@@ -101,8 +101,8 @@ def length_of_file(file: File) -> int | None:
     descriptor = file.open()
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
-        located = file.locate(descriptor, length)
-        return located and max(min(located[1], length - located[0]), 0)
+        span = file.span(descriptor, length)
+        return span and max(min(span[1], length - span[0]), 0)
     finally:
         os.close(descriptor)
 

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.options import stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
-from numcodecs_bytes._sources.archives import locate_member, open_archive
+from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.files import File, join, open_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.requests import (
@@ -131,7 +131,7 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
         raise LeftToZarr("the archive was not opened by its path")
     open_it = partial(open_archive, store)
     key = id(store)
-    return lambda path: File(open_it, (), key, find=partial(locate_member, store, path))
+    return lambda path: File(open_it, (), key, find_member=partial(find_member, store, path))
 
 
 def _of_any(store: Any) -> SourceOf:
