@@ -1,0 +1,254 @@
+"""Reads parts of uncompressed chunks, and lets zarr read the rest."""
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zarr.core.buffer import cpu
+from zarr.core.common import concurrent_map
+from zarr.storage import StorePath
+
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.options import max_gap_bytes
+from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
+from numcodecs_bytes._pipeline.explain import begin_read
+from numcodecs_bytes._pipeline.known_arrays import KnowsLayouts
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._read import local, unexpected
+from numcodecs_bytes._read.chunks import (
+    Batch,
+    ChunkRead,
+    Failure,
+    ZarrItem,
+    chunk_reads,
+    first_of,
+)
+from numcodecs_bytes._read.output import Output, check_output
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from numcodecs_bytes._read.remote import ObjectRead
+
+
+def _in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
+    """Return a context in which so many chunks are requested; see `remote_object.InFlight`."""
+    if not num_chunks:
+        return contextlib.nullcontext(0)
+    from numcodecs_bytes._read.remote_object import InFlight  # only if it is needed
+
+    return InFlight(num_chunks)
+
+
+def _note_own_failure(error: Exception, failure: Failure | None) -> None:
+    """Note in an error of zarr that this package itself had failed before."""
+    if failure and not failure.chunk:
+        kind = type(failure.error).__name__
+        with contextlib.suppress(Exception):  # some errors are immutable
+            error.add_note(f"before, numcodecs_bytes itself had failed: {kind}: {failure.error}")
+
+
+class _Shares(NamedTuple):
+    """Who reads what of a batch: this package files and objects, and zarr the rest."""
+
+    files: "Sequence[ChunkRead]"
+    objects: "Sequence[ObjectRead]"
+    of_zarr: "Sequence[ChunkRead]"
+    limit: int | None  # how many objects are requested at once
+    limit_of_zarr: int | None  # how many chunks zarr reads at once; None if it reads them together
+
+    @property
+    def in_part(self) -> "list[ChunkRead]":
+        """What is read here."""
+        return [*self.files, *[chunk for each in self.objects for chunk in each.chunks]]
+
+
+def _share(batch: Batch, objects: "Sequence[ObjectRead]") -> _Shares:
+    """Return who reads what; both together make as many requests at once as zarr alone."""
+    files = [chunk for chunk in batch.chunks if isinstance(chunk.source, File)]
+    limit = concurrency()
+    shares = _Shares(files, objects, (), limit, None)
+    in_part = set(map(id, shares.in_part))
+    of_zarr = [chunk for chunk in batch.chunks if id(chunk) not in in_part]
+    if not (of_zarr and objects and limit):
+        return shares._replace(of_zarr=of_zarr)
+    num_of_zarr = max(limit * len(of_zarr) // len(batch.chunks), 1)
+    return _Shares(files, objects, of_zarr, max(limit - num_of_zarr, 1), num_of_zarr)
+
+
+class ReadsParts(KnowsLayouts):
+    """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
+
+    reads_parts = True
+    _has_failed = False
+
+    async def read(
+        self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
+    ) -> Any:
+        """Read the selections of chunks into `out`, like zarr's pipeline."""
+        items, failure = list(batch_info), None
+        try:
+            batch = self._batch(items, out, drop_axes)
+        except LeftToZarr as why:
+            if items and trace.active and not is_in_shard(first_of(items)[0]):
+                trace.note_not_seen(str(why), len(items))  # in a shard: the shard is noted
+        except Exception as error:
+            failure = self._note_failure(error)
+            if failure is None:
+                raise
+        else:
+            return await self._read(batch, out)
+        try:
+            return await self._read_by_zarr(items, out, drop_axes)
+        except Exception as error:
+            _note_own_failure(error, failure)
+            raise
+
+    def _note_failure(self, error: Exception) -> Failure | None:
+        """Leave the array to zarr from now on; return None if the error must be raised."""
+        if not unexpected.is_unexpected(error):
+            return None
+        unexpected.log(error)
+        vars(self)["_has_failed"] = True
+        return Failure(error.with_traceback(None))  # whose frames refer to the output
+
+    def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
+        """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+        if not items:
+            raise LeftToZarr("nothing is selected")
+        if self._has_failed:
+            raise LeftToZarr("numcodecs_bytes itself failed before")
+        getter, spec = first_of(items)  # all are of one array: at most their shapes differ
+        layout = self._layouts.of(spec)
+        if type(getter) is not StorePath:
+            raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        source_of, why_left = None, None
+        try:
+            source_of = sources_of(getter.store)
+        except LeftToZarr as why:
+            if not trace.active:  # else what zarr fetches is counted for each chunk
+                raise
+            why_left = why
+        if type(out) is not cpu.NDBuffer:
+            raise LeftToZarr(f"the output is a {name_of_class(out)}")
+        array: Any = out.as_ndarray_like()
+        check_output(array, layout.dtype)
+        chunks = chunk_reads(items, self._layouts.of, source_of)
+        if why_left:
+            leave(chunks, why_left)
+        output = Output(array, drop_axes, lambda: True, threading.Lock())
+        return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
+
+    async def _read(self, batch: Batch, out: Any) -> Any:
+        """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""
+        requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
+        failure = None
+        try:
+            async with _in_flight(len(requested)) as num_in_flight:
+                objects, failure = self._object_reads(batch, requested, num_in_flight)
+                failure = await self._read_both(batch, out, _share(batch, objects)) or failure
+            if failed := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
+                await self._read_left(batch, out, failed)
+            if failure and failure.chunk:
+                from numcodecs_bytes._read import remote
+
+                await remote.confirm(failure.error, failure.chunk)
+        except Exception as error:
+            _note_own_failure(error, failure)
+            raise
+        finally:
+            if trace.active:
+                for chunk in batch.chunks:
+                    chunk.trace(batch)
+        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
+        return results if HAS_RESULTS else None
+
+    def _object_reads(
+        self, batch: Batch, chunks: "Sequence[ChunkRead]", num_in_flight: int
+    ) -> "tuple[Sequence[ObjectRead], Failure | None]":
+        """Return what to request of chunks, and why zarr reads all of them if this fails."""
+        if not chunks:
+            return (), None
+        from numcodecs_bytes._read import remote  # only if it is needed
+
+        try:
+            return remote.object_reads(batch, chunks, num_in_flight), None
+        except Exception as error:
+            failure = self._note_failure(error)
+            if failure is None:
+                raise
+            return (), failure
+
+    async def _read_both(self, batch: Batch, out: Any, shares: _Shares) -> Failure | None:
+        """Read what can be read in part and, at the same time, let zarr read the rest.
+
+        Returns why some of the former are left to zarr, too, if a store or this package failed.
+        """
+        if not shares.of_zarr:
+            return await self._read_parts(batch, shares)
+        if not (shares.files or shares.objects) or concurrency() == 1:
+            failure = await self._read_parts(batch, shares)
+            await self._read_left(batch, out, shares.of_zarr)
+            return failure
+        # Both have ended before either's error is raised: then this package writes nothing more.
+        of_parts, of_zarr = await asyncio.gather(
+            self._read_parts(batch, shares),
+            self._read_left(batch, out, shares.of_zarr, shares.limit_of_zarr),
+            return_exceptions=True,
+        )
+        try:
+            if isinstance(of_zarr, BaseException):
+                raise of_zarr
+            if isinstance(of_parts, BaseException):
+                raise of_parts
+            return of_parts
+        finally:
+            del of_parts, of_zarr  # their frames refer to this one, and to the output
+
+    async def _read_parts(self, batch: Batch, shares: _Shares) -> Failure | None:
+        """Read what can be read in part; return why some of it is left, if that is a failure."""
+        try:
+            if shares.files:
+                await local.read(batch, shares.files)
+            if shares.objects:
+                from numcodecs_bytes._read import remote  # only if it is needed
+
+                return await remote.read(batch, shares.objects, shares.limit)
+        except Exception as error:
+            failure = self._note_failure(error)
+            if failure is None:
+                raise
+            leave(shares.in_part, LeftToZarr("numcodecs_bytes itself failed"))
+            return failure
+        return None
+
+    async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
+        """Let zarr read chunks; an error names the chunk."""
+        begin_read()
+        pipeline: Any = super()
+        return await pipeline.read(items, out, drop_axes)
+
+    async def _read_left(
+        self, batch: Batch, out: Any, chunks: "Sequence[ChunkRead]", limit: int | None = None
+    ) -> None:
+        """Let zarr read chunks that are left to it, all together, or `limit` at a time.
+
+        Notes what became of each.
+        """
+
+        async def read(*some: "ChunkRead") -> None:
+            items = [chunk.item for chunk in some]
+            results = await self._read_by_zarr(items, out, batch.out.drop_axes)
+            # zarr 3.1.6 returns nothing.
+            exist = [each["status"] == "present" for each in results or ()] or [True] * len(some)
+            for chunk, exists in zip(some, exist, strict=True):
+                chunk.note_read_by_zarr(exists=exists)
+
+        if limit is None:
+            await read(*chunks)
+        else:
+            await concurrent_map([(chunk,) for chunk in chunks], read, limit)
