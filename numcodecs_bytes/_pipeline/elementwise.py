@@ -9,7 +9,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, name_of_ml_dtype
-from numcodecs_bytes._plan.conversion import Conversion
+from numcodecs_bytes._plan.layout import Conversion
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.stores import name_of_class
 
