@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,20 +37,26 @@ class Space:
     end: int = 0  # of the inner chunks of a shard
 
 
-@dataclass
+class WriteBatch(NamedTuple):
+    """What is written to parts of chunks together, and how."""
+
+    values: Array
+    drop_axes: tuple[int, ...]  # axes of the selections that the values lack
+    latency: Latency
+    is_required: bool  # whether they must be written in place
+
+
 class ChunkFile:
     """The file of a chunk, and the parts of it that are written."""
 
-    chunk: ChunkWrite
-    values: Array  # of the batch
-    drop_axes: tuple[int, ...]  # axes of the selection that the values lack
-    latency: Latency  # of the batch
-    is_required: bool  # whether it must be written in place
-
-    def __post_init__(self) -> None:
-        self._parts: list[Part] = []
-        self._is_planned = False
-        self._has_begun = False  # whether something may have been written
+    def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
+        self.chunk, self._batch, self._latency = chunk, batch, batch.latency
+        self._layout = layout  # of the chunk, or of the inner chunks of a shard
+        self._is_planned = self._has_begun = False  # whether something may have been written
+        self._parts: list[Part] = []  # planned by the first attempt, as is what follows
+        self._is_slow = self._prefers_hulls = False
+        # Which locks to try, one after the other; True is the exclusive one, which hulls need.
+        self._locks: tuple[bool, ...] = (False,)
 
     def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
         """Write to the file; return whether that is done, locked by another writer, or zarr's.
@@ -59,19 +65,20 @@ class ChunkFile:
         """
         try:
             if not self._is_planned:
-                self._parts = self._plan(self.chunk.selection)
+                self._parts = self._make_parts(self.chunk.selection)
                 self._choose()
                 self._is_planned = True
             self._write(is_wanted)
         except LockedError:
             return "locked"
         except LeftToZarr as why:
-            if self.is_required and isinstance(why, ValuesError):
+            if self._batch.is_required and isinstance(why, ValuesError):
                 raise why.error from None
             leave([self.chunk], why)
             return "left"
         except Exception as error:
-            if self._has_begun or self.is_required or not unexpected.is_unexpected(error):
+            must_raise = self._has_begun or self._batch.is_required
+            if must_raise or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
             leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
@@ -79,24 +86,22 @@ class ChunkFile:
         self.chunk.outcome = Outcome("written in place")
         return "written"
 
-    def _plan(self, selection: Any) -> list[Part]:
+    def _make_parts(self, selection: Any) -> list[Part]:
         """Return what is written to each of the chunks in the file, without hulls."""
-        layout = self.chunk.layout
-        if not isinstance(layout, Layout):
-            raise TypeError(f"not a chunk: {layout!r}")
-        self._layout = layout
-        runs = plan_of(selection, layout, self.drop_axes, gap=0)
-        shape = shape_of(runs.axes)
-        elements = write_file.elements_of(self.values, self.chunk.place, layout, shape)
-        return [Part(runs, elements, layout, hulls=runs)]
+        runs = plan_of(selection, self._layout, self._batch.drop_axes, gap=0)
+        elements = self._elements_of(shape_of(runs.axes))
+        return [Part(runs, elements, self._layout, hulls=runs)]
+
+    def _elements_of(self, shape: tuple[int, ...]) -> Array:
+        """Return the values for the file, in the shape of its selection."""
+        return write_file.elements_of(self._batch.values, self.chunk.place, self._layout, shape)
 
     def _choose(self) -> None:
         """Choose runs or hulls, and how long a gap is worth, by how long the batch waits."""
-        self._is_slow = self.latency.seconds > 0
-        gap = self.latency.gap
+        self._is_slow = self._latency.seconds > 0
+        gap = self._latency.gap
         self._parts = write_file.with_hulls(self._parts, gap, is_slow=self._is_slow)
         self._prefers_hulls = write_file.is_faster_in_hulls(self._parts, is_slow=self._is_slow)
-        # Which locks to try, one after the other; True is the exclusive one, which hulls need.
         self._locks = (True, False) if self._prefers_hulls else (False,)
 
     def _write(self, is_wanted: IsWanted) -> None:
@@ -145,10 +150,10 @@ class ChunkFile:
         """Look at the file if that is due; return whether it is slow, but was not planned so."""
         if self._is_slow or not space.parts:
             return False
-        if self.latency.count_chunk(sum([part.runs.num_runs for part in space.parts])):
+        if self._latency.count_chunk(sum([part.runs.num_runs for part in space.parts])):
             plans = [(each.plan(in_hulls=self._prefers_hulls), each.start) for each in space.parts]
-            self.latency.look(space.file.descriptor, sample(plans))
-        return self.latency.seconds > 0
+            self._latency.look(space.file.descriptor, sample(plans))
+        return self._latency.seconds > 0
 
     def _replace(self, space: Space, is_wanted: IsWanted) -> None:
         """Replace the file, which is locked exclusively, with a copy that has more space."""
@@ -186,7 +191,7 @@ class ChunkFile:
         self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
     ) -> None:
         self._has_begun = True
-        write_file.write_all(descriptor, parts, self.latency, is_wanted, in_hulls=in_hulls)
+        write_file.write_all(descriptor, parts, self._latency, is_wanted, in_hulls=in_hulls)
 
     def _adds_nothing(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements."""

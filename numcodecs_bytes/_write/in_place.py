@@ -30,7 +30,7 @@ from numcodecs_bytes._read.workers import Workers, num_threads_for
 from numcodecs_bytes._sources.files import join
 from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes._write import locks
-from numcodecs_bytes._write.chunk_file import ChunkFile
+from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.shard_file import ShardFile
 from numcodecs_bytes._write.whole import are_plain
@@ -173,14 +173,11 @@ async def write_parts(
 
     Notes what became of each. If it must be written in place, whatever the values raise is raised.
     """
-    latency = Latency()
-    waiting = []
-    for chunk in chunks:
-        kind = ShardFile if isinstance(chunk.layout, ShardLayout) else ChunkFile
-        waiting.append(kind(chunk, values, drop_axes, latency, is_required))
+    batch = WriteBatch(values, drop_axes, Latency(), is_required)
+    waiting = [_file_of(chunk, batch) for chunk in chunks]
     begun, has_warned = time.monotonic(), False
     while True:
-        waiting, has_thread = await _try_all(waiting, num_threads)
+        waiting, has_thread = await _try_all(batch, waiting, num_threads)
         if not waiting:
             break
         seconds = time.monotonic() - begun
@@ -197,8 +194,16 @@ async def write_parts(
     return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
+def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
+    """Return the file of a chunk or a shard, whose layout `plan_writes` has found."""
+    layout: Any = chunk.layout
+    if isinstance(layout, ShardLayout):
+        return ShardFile(chunk, layout, batch)
+    return ChunkFile(chunk, layout, batch)
+
+
 async def _try_all(
-    waiting: Sequence[ChunkFile], num_threads: int | None
+    batch: WriteBatch, waiting: Sequence[ChunkFile], num_threads: int | None
 ) -> tuple[list[ChunkFile], bool]:
     """Try all writes; return those whose files are locked, and whether a thread was to be had.
 
@@ -214,9 +219,9 @@ async def _try_all(
             except Exception as error:
                 add_name(error, file.chunk.setter, "writing")
                 raise
-            if file.latency.seconds:
+            if batch.latency.seconds:
                 workers.start_helpers(wait_for_files=True)
 
-    num_default = num_threads_for(waiting[0].values.nbytes, len(waiting))
+    num_default = num_threads_for(batch.values.nbytes, len(waiting))
     workers = Workers(waiting, work, num_threads=num_threads, num_default=num_default)
     return locked, await workers.run(write_pool())

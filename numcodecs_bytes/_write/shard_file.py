@@ -16,16 +16,16 @@ from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import UInt64Array, encode_index
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
-from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints
+from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
 from numcodecs_bytes._read.chunks import index_of
 from numcodecs_bytes._read.output import mesh
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import ChunkFile, Space
+from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch
+from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
 from numcodecs_bytes._write.write_file import Part
 
@@ -33,22 +33,22 @@ from numcodecs_bytes._write.write_file import Part
 class ShardFile(ChunkFile):
     """The file of a shard, and what is written to its inner chunks."""
 
-    _layout: Layout  # of the inner chunks
+    _shard_plan: AnyShardPlan  # without gaps
+    _elements: Array  # in the shape of the selection
 
-    def _plan(self, selection: Any) -> list[Part]:
-        layout = self.chunk.layout
-        if not isinstance(layout, ShardLayout):
-            raise TypeError(f"not a shard: {layout!r}")
-        self._shard, self._layout = layout, layout.inner
+    def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: WriteBatch) -> None:
+        super().__init__(chunk, shard.inner, batch)
+        self._shard = shard
         # Where inner chunks may begin: after the index, if that is at the start.
-        self._first = layout.index_bytes if layout.is_index_first else 0
-        self._shard_plan = shard_plan = layout.plan_of(selection, self.drop_axes, gap=0)
-        elements = self._elements = write_file.elements_of(
-            self.values, self.chunk.place, self._layout, shard_plan.shape
-        )
+        self._first = shard.index_bytes if shard.is_index_first else 0
+
+    def _make_parts(self, selection: Any) -> list[Part]:
+        shard_plan = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
+        elements = self._elements_of(shard_plan.shape)
+        self._shard_plan, self._elements = shard_plan, elements
         if isinstance(shard_plan, ShardPoints):
             # Where points are in most complete shards: this tells whether hulls are faster.
-            chunks = np.ravel_multi_index(shard_plan.coordinates, layout.grid_shape)
+            chunks = np.ravel_multi_index(shard_plan.coordinates, self._shard.grid_shape)
             return self._points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
         parts = []
         for runs, place in zip(shard_plan.plans, shard_plan.places, strict=True):
@@ -98,7 +98,7 @@ class ShardFile(ChunkFile):
             return []
         positions = starts[which].astype(np.intp) + shard_plan.offsets[which]
         points = self._points(positions, self._elements[which])
-        return write_file.with_hulls(points, self.latency.gap, is_slow=self._is_slow)
+        return write_file.with_hulls(points, self._latency.gap, is_slow=self._is_slow)
 
     def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
         shard, length, first = self._shard, self._layout.num_bytes, self._first
