@@ -278,7 +278,7 @@ def run() -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         util: Any = importlib.import_module("multiprocessing.util")
-        util._exit_function()  # noqa: SLF001 # else semaphores are reported as leaked on macOS
+        util._exit_function()  # else semaphores are reported as leaked on macOS
         os._exit(status)
     sys.exit(status)
 

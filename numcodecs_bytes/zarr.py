@@ -145,7 +145,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
                 vars(evolved)["_declared_endian"] = self._declared_endian
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
-        vars(evolved)["_evolved"] = array_spec.dtype, evolved._dtypes(array_spec)  # noqa: SLF001
+        vars(evolved)["_evolved"] = array_spec.dtype, evolved._dtypes(array_spec)
         return evolved
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":

@@ -156,7 +156,7 @@ def test_parts_that_are_not_written_in_place(tmp_path, stored, monkeypatch):
     stored_rows(tmp_path / "a", stored)
     array = zarr.open_array(tmp_path / "a", mode="r+")
     with monkeypatch.context() as without_a_trace:  # nothing is planned
-        without_a_trace.delattr("numcodecs_bytes._write.in_place.ChunkWrite")
+        without_a_trace.delattr("numcodecs_bytes._write.batch.ChunkWrite")
         array[:100] = 1
     with numcodecs_bytes.trace() as traced:
         array[:600] = 2

@@ -152,7 +152,7 @@ class TestPassedOnToZarr:
     def test_before_chunks_are_made(self, kind, settings, monkeypatch):
         """All chunks of a store, or of an array: each small read took up to 1.2 of zarr's time."""
         array = create(kind(), (8, 8), (4, 4), **settings)
-        for name in ("_pipeline.reads.chunk_reads", "_write.in_place.ChunkWrite"):
+        for name in ("_pipeline.reads.chunk_reads", "_write.batch.ChunkWrite"):
             monkeypatch.delattr(f"numcodecs_bytes.{name}")
         array[:] = 3
         array[:4, :4] = 4

@@ -87,7 +87,7 @@ def _form_of(method: Any) -> str:
 def has_sync_index(codec: Any) -> bool:
     """Whether the index of shards can be decoded and encoded without an event loop."""
     if hasattr(codec, "_index_codecs_sync_capable"):  # new in 3.3
-        return bool(codec._index_codecs_sync_capable())  # noqa: SLF001
+        return bool(codec._index_codecs_sync_capable())
     synchronous = zarr.codecs.BytesCodec | zarr.codecs.Crc32cCodec
     return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
 
@@ -96,22 +96,22 @@ def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Arr
     """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
     buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)
     if hasattr(codec, "_decode_shard_index_sync"):  # new in 3.3
-        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)  # noqa: SLF001
+        index: Any = codec._decode_shard_index_sync(buffer, grid_shape)
         return np.asarray(index.offsets_and_lengths)
-    spec = codec._get_index_chunk_spec(grid_shape)  # noqa: SLF001
+    spec = codec._get_index_chunk_spec(grid_shape)
     for index_codec in reversed(codec.index_codecs):
-        buffer = index_codec._decode_sync(buffer, spec)  # noqa: SLF001
+        buffer = index_codec._decode_sync(buffer, spec)
     return np.asarray(buffer.as_numpy_array())
 
 
 def encode_index(codec: Any, entries: UInt64Array) -> UInt8Array:
     """Return the bytes of the index of a shard, uint8, from offsets and lengths."""
-    index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])  # noqa: SLF001
+    index: Any = zarr.codecs.sharding._ShardIndex.create_empty(entries.shape[:-1])
     index.offsets_and_lengths[...] = entries
     if hasattr(codec, "_encode_shard_index_sync"):
-        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())  # noqa: SLF001
-    spec = codec._get_index_chunk_spec(entries.shape[:-1])  # noqa: SLF001
+        return np.asarray(codec._encode_shard_index_sync(index).as_numpy_array())
+    spec = codec._get_index_chunk_spec(entries.shape[:-1])
     buffer: Any = zarr.core.buffer.cpu.NDBuffer.from_numpy_array(index.offsets_and_lengths)
     for index_codec in codec.index_codecs:
-        buffer = index_codec._encode_sync(buffer, spec)  # noqa: SLF001
+        buffer = index_codec._encode_sync(buffer, spec)
     return np.asarray(buffer.as_numpy_array())

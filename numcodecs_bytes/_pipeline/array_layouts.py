@@ -17,6 +17,7 @@ from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
+    EndianError,
     copied_as,
     has_byte_order,
     has_variable_length,
@@ -70,7 +71,7 @@ class ArrayLayouts:
 
 
 def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
-    """Raise ValueError if chunks could be written by a codec of an array, but not read."""
+    """Raise EndianError if chunks could be written by a codec of an array, but not read."""
     if type(codec) is not V2Codec:
         return
     codecs: Any = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
@@ -80,14 +81,14 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
 
 
 def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None:
-    """Raise ValueError if a codec that lacks a dtype would encode what it can't decode."""
+    """Raise EndianError if a codec that lacks a dtype would encode what it can't decode."""
     expected = '"dtype" of the elements that the codec before it returns'
     if is_first:
         dtype = chunk_spec.dtype.to_native_dtype()
         if has_variable_length(dtype) or not has_byte_order(dtype):
             return  # it encodes no such elements
         expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
-    raise ValueError(
+    raise EndianError(
         "chunks could be written, but not read, because zarr tells no codec the data type: got a "
         f'codec "bytes" of endian {codec.endian!r} without dtype on a {NATIVE_ENDIAN}-endian '
         f"machine, expected {expected}; add that to its configuration in .zarray"
@@ -187,7 +188,7 @@ def _layout_of_v3(
 def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType, AnyDType]:
     """Return the dtype of elements, and the dtype that they are stored as."""
     if isinstance(codec, BytesCodec):
-        return codec._dtypes(spec)  # noqa: SLF001
+        return codec._dtypes(spec)
     # zarr's own codec, which stores some data types differently.
     dtype = spec.dtype.to_native_dtype()
     endian = getattr(codec.endian, "value", codec.endian)
@@ -202,7 +203,7 @@ def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType
 
 
 def _layout_of_shard(codec: Any, layout_of_inner: LayoutOf, chunk_spec: ArraySpec) -> ShardLayout:
-    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))  # noqa: SLF001
+    inner = layout_of_inner(codec._get_chunk_spec(chunk_spec))
     if isinstance(inner, ShardLayout):
         raise LeftToZarr("shards in shards")
     # zarr 3.1.6 can't read its own structures in shards.

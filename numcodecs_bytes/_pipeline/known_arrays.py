@@ -1,37 +1,24 @@
 """What reads and writes share: how the chunks of an array are stored, and zarr's settings."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import zarr
 from zarr.codecs._v2 import V2Codec
+from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 from numcodecs_bytes._pipeline.array_layouts import ArrayLayouts
+from numcodecs_bytes._plan.shards import AnyLayout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class _Once:
-    """Like functools.cached_property, but no lock, which on Python 3.11 a child may find taken."""
-
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-        return vars(instance).setdefault(self._name, self._make(instance))
-
-
 class KnowsLayouts(PickledAsConfigured):
     """Mixin for one of zarr's pipelines: knows how the chunks of its array are stored."""
 
+    array_bytes_codec: Any  # of zarr's pipeline
     _threads_setting: str  # zarr's setting for the number of threads
 
     @classmethod
@@ -42,9 +29,13 @@ class KnowsLayouts(PickledAsConfigured):
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
 
-    @_Once
-    def _layouts(self) -> ArrayLayouts:
-        return ArrayLayouts(self)
+    def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:
+        """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
+        layouts: ArrayLayouts | None = vars(self).get("_layouts")
+        if layouts is None:
+            # Without a lock, which a child process may find taken: the first one is kept.
+            layouts = vars(self).setdefault("_layouts", ArrayLayouts(self))
+        return layouts.of(chunk_spec)
 
     def _num_threads(self) -> int | None:
         """Return zarr's setting for the number of threads, if the user has set it."""
@@ -52,4 +43,4 @@ class KnowsLayouts(PickledAsConfigured):
         return max(num, 1) if isinstance(num, int) else None
 
     def _is_v2(self) -> bool:
-        return type(self.array_bytes_codec) is V2Codec  # type: ignore[attr-defined]
+        return type(self.array_bytes_codec) is V2Codec

@@ -34,7 +34,7 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         try:
             return await super().read_batch(items, out, drop_axes)
         except Exception as error:
-            await explain(error, items, self._layouts.of, is_v2=self._is_v2())
+            await explain(error, items, self._layout_of, is_v2=self._is_v2())
             raise
 
 
@@ -51,7 +51,7 @@ if FusedCodecPipeline is not None:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)
             except Exception as error:
-                await explain(error, items, self._layouts.of, is_v2=self._is_v2())
+                await explain(error, items, self._layout_of, is_v2=self._is_v2())
                 raise
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline

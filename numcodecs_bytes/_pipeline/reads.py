@@ -96,10 +96,8 @@ class ReadsParts(KnowsLayouts):
         except LeftToZarr as why:
             if items and trace.active and not is_in_shard(first_of(items)[0]):
                 trace.note_not_seen(str(why), len(items))  # in a shard: the shard is noted
-        except Exception as error:
-            failure = self._note_failure(error)
-            if failure is None:
-                raise
+        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
+            failure = self._leave_array(error)
         else:
             return await self._read(batch, out)
         try:
@@ -108,10 +106,13 @@ class ReadsParts(KnowsLayouts):
             _note_own_failure(error, failure)
             raise
 
-    def _note_failure(self, error: Exception) -> Failure | None:
-        """Leave the array to zarr from now on; return None if the error must be raised."""
+    def _leave_array(self, error: Exception) -> Failure:
+        """Leave the array to zarr from now on, because this package has failed.
+
+        Raises the error if it is no mistake of this package.
+        """
         if not unexpected.is_unexpected(error):
-            return None
+            raise error
         unexpected.log(error)
         vars(self)["_has_failed"] = True
         return Failure(error.with_traceback(None))  # whose frames refer to the output
@@ -123,7 +124,7 @@ class ReadsParts(KnowsLayouts):
         if self._has_failed:
             raise LeftToZarr("numcodecs_bytes itself failed before")
         getter, spec = first_of(items)  # all are of one array: at most their shapes differ
-        layout = self._layouts.of(spec)
+        layout = self._layout_of(spec)
         if type(getter) is not StorePath:
             raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
         source_of, why_left = None, None
@@ -137,7 +138,7 @@ class ReadsParts(KnowsLayouts):
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         check_output(array, layout.dtype)
-        chunks = chunk_reads(items, self._layouts.of, source_of)
+        chunks = chunk_reads(items, self._layout_of, source_of)
         if why_left:
             leave(chunks, why_left)
         output = Output(array, drop_axes, lambda: True, threading.Lock())
@@ -177,11 +178,8 @@ class ReadsParts(KnowsLayouts):
 
         try:
             return remote.object_reads(batch, chunks, num_in_flight), None
-        except Exception as error:
-            failure = self._note_failure(error)
-            if failure is None:
-                raise
-            return (), failure
+        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
+            return (), self._leave_array(error)
 
     async def _read_both(self, batch: Batch, out: Any, shares: _Shares) -> Failure | None:
         """Read what can be read in part and, at the same time, let zarr read the rest.
@@ -218,10 +216,8 @@ class ReadsParts(KnowsLayouts):
                 from numcodecs_bytes._read import remote  # only if it is needed
 
                 return await remote.read(batch, shares.objects, shares.limit)
-        except Exception as error:
-            failure = self._note_failure(error)
-            if failure is None:
-                raise
+        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
+            failure = self._leave_array(error)
             leave(shares.in_part, LeftToZarr("numcodecs_bytes itself failed"))
             return failure
         return None

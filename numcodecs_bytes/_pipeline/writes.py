@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._host import trace
@@ -18,8 +17,7 @@ from numcodecs_bytes._sources.stores import is_in_shard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numcodecs_bytes._write.chunks import ChunkWrite
-    from numcodecs_bytes._write.in_place import Writes
+    from numcodecs_bytes._write.batch import Writes
 
 
 class WritesParts(KnowsLayouts):
@@ -35,9 +33,6 @@ class WritesParts(KnowsLayouts):
         before anything is written, if chunks could not be read back.
         """
         items = list(batch_info)
-        if items:
-            codec: Any = self.array_bytes_codec  # type: ignore[attr-defined]
-            check_readable(codec, first_of(items)[1])
         try:
             await self._write(items, value, drop_axes)
         except Exception as error:
@@ -51,57 +46,40 @@ class WritesParts(KnowsLayouts):
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
         mode = write_in_place()
-        writes, value = await self._plan_writes(items, value, mode=mode)
+        writes = await self._plan_writes(items, value, mode=mode)
         if writes is None:
             await pipeline.write(items, value, drop_axes)
             return
-        whole, in_place, left = writes
-        chunks = [*whole, *in_place, *left]
         try:
-            if whole:
-                left += await self._write_whole(whole, value, drop_axes)
-            if in_place:
-                must = mode == "require"
-                left += await self._write_in_place(in_place, value, drop_axes, is_required=must)
+            must = mode == "require"
+            left = await writes.write(drop_axes, self._num_threads(), is_required=must)
             if left:
-                await pipeline.write([chunk.item for chunk in left], value, drop_axes)
+                await pipeline.write([chunk.item for chunk in left], writes.value, drop_axes)
         finally:
             if trace.active:
-                for chunk in chunks:
+                for chunk in writes.all:
                     if mode or not chunk.is_complete:
                         chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
         self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
-    ) -> "tuple[Writes | None, Any]":
-        """Return how chunks are written, and the values, copied if that could change them.
-
-        Returns None if zarr writes all of them, or if this package itself fails.
-        """
-        if not items or not (mode or trace.active or self._may_write_whole(items)):
-            return None, value
-        if is_in_shard(first_of(items)[0]):
-            return None, value
-        from numcodecs_bytes._write.in_place import check_required, plan_writes, with_own_memory
-        from numcodecs_bytes._write.write_file import ValuesError
-
+    ) -> "Writes | None":
+        """Return how chunks are written; None if zarr writes all, or if this package fails."""
+        if not items:
+            return None
+        setter, spec = first_of(items)
         try:
-            writes = plan_writes(items, self._layouts.of, value, may_write_parts=bool(mode))
-            if writes and mode == "require":
-                check_required(writes.left)
-            if writes and writes.in_place:
-                own = await with_own_memory(value.as_ndarray_like())
-                value = type(value).from_ndarray_like(own)
-        except ValuesError as why:
-            if mode == "require":
-                raise why.error from None
-            return None, value
+            check_readable(self.array_bytes_codec, spec)
+            if is_in_shard(setter) or not (mode or trace.active or self._may_write_whole(items)):
+                return None
+            from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
+
+            return await plan_writes(items, self._layout_of, value, mode=mode)
         except Exception as error:
             if mode == "require" or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
-            return None, value
-        return writes, value
+            return None
 
     def _may_write_whole(self, items: "Sequence[ZarrItem]") -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
@@ -109,33 +87,7 @@ class WritesParts(KnowsLayouts):
         if type(getattr(setter, "store", None)) is not LocalStore or not has_whole_chunks(items):
             return False
         try:
-            self._layouts.of(spec)
+            self._layout_of(spec)
         except LeftToZarr:
             return False
         return True
-
-    async def _write_whole(
-        self, chunks: "Sequence[ChunkWrite]", value: Any, drop_axes: tuple[int, ...]
-    ) -> "list[ChunkWrite]":
-        """Write chunks that are selected as a whole; return what is left to zarr."""
-        from numcodecs_bytes._write.whole import Values, write_whole
-
-        values = Values(np.asarray(value.as_ndarray_like()), drop_axes)
-        return await write_whole(chunks, values, self._num_threads())
-
-    async def _write_in_place(
-        self,
-        chunks: "Sequence[ChunkWrite]",
-        value: Any,
-        drop_axes: tuple[int, ...],
-        *,
-        is_required: bool,
-    ) -> "list[ChunkWrite]":
-        """Write to parts of chunks in place; return what is left to zarr, if that is allowed."""
-        from numcodecs_bytes._write.in_place import check_required, write_parts
-
-        values, num_threads = value.as_ndarray_like(), self._num_threads()
-        left = await write_parts(chunks, values, drop_axes, num_threads, is_required=is_required)
-        if is_required:
-            check_required(left)
-        return left

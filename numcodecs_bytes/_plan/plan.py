@@ -147,7 +147,7 @@ def plan_axes(
     The first `num_outer` axes have a run for each index; by default, the inequality decides.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    if not all([len(axis.indices) for axis in axes]):  # noqa: C419 # a generator is slow
+    if not all([len(axis.indices) for axis in axes]):
         shape = shape_of(axes)
         return Plan(axes, gap, shape, strides=(0,) * len(shape))
     bounds = [axis.bounds for axis in axes]

@@ -81,7 +81,7 @@ def axes_of(
 
 def _points(arrays: list[Any], geometry: Geometry) -> Axis:
     num = len(arrays[0]) if arrays[0].ndim else 0
-    if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):  # noqa: C419 # faster
+    if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):
         raise _unknown(arrays)
     order, shape = geometry.axis_order, geometry.shape
     try:  # checks bounds, too

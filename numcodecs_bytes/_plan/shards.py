@@ -114,8 +114,8 @@ class ShardLayout:
         # As if the shard were one chunk: selections are cut at the inner chunks later.
         self.geometry = Geometry(spec.shape, inner.axis_order, inner.item_size)
         self.num_bytes = self.geometry.num_bytes  # of all inner chunks
-        self.grid_shape = codec._get_chunks_per_shard(spec)  # noqa: SLF001
-        self.index_bytes = int(codec._shard_index_size(self.grid_shape))  # noqa: SLF001
+        self.grid_shape = codec._get_chunks_per_shard(spec)
+        self.index_bytes = int(codec._shard_index_size(self.grid_shape))
         self.num_chunks = math.prod(self.grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"

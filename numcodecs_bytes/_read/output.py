@@ -117,7 +117,7 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
 
 def are_slices(place: Any) -> bool:
     """Whether indexing the output with a place returns a view."""
-    return isinstance(place, tuple) and all([type(s) is slice for s in place])  # noqa: C419 # faster
+    return isinstance(place, tuple) and all([type(s) is slice for s in place])
 
 
 def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
@@ -135,7 +135,7 @@ def place_of(selector: Any) -> Place:
     """
     place = selector if isinstance(selector, tuple) else (selector,)
     num = len(place)
-    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])  # noqa: C419
+    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])
     if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
         return place_within(place, (slice(None),) * num)
     return place

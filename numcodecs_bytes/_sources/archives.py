@@ -17,7 +17,7 @@ _UTF_8, _OTHER_FLAGS = 0x800, 0x61
 
 def open_archive(store: ZipStore) -> int:
     """Return a descriptor of an open zip archive."""
-    with store._lock:  # noqa: SLF001
+    with store._lock:
         archive = _archive_of(store)
         archive.fp.flush()
         # The archive's own file has one position for all threads, and may be closed at any time.
@@ -25,9 +25,9 @@ def open_archive(store: ZipStore) -> int:
 
 
 def _archive_of(store: ZipStore) -> Any:
-    if not store._is_open:  # noqa: SLF001 # closed meanwhile
+    if not store._is_open:  # closed meanwhile
         raise LeftToZarr("the archive was closed")
-    return store._zf  # noqa: SLF001
+    return store._zf
 
 
 def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
@@ -36,7 +36,7 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] 
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
     meanwhile. Nothing is read while the lock of the store is held.
     """
-    with store._lock:  # noqa: SLF001
+    with store._lock:
         archive = _archive_of(store)
         try:
             member = archive.getinfo(path)

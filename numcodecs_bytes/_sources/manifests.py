@@ -52,7 +52,7 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         return _Recorder(objects), path
 
     recording, prototype = copy.copy(store), default_buffer_prototype()
-    recording._registry = types.SimpleNamespace(resolve=resolve)  # noqa: SLF001
+    recording._registry = types.SimpleNamespace(resolve=resolve)
 
     def find(path: str) -> Request:
         try:

@@ -118,7 +118,7 @@ def _of_memory_store(_store: MemoryStore) -> SourceOf:
 def _of_local_store(store: LocalStore) -> SourceOf:
     if type(store.root) is not type(Path()):  # a UPath may be a path on a server
         raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
-    if not store._is_open:  # noqa: SLF001 # its `get` opens it, and raises if its folder is gone
+    if not store._is_open:  # its `get` opens it, and raises if its folder is gone
         raise NothingLost("the store is not open")
     root = str(store.root)
     return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
@@ -253,7 +253,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> SourceOfPart:
     if name == "fsspec.implementations.asyn_wrapper.AsyncFileSystemWrapper":
         inner = file_system.sync_fs
     if name_of_class(inner) == "fsspec.implementations.local.LocalFileSystem":
-        strip = inner._strip_protocol  # noqa: SLF001
+        strip = inner._strip_protocol
         return lambda path, start, num_bytes: _in_file(strip(path), missing, start, num_bytes)
     get = _FILE_SYSTEMS.get(name)
     # obstore has a class of file systems for each protocol.
@@ -264,7 +264,7 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> SourceOfPart:
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:
         key = None if num_bytes is None else (id(file_system), path)
-        request = partial(file_system._cat_file, path)  # noqa: SLF001
+        request = partial(file_system._cat_file, path)
         get_range = partial(get, request, missing)
         return Remote(get_range, store, get is from_http, start, num_bytes, key)
 

@@ -51,7 +51,7 @@ class Listing:
 
 def walk(store: Store) -> Iterator[tuple[str, list[str]]]:
     """Yield the path of each folder, parents first, and a list for the names to visit in it."""
-    sync(store._ensure_open())  # noqa: SLF001 # zarr 3.1.6 does not do this for each request
+    sync(store._ensure_open())  # zarr 3.1.6 does not do this for each request
     paths, seen = [""], set[Path]()
     while paths:
         path = paths.pop()

@@ -109,7 +109,7 @@ class ChunkFile:
 
         That holds unless another program truncates the file meanwhile.
         """
-        if not any([part.runs.num_runs for part in self._parts]):  # noqa: C419 # faster
+        if not any([part.runs.num_runs for part in self._parts]):
             return
         for _ in range(MAX_TRIES):
             with contextlib.suppress(ReplacedError):
@@ -138,12 +138,13 @@ class ChunkFile:
         if self._adds_nothing(space.missing):
             in_hulls = file.is_exclusive and self._prefers_hulls
             self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
+            self._note_written(space.parts, file.num_bytes)
         elif file.is_exclusive:
             self._replace(space, is_wanted)
+            self._note_written(self._parts, file.num_bytes)
         else:
             self._locks = (True,)
             return False
-        self._note_written(file.num_bytes)
         return True
 
     def _is_found_slow(self, space: Space) -> bool:
@@ -171,7 +172,7 @@ class ChunkFile:
             self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
             if not locks.publish(name, self.chunk.path):
                 return False
-        self._note_written(0)
+        self._note_written(self._parts, 0)
         return True
 
     def _find_space(self, file: LockedFile) -> Space:
@@ -201,8 +202,10 @@ class ChunkFile:
         fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
-    def _note_written(self, num_bytes_before: int) -> None:
+    def _note_written(self, parts: Sequence[Part], num_bytes_before: int) -> None:
         """Note what was written to a file, given its length before."""
-        num_elements = sum([part.elements.size for part in self._parts])
+        if not parts:
+            return
+        num_elements = sum([part.elements.size for part in parts])
         self.chunk.num_bytes = num_elements * self._layout.item_size
         self.chunk.num_bytes_before = num_bytes_before

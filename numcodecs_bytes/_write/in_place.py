@@ -1,4 +1,4 @@
-"""Decides how chunks are written, and writes parts of those in local files in place.
+"""Writes parts of chunks in local files in place.
 
 Only runs are written, or hulls around them. So writers of disjoint selections lose nothing, and
 writers of runs need not wait for each other. `write_file` says how a chunk is written, `chunk_file`
@@ -8,37 +8,17 @@ to get a lock; writes that got none wait on the event loop.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from zarr.storage import LocalStore, StorePath
-
-from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name, name_of_chunk
-from numcodecs_bytes._host.threads import run_in_thread, write_pool
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._host.threads import write_pool
 from numcodecs_bytes._plan.shards import ShardLayout
-from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
-from numcodecs_bytes._read.latency import Latency
-from numcodecs_bytes._read.output import may_be_mapped
 from numcodecs_bytes._read.workers import Workers, num_threads_for
-from numcodecs_bytes._sources.files import join
-from numcodecs_bytes._sources.stores import name_of_class
-from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.shard_file import ShardFile
-from numcodecs_bytes._write.whole import are_plain
-from numcodecs_bytes._write.write_file import ValuesError
-
-# Values that may be mapped from a file are copied, up to this size, before parts of chunks are
-# written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
-MAPPED_COPY_BYTES = 1 << 26
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
 # these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got
@@ -52,128 +32,13 @@ LONG_SECONDS, EXIT_SECONDS = 5.0, 1.0
 logger = logging.getLogger("numcodecs_bytes")
 
 
-class Writes(NamedTuple):
-    """How the chunks of a batch are written."""
-
-    whole: list[ChunkWrite]
-    in_place: list[ChunkWrite]
-    left: list[ChunkWrite]  # to zarr
-
-
-def plan_writes(
-    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
-) -> Writes | None:
-    """Return how chunks are written, given what zarr passes; None if zarr writes all of them."""
-    may_write_whole = has_whole_chunks(items) and _can_write_whole(items, layout_of, value)
-    if not (may_write_parts or may_write_whole or trace.active):
-        return None
-    writes, values = Writes([], [], []), value.as_ndarray_like()
-    is_too_large = may_be_mapped(values) and _is_large(values)
-    for item in items:
-        chunk = ChunkWrite(item, *item[:5])
-        if chunk.is_complete and not may_write_whole:
-            writes.left.append(chunk)
-            continue
-        try:
-            chunk.layout = layout_of(chunk.spec)
-            chunk.path = _find_path(chunk.setter)
-            if not chunk.is_complete:
-                _check_in_place(chunk, is_too_large=is_too_large, is_on=may_write_parts)
-        except LeftToZarr as why:
-            leave([chunk], why)
-            writes.left.append(chunk)
-        else:
-            (writes.whole if chunk.is_complete else writes.in_place).append(chunk)
-    return writes
-
-
-def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: object) -> bool:
-    """Whether chunks that are selected as a whole can be written here."""
-    setter, spec = first_of(items)  # all are of one array
-    try:
-        _find_path(setter)
-        return are_plain(value, layout_of(spec))
-    except LeftToZarr:
-        return False
-
-
-def _find_path(setter: object) -> str:
-    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
-    if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
-        raise LeftToZarr("this system has no flock")
-    if type(setter) is not StorePath:
-        raise LeftToZarr(f"{name_of_class(setter)} is not a StorePath")
-    store: Any = setter.store
-    if type(store) is not LocalStore:
-        raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
-    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
-    if store.read_only:
-        raise LeftToZarr("the store is read-only")
-    return join(str(store.root), setter.path)
-
-
-def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:
-    """Raise `LeftToZarr` unless part of a chunk can be written in place."""
-    layout: Any = chunk.layout
-    inner = layout.inner if isinstance(layout, ShardLayout) else layout
-    if inner.conversion is not None:
-        raise LeftToZarr("codecs convert its elements")
-    if is_too_large:
-        most = f"{MAPPED_COPY_BYTES >> 20} MiB"
-        raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
-    if not is_on:  # last: setting it to True helps
-        raise LeftToZarr(
-            "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
-        )
-
-
-def check_required(chunks: Sequence[ChunkWrite]) -> None:
-    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
-    for chunk in chunks:
-        if not chunk.is_complete:
-            raise RuntimeError(
-                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
-                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
-                "`numcodecs-bytes` to see what sets that option"
-            )
-
-
-def _is_large(values: Any) -> bool:
-    """Whether values are too large to be copied; if they tell no size, copying raises an error."""
-    try:
-        return bool(math.prod(values.shape) * values.dtype.itemsize > MAPPED_COPY_BYTES)
-    except (AttributeError, TypeError):
-        return False
-
-
-async def with_own_memory(values: Any) -> Any:
-    """Return values that no write to a file changes, copied if they may be mapped from one.
-
-    Raises ValuesError if they can't be copied.
-    """
-    if not may_be_mapped(values):
-        return values
-    try:
-        # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
-        return await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
-    except Exception as error:
-        raise ValuesError(error) from error
-
-
 async def write_parts(
-    chunks: Sequence[ChunkWrite],
-    values: Array,
-    drop_axes: tuple[int, ...],
-    num_threads: int | None,
-    *,
-    is_required: bool,
+    chunks: Sequence[ChunkWrite], batch: WriteBatch, num_threads: int | None
 ) -> list[ChunkWrite]:
-    """Write values, which have their own memory, to parts of chunks; return what is left to zarr.
+    """Write to parts of chunks, and note what became of each; return what is left to zarr.
 
-    Notes what became of each. If it must be written in place, whatever the values raise is raised.
+    If they must be written in place, whatever the values raise is raised.
     """
-    batch = WriteBatch(values, drop_axes, Latency(), is_required)
     waiting = [_file_of(chunk, batch) for chunk in chunks]
     begun, has_warned = time.monotonic(), False
     while True:

@@ -76,6 +76,37 @@ def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
     )
 
 
+@pytest.fixture
+def unknown_codecs(monkeypatch):
+    """Zarr's codecs are not as this package knows them."""
+
+    def fail(_pipeline):
+        raise AttributeError("a mistake of ours")
+
+    monkeypatch.setattr("numcodecs_bytes._pipeline.array_layouts._find_layout_of", fail)
+
+
+@pytest.mark.usefixtures("unknown_codecs")
+@pytest.mark.parametrize("mode", [False, True])
+def test_a_mistake_about_the_codecs(tmp_path, caplog, mode):
+    """Whole chunks could not be written: AttributeError."""
+    array = create(tmp_path / "new", DATA.shape, (4, 4))
+    with zarr.config.set({IN_PLACE: mode}):
+        array[...] = DATA
+        array[1, 3] = -1
+    assert (array[1, 3], array[1, 4]) == (-1, DATA[1, 4])
+    assert "please report this" in caplog.text
+
+
+@pytest.mark.usefixtures("unknown_codecs")
+def test_a_mistake_about_the_codecs_hides_no_error_of_zarr_s(tmp_path):
+    array = create(tmp_path / "new", DATA.shape, (4, 4))
+    array[...] = DATA
+    (tmp_path / "new/c/0/0").write_bytes(b"short")
+    with pytest.raises(ValueError, match="while reading"):
+        array[1]
+
+
 def test_a_mistake_while_requests_are_planned(tmp_path, array, monkeypatch, caplog):  # noqa: ARG001
     """It reached the user."""
 
@@ -230,7 +261,7 @@ class TestWrites:
         def fail(*_args):
             raise TypeError("a mistake of ours")
 
-        monkeypatch.setattr("numcodecs_bytes._write.in_place.may_be_mapped", fail)
+        monkeypatch.setattr("numcodecs_bytes._write.batch.may_be_mapped", fail)
         with zarr.config.set({IN_PLACE: True}):
             array[1, 3] = -1
         assert array[1, 3] == -1

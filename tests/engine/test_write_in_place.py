@@ -219,7 +219,7 @@ def copied(request, monkeypatch, _in_place):
     if request.param:
         yield True
         return
-    monkeypatch.setattr("numcodecs_bytes._write.in_place.MAPPED_COPY_BYTES", 0)
+    monkeypatch.setattr("numcodecs_bytes._write.batch.MAPPED_COPY_BYTES", 0)
     with zarr.config.set(IF_POSSIBLE):
         yield False
 
@@ -335,7 +335,7 @@ class TestValues:
         self, tmp_path, monkeypatch
     ):
         """And refused if they must be written in place, before anything is written."""
-        monkeypatch.setattr("numcodecs_bytes._write.in_place.MAPPED_COPY_BYTES", 1 << 20)
+        monkeypatch.setattr("numcodecs_bytes._write.batch.MAPPED_COPY_BYTES", 1 << 20)
         values = np.memmap(tmp_path / "values", "u1", "w+", shape=(1 << 10, 1 << 11))
         values[::5] = 3
         array = create(tmp_path / "a", values.shape, (1 << 9, 1 << 11), "u1")

@@ -87,6 +87,17 @@ class TestComplete:
         assert (tmp_path / "b/c/0/0").read_bytes() == (tmp_path / "a/c/0/0").read_bytes()
 
     @pytest.mark.needs("fcntl")
+    def test_what_changes_nothing_is_not_counted(self, tmp_path):
+        """The fill value, written to an inner chunk that is missing, was."""
+        array = create(tmp_path / "a")
+        Alone(tmp_path / "a")[:4, :4] = 1  # zarr stores one inner chunk
+        before = (tmp_path / "a/c/0/0").read_bytes()
+        with numcodecs_bytes.trace() as traced:
+            array[5, 5] = array.fill_value
+        assert (tmp_path / "a/c/0/0").read_bytes() == before
+        assert traced.report()["total"]["chunks_in_place"] == 0
+
+    @pytest.mark.needs("fcntl")
     def test_it_is_complete_at_once_and_sparse(self, tmp_path):
         (tmp_path / "empty").touch()
         os.truncate(tmp_path / "empty", 1 << 25)

@@ -1,0 +1,172 @@
+"""How the chunks of a batch are written: whole, in place, or by zarr."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from zarr.storage import LocalStore, StorePath
+
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.names import name_of_chunk
+from numcodecs_bytes._host.threads import run_in_thread, write_pool
+from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.shards import ShardLayout
+from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
+from numcodecs_bytes._read.latency import Latency
+from numcodecs_bytes._read.output import may_be_mapped
+from numcodecs_bytes._sources.files import join
+from numcodecs_bytes._sources.stores import name_of_class
+from numcodecs_bytes._write import locks
+from numcodecs_bytes._write.chunk_file import WriteBatch
+from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.in_place import write_parts
+from numcodecs_bytes._write.whole import Values, are_plain, write_whole
+
+# Values that may be mapped from a file are copied, up to this size, before parts of chunks are
+# written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
+MAPPED_COPY_BYTES = 1 << 26
+
+
+class Writes(NamedTuple):
+    """How the chunks of a batch are written."""
+
+    whole: list[ChunkWrite]
+    in_place: list[ChunkWrite]
+    left: list[ChunkWrite]  # to zarr
+    value: Any  # zarr's buffer of what is written, which no write to a file changes
+
+    @property
+    def all(self) -> list[ChunkWrite]:
+        """All chunks of the batch."""
+        return [*self.whole, *self.in_place, *self.left]
+
+    async def write(
+        self, drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
+    ) -> list[ChunkWrite]:
+        """Write chunks whole and in place; return what is left to zarr, if that is allowed."""
+        values, left = self.value.as_ndarray_like(), list(self.left)
+        if self.whole:
+            left += await write_whole(
+                self.whole, Values(np.asarray(values), drop_axes), num_threads
+            )
+        if self.in_place:
+            batch = WriteBatch(values, drop_axes, Latency(), is_required)
+            left += await write_parts(self.in_place, batch, num_threads)
+        if is_required:
+            _check_required(left)
+        return left
+
+
+async def plan_writes(
+    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, mode: bool | str
+) -> Writes | None:
+    """Return how chunks are written, given what zarr passes; None if zarr writes all of them.
+
+    `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
+    chunk can't be written in place.
+    """
+    writes = _sort(items, layout_of, value, may_write_parts=bool(mode))
+    if writes is None:
+        return None
+    if mode == "require":
+        _check_required(writes.left)
+    values = value.as_ndarray_like()
+    if not (writes.in_place and may_be_mapped(values)):
+        return writes
+    # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+    try:
+        own = await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
+    except Exception:  # whatever the values raise
+        if mode == "require":
+            raise
+        return None
+    return writes._replace(value=type(value).from_ndarray_like(own))
+
+
+def _sort(
+    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
+) -> Writes | None:
+    """Sort chunks by how they are written; return None if zarr writes all of them."""
+    may_write_whole = has_whole_chunks(items) and _can_write_whole(items, layout_of, value)
+    if not (may_write_parts or may_write_whole or trace.active):
+        return None
+    writes, values = Writes([], [], [], value), value.as_ndarray_like()
+    is_too_large = may_be_mapped(values) and _is_large(values)
+    for item in items:
+        chunk = ChunkWrite(item, *item[:5])
+        if chunk.is_complete and not may_write_whole:
+            writes.left.append(chunk)
+            continue
+        try:
+            chunk.layout = layout_of(chunk.spec)
+            chunk.path = _find_path(chunk.setter)
+            if not chunk.is_complete:
+                _check_in_place(chunk, is_too_large=is_too_large, is_on=may_write_parts)
+        except LeftToZarr as why:
+            leave([chunk], why)
+            writes.left.append(chunk)
+        else:
+            (writes.whole if chunk.is_complete else writes.in_place).append(chunk)
+    return writes
+
+
+def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: object) -> bool:
+    """Whether chunks that are selected as a whole can be written here."""
+    setter, spec = first_of(items)  # all are of one array
+    try:
+        _find_path(setter)
+        return are_plain(value, layout_of(spec))
+    except LeftToZarr:
+        return False
+
+
+def _find_path(setter: object) -> str:
+    """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
+    if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
+        raise LeftToZarr("this system has no flock")
+    if type(setter) is not StorePath:
+        raise LeftToZarr(f"{name_of_class(setter)} is not a StorePath")
+    store: Any = setter.store
+    if type(store) is not LocalStore:
+        raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
+    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
+        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
+    if store.read_only:
+        raise LeftToZarr("the store is read-only")
+    return join(str(store.root), setter.path)
+
+
+def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:
+    """Raise `LeftToZarr` unless part of a chunk can be written in place."""
+    layout: Any = chunk.layout
+    inner = layout.inner if isinstance(layout, ShardLayout) else layout
+    if inner.conversion is not None:
+        raise LeftToZarr("codecs convert its elements")
+    if is_too_large:
+        most = f"{MAPPED_COPY_BYTES >> 20} MiB"
+        raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
+    if not is_on:  # last: setting it to True helps
+        raise LeftToZarr(
+            "numcodecs_bytes.write_in_place is off; set it to True in zarr's config to switch it on"
+        )
+
+
+def _check_required(chunks: Sequence[ChunkWrite]) -> None:
+    """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
+    for chunk in chunks:
+        if not chunk.is_complete:
+            raise RuntimeError(
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
+                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
+                "`numcodecs-bytes` to see what sets that option"
+            )
+
+
+def _is_large(values: Any) -> bool:
+    """Whether values are too large to be copied; if they tell no size, copying raises an error."""
+    try:
+        return bool(math.prod(values.shape) * values.dtype.itemsize > MAPPED_COPY_BYTES)
+    except (AttributeError, TypeError):
+        return False
