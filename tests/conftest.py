@@ -24,7 +24,7 @@ from helpers import (
     ranges_from,
 )
 
-from numcodecs_bytes._read import unexpected
+from numcodecs_bytes._host import unexpected
 
 unexpected.is_caught = False  # errors of ours are errors; but see engine/test_unexpected.py
 

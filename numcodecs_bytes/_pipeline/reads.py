@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zarr.core.buffer import cpu
 from zarr.core.common import concurrent_map
-from zarr.storage import StorePath
 
-from numcodecs_bytes._host import trace
+from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.explain import begin_read
 from numcodecs_bytes._pipeline.known_arrays import KnowsLayouts
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._read import local, unexpected
+from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (
     Batch,
     ChunkRead,
@@ -26,20 +25,20 @@ from numcodecs_bytes._read.chunks import (
 )
 from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of
+from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of, store_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from numcodecs_bytes._read.remote import ObjectRead
+    from numcodecs_bytes._read.object_reads import ObjectRead
 
 
 def _in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
-    """Return a context in which so many chunks are requested; see `remote_object.InFlight`."""
+    """Return a context in which so many chunks are requested; see `object_reads.InFlight`."""
     if not num_chunks:
         return contextlib.nullcontext(0)
-    from numcodecs_bytes._read.remote_object import InFlight  # only if it is needed
+    from numcodecs_bytes._read.object_reads import InFlight  # only if it is needed
 
     return InFlight(num_chunks)
 
@@ -125,11 +124,10 @@ class ReadsParts(KnowsLayouts):
             raise LeftToZarr("numcodecs_bytes itself failed before")
         getter, spec = first_of(items)  # all are of one array: at most their shapes differ
         layout = self._layout_of(spec)
-        if type(getter) is not StorePath:
-            raise LeftToZarr(f"{name_of_class(getter)} is not a StorePath")
+        store = store_of(getter)
         source_of, why_left = None, None
         try:
-            source_of = sources_of(getter.store)
+            source_of = sources_of(store)
         except LeftToZarr as why:
             if not trace.active:  # else what zarr fetches is counted for each chunk
                 raise
@@ -174,10 +172,10 @@ class ReadsParts(KnowsLayouts):
         """Return what to request of chunks, and why zarr reads all of them if this fails."""
         if not chunks:
             return (), None
-        from numcodecs_bytes._read import remote  # only if it is needed
+        from numcodecs_bytes._read.object_reads import object_reads  # only if it is needed
 
         try:
-            return remote.object_reads(batch, chunks, num_in_flight), None
+            return object_reads(batch, chunks, num_in_flight), None
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             return (), self._leave_array(error)
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
+from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
 
 # How many plans of slices and integers are kept, of all arrays together: planning again for each
@@ -26,7 +27,6 @@ from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, sele
 KEPT_PLANS, KEPT_RUNS = 1 << 10, 1 << 8
 
 Bounds = tuple[int, int]  # the lowest and the highest index along an axis
-Place = tuple[Any, ...]  # where something belongs: a slice or an array of indices for each axis
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,8 @@ from numcodecs_bytes._host import trace
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.plan import Place, PlacedPlan, Plan, plan_axes
+from numcodecs_bytes._plan.places import Place
+from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
 from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
 
 # How many plans of shards are kept, and for up to how many inner chunks. They take 0.3 MiB in all,

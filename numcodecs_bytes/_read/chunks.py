@@ -18,9 +18,9 @@ from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import UInt64Array, decode_index, fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.plan import Place
+from numcodecs_bytes._plan.places import Place, place_of
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
-from numcodecs_bytes._read.output import Output, place_of
+from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._sources.stores import Source, SourceOf
 
 # A byte getter or setter, the specification of the chunk, what is selected of it, where that
@@ -42,6 +42,11 @@ class ChunkRead:
     source: Source | None = None
     outcome: Outcome = PENDING
 
+    @property
+    def fill_value(self) -> Any:
+        """The fill value of the array, or its default."""
+        return fill_value_or_default(self.spec)
+
     def read_as_missing(self, out: Output, fetched: Fetched) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
         self.fill(out, [self.place])
@@ -52,7 +57,7 @@ class ChunkRead:
         with out.lock:
             out.check()
             for place in places:
-                out.array[place] = fill_value_or_default(self.spec)
+                out.array[place] = self.fill_value
 
     def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""

@@ -1,8 +1,7 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,13 +14,8 @@ from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.plan import Place, Plan
-from numcodecs_bytes._plan.selection import as_range
-
-# zarr turns slices into arrays of indices to say where elements belong. For this many elements and
-# more, they become slices again: that takes 15 us, and to assign through arrays takes 8 ns longer
-# for each element. 8 samples of 5 MB, unsorted, took 30 times as long as sorted ones.
-MESH_FROM = 1 << 12
+from numcodecs_bytes._plan.places import Place, are_slices, mesh, place_within
+from numcodecs_bytes._plan.plan import Plan
 
 
 class Output(NamedTuple):
@@ -115,68 +109,12 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
     return with_valid_bytes(elements)
 
 
-def are_slices(place: Any) -> bool:
-    """Whether indexing the output with a place returns a view."""
-    return isinstance(place, tuple) and all([type(s) is slice for s in place])
-
-
 def view_of(out: Output, outer: Place) -> tuple[Output, Callable[[Place], Place]]:
     """Return the output, or a view of it, and a function from places in `outer` to places in it."""
     if are_slices(outer):
         view = out.array[(*outer, ...)]
         return out._replace(array=view), lambda inner: mesh(inner, view.shape)
     return out, partial(place_within, outer)
-
-
-def place_of(selector: Any) -> Place:
-    """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
-
-    NumPy takes much longer to assign to arrays along each axis. If they are short, so would this.
-    """
-    place = selector if isinstance(selector, tuple) else (selector,)
-    num = len(place)
-    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])
-    if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
-        return place_within(place, (slice(None),) * num)
-    return place
-
-
-def place_within(outer: Place, inner: Place) -> Place:
-    """Return the place in the output of what has the place `inner` in a selection.
-
-    `outer` is that of the whole selection; its slices have steps of 1.
-    """
-    along: list[Any] = []
-    for of_all, of_some in zip(outer, inner, strict=True):
-        if not isinstance(of_all, slice):
-            indices = np.reshape(of_all, -1)[of_some]
-            found: Any = as_range(indices)
-            is_slice = type(found) is range and found.step == 1
-            along.append(slice(found.start, found.stop) if is_slice else indices)
-        elif not isinstance(of_some, slice):
-            along.append(of_some + (of_all.start or 0))
-        elif of_some == slice(None):
-            along.append(of_all)
-        else:
-            start = of_all.start or 0
-            along.append(slice(start + of_some.start, start + of_some.stop))
-    return mesh(along, None)
-
-
-def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Place:
-    """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
-
-    `shape` is the shape of the array that is indexed, or None if all slices have bounds.
-    """
-    if sum([type(i) is not slice for i in along]) < 2:
-        return tuple(along)
-    sizes: Any = shape or [getattr(i, "stop", None) for i in along]
-    return np.ix_(
-        *[
-            np.arange(*i.indices(n)) if type(i) is slice else i
-            for i, n in zip(along, sizes, strict=True)
-        ]
-    )
 
 
 def memory_of(out: Array, place: Place, plan: Plan, layout: Layout) -> UInt8Array | None:

@@ -1,9 +1,7 @@
 """An object that is requested: its ranges, and whether the answers agree."""
 
-import asyncio
 import math
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -13,12 +11,13 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._host.unexpected import is_lost
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
 from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._sources.store_states import Changed, Failed, Missing, Unexpected, state_of
 from numcodecs_bytes._sources.stores import Remote
-from numcodecs_bytes._sources.strikes import Changed, Failed, Missing, Unexpected, is_lost, state_of
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
 # 30 ms at 100 MB/s is worth 3 MB. With a quarter of this gap, reads took up to 20 times as long;
@@ -33,34 +32,6 @@ PATIENCE_SECONDS = 1.0
 
 # The number to use if zarr's `async.concurrency` is None.
 UNLIMITED = 1000
-
-
-_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
-
-
-class InFlight:
-    """A context in which chunks are requested; yields how many the event loop requests by then.
-
-    Reads share zarr's `async.concurrency` by that number. It is a class because contexts made by
-    `contextlib` change errors, and those of some stores can't be changed.
-    """
-
-    def __init__(self, num_chunks: int) -> None:
-        self._num = min(num_chunks, concurrency() or UNLIMITED)
-        self._of_thread = vars(_in_flight)  # even if another thread ends the context
-
-    async def __aenter__(self) -> int:
-        self._of_thread["num"] = self._of_thread.get("num", 0) + self._num
-        try:
-            await asyncio.sleep(0)  # reads that were started with this one begin, and are counted
-        except BaseException:
-            await self.__aexit__()
-            raise
-        num: int = self._of_thread["num"]
-        return num
-
-    async def __aexit__(self, *_: object) -> None:
-        self._of_thread["num"] -= self._num
 
 
 class Budget(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
-from numcodecs_bytes._sources.strikes import state_of
+from numcodecs_bytes._sources.store_states import state_of
 
 
 class Request(NamedTuple):

@@ -13,7 +13,7 @@ from zarr.core.buffer import default_buffer_prototype
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.ranges import parse_content_range
-from numcodecs_bytes._sources.strikes import Unexpected
+from numcodecs_bytes._sources.store_states import Unexpected
 
 # Takes the length of an object and its version, as far as an answer tells them, and raises if they
 # are not as expected, if possible before the bytes arrive.

@@ -32,7 +32,7 @@ from numcodecs_bytes._sources.requests import (
     from_objects,
     from_store,
 )
-from numcodecs_bytes._sources.strikes import state_of
+from numcodecs_bytes._sources.store_states import state_of
 
 
 class Remote(NamedTuple):
@@ -56,9 +56,21 @@ _IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
 
 def find_source(byte_getter: Any) -> Source:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
+    return sources_of(store_of(byte_getter))(byte_getter.path)
+
+
+def store_of(byte_getter: object) -> Any:
+    """Return the store of a chunk; raise `LeftToZarr` if zarr does not ask it directly."""
     if type(byte_getter) is StorePath:
-        return sources_of(byte_getter.store)(byte_getter.path)
+        return byte_getter.store
     raise LeftToZarr(f"{name_of_class(byte_getter)} is not a StorePath")
+
+
+def root_of(store: LocalStore) -> str:
+    """Return the folder of a store; raise `LeftToZarr` unless it is certainly a local one."""
+    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
+        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
+    return str(store.root)
 
 
 def is_in_shard(byte_getter: object) -> bool:
@@ -116,11 +128,9 @@ def _of_memory_store(_store: MemoryStore) -> SourceOf:
 
 
 def _of_local_store(store: LocalStore) -> SourceOf:
-    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
+    root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
         raise NothingLost("the store is not open")
-    root = str(store.root)
     return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
 
 

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.storage import LocalStore, StorePath
+from zarr.storage import LocalStore
 
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import name_of_chunk
@@ -17,7 +16,7 @@ from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import may_be_mapped
 from numcodecs_bytes._sources.files import join
-from numcodecs_bytes._sources.stores import name_of_class
+from numcodecs_bytes._sources.stores import name_of_class, root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
@@ -122,20 +121,17 @@ def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: obje
         return False
 
 
-def _find_path(setter: object) -> str:
+def _find_path(setter: Any) -> str:
     """Return the path of a chunk's file; raise `LeftToZarr` if zarr has to write it."""
     if locks.fcntl is None:  # on Windows, where zarr also tries again to replace a file
         raise LeftToZarr("this system has no flock")
-    if type(setter) is not StorePath:
-        raise LeftToZarr(f"{name_of_class(setter)} is not a StorePath")
-    store: Any = setter.store
+    store = store_of(setter)
     if type(store) is not LocalStore:
         raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
-    if type(store.root) is not type(Path()):  # a UPath may be a path on a server
-        raise LeftToZarr(f"{name_of_class(store.root)} is not Python's own class of paths")
+    root = root_of(store)
     if store.read_only:
         raise LeftToZarr("the store is read-only")
-    return join(str(store.root), setter.path)
+    return join(root, setter.path)
 
 
 def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:

@@ -9,18 +9,17 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._host import unexpected
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
-from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.plan import plan_of, sample, shape_of
-from numcodecs_bytes._read import unexpected
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import LockedError, LockedFile, MissingFileError, ReplacedError
-from numcodecs_bytes._write.write_file import Part, ValuesError
+from numcodecs_bytes._write.write_file import Part
 
 # How often a file that is replaced or deleted meanwhile is reopened.
 MAX_TRIES = 1000
@@ -199,7 +198,7 @@ class ChunkFile:
         return not parts or self.chunk.would_be_empty(write_file.blocks_of(parts))
 
     def _stored_fill_value(self) -> UInt8Array:
-        fill_value: Array = np.full(1, fill_value_or_default(self.chunk.spec), self._layout.dtype)
+        fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)
         return as_bytes(encode_array(fill_value, self._layout.stored_dtype))
 
     def _note_written(self, parts: Sequence[Part], num_bytes_before: int) -> None:

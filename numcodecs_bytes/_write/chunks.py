@@ -10,10 +10,18 @@ from zarr.storage import StorePath
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
-from numcodecs_bytes._plan.outcome import PENDING, Outcome
-from numcodecs_bytes._plan.plan import Place
+from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
+from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunks import ZarrItem
+
+
+class ValuesError(LeftToZarr):
+    """The values raise an error when they are taken, and do so for zarr as well."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"the values do not fit: {error}")
+        self.error = error
 
 
 @dataclass(slots=True, eq=False)
@@ -32,11 +40,16 @@ class ChunkWrite:
     num_bytes: int | None = None  # how many were written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
 
+    @property
+    def fill_value(self) -> Any:
+        """The fill value of the array, or its default."""
+        return fill_value_or_default(self.spec)
+
     def would_be_empty(self, blocks: Iterable[Array]) -> bool:
         """Whether zarr would not store a chunk of these elements: all equal the fill value."""
         if self.spec.config.write_empty_chunks:
             return False
-        fill_value = fill_value_or_default(self.spec)
+        fill_value = self.fill_value
         buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
         return all(
             not _begins_differently(block, fill_value)  # as most often: that takes no time

@@ -14,8 +14,8 @@ from typing import Any
 
 from numcodecs_bytes._host.names import add_name, name_of_chunk
 from numcodecs_bytes._host.threads import write_pool
+from numcodecs_bytes._host.workers import Workers, num_threads_for
 from numcodecs_bytes._plan.shards import ShardLayout
-from numcodecs_bytes._read.workers import Workers, num_threads_for
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.shard_file import ShardFile

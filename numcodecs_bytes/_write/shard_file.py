@@ -17,11 +17,11 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import UInt64Array, encode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.places import mesh
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
 from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
 from numcodecs_bytes._read.chunks import index_of
-from numcodecs_bytes._read.output import mesh
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch

@@ -18,19 +18,20 @@ from zarr.core.buffer import cpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
+from numcodecs_bytes._host import unexpected
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
-from numcodecs_bytes._host.zarr_versions import concurrency, fill_value_or_default
+from numcodecs_bytes._host.workers import Workers
+from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.plan import Place, plan_of, split
+from numcodecs_bytes._plan.places import Place
+from numcodecs_bytes._plan.plan import plan_of, split
 from numcodecs_bytes._plan.shards import AnyLayout
-from numcodecs_bytes._read import unexpected
 from numcodecs_bytes._read.latency import Latency
-from numcodecs_bytes._read.workers import Workers
-from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import make_file
-from numcodecs_bytes._write.write_file import ValuesError, raise_unless, write_runs
+from numcodecs_bytes._write.write_file import raise_unless, write_runs
 
 # The lowest rate of writes that do not wait. Memory and the page cache take 1 GB/s and more.
 WRITTEN_PER_SECOND = 5e8
@@ -67,9 +68,8 @@ class Values(NamedTuple):
         selected = self._selected(chunk.place)
         if selected.shape == spec.shape:
             return selected
-        fill_value = fill_value_or_default(spec)
         new = cpu.NDBuffer.create(
-            shape=spec.shape, dtype=self.array.dtype, order=spec.order, fill_value=fill_value
+            shape=spec.shape, dtype=self.array.dtype, order=spec.order, fill_value=chunk.fill_value
         )
         elements: Array = new.as_numpy_array()
         try:

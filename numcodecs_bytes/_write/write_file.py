@@ -16,11 +16,11 @@ from numcodecs_bytes._core.dtypes import Array, UInt8Array
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.plan import Place, Plan, plan_axes, split
+from numcodecs_bytes._plan.places import Place, mesh
+from numcodecs_bytes._plan.plan import Plan, plan_axes, split
 from numcodecs_bytes._read.latency import Latency
-from numcodecs_bytes._read.output import mesh
 from numcodecs_bytes._sources import files
+from numcodecs_bytes._write.chunks import ValuesError
 
 # Runs are written one by one, unless there are more than this many for each hull over gaps of up to
 # GAP_BYTES: then the hulls are rewritten. With a gap of 8 KiB, a run takes 1.1 us in memory (tmpfs)
@@ -69,14 +69,6 @@ def is_faster_in_hulls(parts: Sequence[Part], *, is_slow: bool) -> bool:
 def _num_requests(plan: Plan) -> int:
     """Return how many requests to a server it takes to read or write the runs of a plan."""
     return plan.num_runs * -(-plan.length // constants.PREFETCH_BYTES)
-
-
-class ValuesError(LeftToZarr):
-    """The values raise an error when they are taken, and do so for zarr as well."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(f"the values do not fit: {error}")
-        self.error = error
 
 
 def elements_of(values: Any, place: Place, layout: Layout, shape: tuple[int, ...]) -> Array:

@@ -89,7 +89,7 @@ elif MODE == "unguarded":
         from numcodecs_bytes._host import zarr_versions
 
         zarr_versions.check_class = lambda *_: None
-        from numcodecs_bytes._read import unexpected
+        from numcodecs_bytes._host import unexpected
 
         unexpected.is_caught = False
 setting("stores_with_ranges", [Ranges])

@@ -41,7 +41,7 @@ from zarr.core.sync import sync
 from zarr.registry import get_codec_class
 
 from numcodecs_bytes._host import threads
-from numcodecs_bytes._sources import strikes
+from numcodecs_bytes._sources import store_states
 
 CHUNKS = (8, 16)
 SHAPE = (64, 32)
@@ -541,7 +541,7 @@ def test_what_found_no_thread_does_not_run_once_more(tmp_path, our_pipeline, kin
 
 
 def read_twice(array, number):
-    """Read in a thread that stops for another one that reads, at a line of `strikes`.
+    """Read in a thread that stops for another one that reads, at a line of `store_states`.
 
     It is the line with this number that is executed before the first request. Returns whether there
     is such a line.
@@ -552,7 +552,7 @@ def read_twice(array, number):
         return asyncio.run(array.async_array.getitem((0, 1)))
 
     def stop(frame, event, _):
-        if frame.f_code.co_filename != strikes.__file__ or array.store.requests:
+        if frame.f_code.co_filename != store_states.__file__ or array.store.requests:
             return None
         if event == "line" and not next(left):
             with ThreadPoolExecutor(1) as pool:

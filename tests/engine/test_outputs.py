@@ -24,7 +24,7 @@ from helpers import (
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes._read.output import place_of
+from numcodecs_bytes._plan.places import place_of
 
 pytestmark = [pytest.mark.usefixtures("our_pipeline"), ignore_unstable_data_types]
 SHAPE = (6, 8)

@@ -210,7 +210,7 @@ class TestRequests:
         (record,) = caplog.records
         assert "does not serve byte ranges as requested (" in record.getMessage()
         assert record.levelno == logging.WARNING
-        monkeypatch.setattr("numcodecs_bytes._sources.strikes.STRUCK_SECONDS", 0.0)
+        monkeypatch.setattr("numcodecs_bytes._sources.store_states.STRUCK_SECONDS", 0.0)
         other = opened("large", "status 403")
         for _ in range(2):
             assert np.array_equal(other.array[3, :9], LARGE[3, :9])

@@ -10,7 +10,7 @@ import pytest
 import zarr
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
-from numcodecs_bytes._read import unexpected
+from numcodecs_bytes._host import unexpected
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(64.0).reshape(8, 8)
@@ -113,7 +113,7 @@ def test_a_mistake_while_requests_are_planned(tmp_path, array, monkeypatch, capl
     def fail(*_):
         raise TypeError("a mistake of ours")
 
-    monkeypatch.setattr("numcodecs_bytes._read.remote.plan_of", fail)
+    monkeypatch.setattr("numcodecs_bytes._read.object_reads.plan_of", fail)
     with ranges_from(CountingStore), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         requested = zarr.open_array(CountingStore(tmp_path / "array"), mode="r")
         assert np.array_equal(requested[:, 3], DATA[:, 3])

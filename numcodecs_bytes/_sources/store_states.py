@@ -108,14 +108,3 @@ def state_of(store: object) -> StoreState:
         new = weakref.ref(store, lambda _: _states.pop(key, None)), StoreState()
         entry = _states.setdefault(key, new)
     return entry[1]
-
-
-def is_lost(error: Exception) -> bool:
-    """Whether a connection was lost, or never made."""
-    names = " ".join([kind.__name__ for kind in type(error).__mro__])
-    if "GenericError" in names:  # obstore's; the end of the first line says why
-        why = str(error).partition("\n")[0].partition(" - ")[2].lower()
-        return any(text in why for text in ("error sending request", "connection", "timed out"))
-    # The errors of Python and aiohttp (two), of botocore, and of Azure.
-    lost = ("ConnectionError", "TimeoutError", "HTTPClientError", "ServiceRequestError")
-    return any(name in names for name in lost)

@@ -10,7 +10,6 @@ import logging
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError
 from numcodecs_bytes._core.lengths import LengthError
 from numcodecs_bytes._host.options import OptionError
-from numcodecs_bytes._sources.strikes import is_lost
 
 _EXPECTED = (
     OSError,
@@ -28,6 +27,17 @@ _logged: set[tuple[type, str]] = set()
 def is_unexpected(error: Exception) -> bool:
     """Whether zarr is to read or write instead."""
     return is_caught and not isinstance(error, _EXPECTED) and not is_lost(error)
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether a connection was lost, or never made."""
+    names = " ".join([kind.__name__ for kind in type(error).__mro__])
+    if "GenericError" in names:  # obstore's; the end of the first line says why
+        why = str(error).partition("\n")[0].partition(" - ")[2].lower()
+        return any(text in why for text in ("error sending request", "connection", "timed out"))
+    # The errors of Python and aiohttp (two), of botocore, and of Azure.
+    lost = ("ConnectionError", "TimeoutError", "HTTPClientError", "ServiceRequestError")
+    return any(name in names for name in lost)
 
 
 def log(error: Exception) -> None:

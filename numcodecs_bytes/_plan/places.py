@@ -1,0 +1,72 @@
+"""Where something belongs in an array: a slice or an array of indices for each axis."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numcodecs_bytes._plan.selection import as_range
+
+Place = tuple[Any, ...]  # a slice or an array of indices for each axis
+
+# zarr turns slices into arrays of indices to say where elements belong. For this many elements and
+# more, they become slices again: that takes 15 us, and to assign through arrays takes 8 ns longer
+# for each element. 8 samples of 5 MB, unsorted, took 30 times as long as sorted ones.
+MESH_FROM = 1 << 12
+
+
+def are_slices(place: Any) -> bool:
+    """Whether indexing the output with a place returns a view."""
+    return isinstance(place, tuple) and all([type(s) is slice for s in place])
+
+
+def place_of(selector: Any) -> Place:
+    """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
+
+    NumPy takes much longer to assign to arrays along each axis. If they are short, so would this.
+    """
+    place = selector if isinstance(selector, tuple) else (selector,)
+    num = len(place)
+    is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])
+    if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
+        return place_within(place, (slice(None),) * num)
+    return place
+
+
+def place_within(outer: Place, inner: Place) -> Place:
+    """Return the place in the output of what has the place `inner` in a selection.
+
+    `outer` is that of the whole selection; its slices have steps of 1.
+    """
+    along: list[Any] = []
+    for of_all, of_some in zip(outer, inner, strict=True):
+        if not isinstance(of_all, slice):
+            indices = np.reshape(of_all, -1)[of_some]
+            found: Any = as_range(indices)
+            is_slice = type(found) is range and found.step == 1
+            along.append(slice(found.start, found.stop) if is_slice else indices)
+        elif not isinstance(of_some, slice):
+            along.append(of_some + (of_all.start or 0))
+        elif of_some == slice(None):
+            along.append(of_all)
+        else:
+            start = of_all.start or 0
+            along.append(slice(start + of_some.start, start + of_some.stop))
+    return mesh(along, None)
+
+
+def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Place:
+    """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
+
+    `shape` is the shape of the array that is indexed, or None if all slices have bounds.
+    """
+    if sum([type(i) is not slice for i in along]) < 2:
+        return tuple(along)
+    sizes: Any = shape or [getattr(i, "stop", None) for i in along]
+    return np.ix_(
+        *[
+            np.arange(*i.indices(n)) if type(i) is slice else i
+            for i, n in zip(along, sizes, strict=True)
+        ]
+    )
