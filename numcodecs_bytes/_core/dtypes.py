@@ -21,6 +21,7 @@ Endian = Literal["little", "big"]
 AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]
+UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
 GPUArray = Any  # of CuPy, which has no types and need not be installed
 
 NATIVE_ENDIAN: Endian = sys.byteorder

@@ -17,9 +17,7 @@ import zarr.core.codec_pipeline
 import zarr.dtype
 import zarr.errors
 
-from numcodecs_bytes._core.dtypes import UInt8Array
-
-UInt64Array = np.ndarray[Any, np.dtype[np.uint64]]
+from numcodecs_bytes._core.dtypes import UInt8Array, UInt64Array
 
 # New in 3.2: the data type `struct`. 3.1.6 has only `structured`, which is little-endian. 3.1.6
 # treats a missing `endian` in metadata as native, evolves codecs for the array's data type, even if

@@ -1,10 +1,10 @@
 """A selection of a chunk -> which runs of it to read, and where they belong.
 
 Works on integers only: no array data, no I/O. From the innermost stored axis outwards, everything
-between the lowest and the highest index, the hull, is one run if it is no longer than the indices
-alone would be with the largest gap between them; along the other axes, there is a run for each
-index. So all runs of a plan have the same length. What a hull holds beyond the selection is left
-out by a strided window over the runs, and by NumPy's indexing.
+between the lowest and the highest index, the hull, is one run if it is no longer than the n indices
+alone would be with the largest gap between them: ``hull <= n * length + (n - 1) * gap``. Along the
+other axes, there is a run for each index. So all runs of a plan have the same length. What a hull
+holds beyond the selection is left out by a strided window over the runs, and by NumPy's indexing.
 """
 
 import functools
@@ -39,14 +39,15 @@ class Plan:
     axes: tuple[Axis, ...]  # in the order in which they are stored
     gap: int  # the largest gap that was planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    window_shape: tuple[int, ...]
+    window_strides: tuple[int, ...]
     num_runs: int = 0
     length: int = 0  # of each run, in bytes
     has_index: bool = False  # whether `index` has to be applied to the window
     is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_outer: int = 0  # how many axes, the first ones, have a run for each index
     start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
+    # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
     _index: Place | None = None
 
@@ -64,7 +65,7 @@ class Plan:
     def index(self) -> Place:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._index is None:  # made here, because a plan that is split never needs it
-            index: list[Any] = [slice(None)] * len(self.shape)
+            index: list[Any] = [slice(None)] * len(self.window_shape)
             for axis in self.axes[self.num_outer :]:
                 if axis.selection_axis is not None and type(axis.indices) is not range:
                     index[axis.selection_axis] = axis.indices - axis.bounds[0]
@@ -125,7 +126,7 @@ def plan_of(
     gap = constants.GAP_BYTES if gap is None else gap
     try:
         return _kept_plan(key_of(selection), layout.geometry, drop_axes, gap)
-    except TypeError:  # arrays have no hash
+    except TypeError:  # arrays have no hash; any other error is raised again here
         return _plan(selection, layout.geometry, drop_axes, gap)
 
 
@@ -144,12 +145,12 @@ def plan_axes(
 ) -> Plan:
     """Return the plan for indices along each axis, in the order in which the axes are stored.
 
-    The first `num_outer` axes have a run for each index; by default, the inequality decides.
+    The first `num_outer` axes have a run for each index; by default, the gap decides how many.
     """
     gap = constants.GAP_BYTES if gap is None else gap
     if not all([len(axis.indices) for axis in axes]):
         shape = shape_of(axes)
-        return Plan(axes, gap, shape, strides=(0,) * len(shape))
+        return Plan(axes, gap, shape, window_strides=(0,) * len(shape))
     bounds = [axis.bounds for axis in axes]
     if num_outer is None:
         num_outer = _num_outer(axes, bounds, item_size, gap)
@@ -161,18 +162,19 @@ def plan_axes(
         num_bytes *= sizes[position]
     has_index = False
     for position in range(num_outer, len(axes)):  # a window over the hull
-        indices, strides[position], _ = axes[position]
-        if type(indices) is range:
-            strides[position] *= indices.step
+        axis = axes[position]
+        if type(axis.indices) is range:
+            strides[position] = axis.stride * axis.indices.step
         else:
+            strides[position] = axis.stride
             low, high = bounds[position]
             sizes[position], has_index = high - low + 1, True
-    shape = _of_selection(axes, sizes)
+    shape = _in_order_of_selection(axes, sizes)
     return Plan(
         axes,
         gap,
         shape,
-        _of_selection(axes, strides),
+        _in_order_of_selection(axes, strides),
         num_runs=num_bytes // length if length else 0,
         length=length,
         has_index=has_index,
@@ -184,10 +186,10 @@ def plan_axes(
 
 def shape_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     """Return the shape of a selection."""
-    return _of_selection(axes, [len(axis.indices) for axis in axes])
+    return _in_order_of_selection(axes, [len(axis.indices) for axis in axes])
 
 
-def _of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
+def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[int, ...]:
     """Return numbers, given for each axis in stored order, for the axes of the selection."""
     by_axis = {axis.selection_axis: number for axis, number in zip(axes, numbers, strict=True)}
     by_axis.pop(None, None)  # dropped axes
@@ -226,7 +228,7 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
     An axis with an array of many close indices is cut into blocks of the chunk, each of which is
     read once. Elements of a piece at the same place are in the order of the selection.
     """
-    place, most = (slice(None),) * len(plan.shape), max(constants.BLOCK_BYTES, item_size)
+    place, most = (slice(None),) * len(plan.window_shape), max(constants.BLOCK_BYTES, item_size)
     if plan.num_bytes <= most:
         return [(place, plan)]  # most often, and what follows takes 3 us
     is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
@@ -241,7 +243,8 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
 def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
     """Yield pieces of a plan that read at most `most` bytes, and the place of each.
 
-    Cuts the first axis of several indices, and if one of them reads more, those after it.
+    Cuts the first axis of several indices, and if one of them reads more, those after it: then one
+    index is left along it. So no axis is cut twice, and its place is that of the last cut.
     """
     if plan.num_bytes <= most:
         yield place, plan

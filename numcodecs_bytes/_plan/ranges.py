@@ -1,6 +1,5 @@
 """Runs of an object -> the byte ranges to request, and back. Works on numbers only: no I/O."""
 
-import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -94,23 +93,3 @@ def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
 def _windows(memory: UInt8Array, length: int) -> Array:
     """Return an array in which element k is the `length` bytes of memory that begin at byte k."""
     return np.ndarray((memory.size - length + 1,), f"V{length}", memory, 0, (1,))
-
-
-class ContentRange(NamedTuple):
-    """What an answer says that it holds of an object."""
-
-    start: int
-    end: int  # exclusive
-    num_bytes: int | None  # the length of the object, if the server knows it
-
-
-def parse_content_range(text: str) -> ContentRange | None:
-    """Return what the value of the header ``Content-Range`` says; None for anything else.
-
-    https://www.rfc-editor.org/rfc/rfc9110.html#name-content-range
-    """
-    match = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", text)
-    if match is None:
-        return None
-    first, last, total = match.groups()
-    return ContentRange(int(first), int(last) + 1, None if total == "*" else int(total))

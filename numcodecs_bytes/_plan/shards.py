@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._host import trace
+from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -35,7 +35,12 @@ class InnerChunks(NamedTuple):
 
     present: list[PlacedPlan]
     missing: list[Place]  # of what is selected of them, in the selection
-    num_present: int  # how many inner chunks are present; 0 for points that nobody traces
+    starts: Indices  # of the inner chunks that are present; of points, one for each
+
+    @property
+    def num_present(self) -> int:
+        """How many inner chunks are present."""
+        return len(np.unique(self.starts))
 
 
 class ShardPlan(NamedTuple):
@@ -43,7 +48,7 @@ class ShardPlan(NamedTuple):
 
     inner: Geometry
     shape: tuple[int, ...]  # of the selection
-    coordinates: tuple[Any, ...]  # of the inner chunks, along each axis of their grid
+    coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
     plans: list[Plan]  # for each inner chunk
     # Along each axis of the selection, the place of what is selected of the inner chunks there.
     places_along: list[list[Any]]
@@ -53,7 +58,7 @@ class ShardPlan(NamedTuple):
         """The place in the selection of what is selected of each inner chunk."""
         return list(itertools.product(*self.places_along))
 
-    def inner_chunks(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+    def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the inner chunks are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
         places, numbers = self.places, present.tolist()
@@ -61,7 +66,7 @@ class ShardPlan(NamedTuple):
             PlacedPlan(self.plans[k], start, places[k])
             for k, start in zip(numbers, starts.tolist(), strict=True)
         ]
-        return InnerChunks(placed, [places[k] for k in missing], len(placed))
+        return InnerChunks(placed, [places[k] for k in missing], starts)
 
 
 class ShardPoints(NamedTuple):
@@ -69,32 +74,31 @@ class ShardPoints(NamedTuple):
 
     inner: Geometry
     shape: tuple[int, ...]  # of the selection
-    coordinates: tuple[Any, ...]  # of the inner chunk of each point, along each axis of their grid
+    coordinates: tuple[Indices, ...]  # of the inner chunk of each point, in their grid
     offsets: Indices  # of each point in its inner chunk, in bytes
     gap: int  # the largest gap to plan with, in bytes
 
-    def inner_chunks(self, index: Any, shard_start: int, num_bytes: int) -> InnerChunks:
+    def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
         points = Axis(starts + self.offsets[present], 1, 0)
         plan = plan_axes((points,), self.inner.item_size, self.gap)
         placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
-        num_present = len(set(starts.tolist())) if trace.active else 0
-        return InnerChunks(placed, [(missing,)] if len(missing) else [], num_present)
+        return InnerChunks(placed, [(missing,)] if len(missing) else [], starts)
 
 
 AnyShardPlan = ShardPlan | ShardPoints
 
 
 def _find(
-    plan: AnyShardPlan, index: Any, shard_start: int, num_bytes: int
+    plan: AnyShardPlan, index: UInt64Array, shard_start: int, num_bytes: int
 ) -> tuple[Indices, Indices, Indices]:
     """Return which inner chunks, or points, are present, where each begins, and which are missing.
 
     The object holds the shard, which has `num_bytes`, from `shard_start` on. Raises `LeftToZarr` if
     the length of an inner chunk is not its layout's, or it ends beyond the shard.
     """
-    entries = index[(*plan.coordinates, slice(None))].reshape(-1, 2)
+    entries = index[plan.coordinates].reshape(-1, 2)
     starts, lengths, length = entries[:, 0], entries[:, 1], plan.inner.num_bytes
     is_missing = (starts == MISSING) & (lengths == MISSING)
     is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
@@ -102,7 +106,7 @@ def _find(
     if (is_wrong & ~is_missing).any():
         raise LeftToZarr("the index has an inner chunk of a wrong length, or beyond the shard")
     present = np.flatnonzero(~is_missing)
-    begins = starts[present].astype(np.int64) + shard_start
+    begins = starts[present].astype(np.intp) + shard_start
     return present, begins, np.flatnonzero(is_missing)
 
 
@@ -112,8 +116,9 @@ class ShardLayout:
     def __init__(self, codec: Any, spec: Any, inner: Layout) -> None:
         self.codec, self.shape, self.inner = codec, spec.shape, inner
         self.item_size, self.dtype = inner.item_size, inner.dtype
-        # As if the shard were one chunk: selections are cut at the inner chunks later.
-        self.geometry = Geometry(spec.shape, inner.axis_order, inner.item_size)
+        # As if the shard were one chunk in C order: selections are cut at the inner chunks later.
+        axis_order = tuple(range(len(spec.shape)))
+        self.geometry = Geometry(spec.shape, axis_order, inner.item_size)
         self.num_bytes = self.geometry.num_bytes  # of all inner chunks
         self.grid_shape = codec._get_chunks_per_shard(spec)
         self.index_bytes = int(codec._shard_index_size(self.grid_shape))
@@ -158,27 +163,26 @@ def _plan(
     selection: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
 ) -> AnyShardPlan:
     axes = axes_of(selection, shard, drop_axes)
-    if len(axes) < len(shard.shape):
+    if len(axes) < len(shard.shape):  # points are a single axis
         return _plan_points(selection, inner, gap)
-    axes = tuple([axes[position] for position in np.argsort(shard.axis_order)])
     cut = [
         list(_cut_at_chunks(axis._replace(stride=stride), size))
         for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
     ]
     made: dict[Any, Plan] = {}  # many inner chunks have the same plan
     plans = []
-    for of_chunk in itertools.product(*[[piece.axis for piece in pieces] for pieces in cut]):
+    for of_chunk in itertools.product(*[[each.axis for each in along] for along in cut]):
         key = tuple(map(id, of_chunk))
         if key not in made:
             in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
             made[key] = plan_axes(in_stored_order, inner.item_size, gap)
         plans.append(made[key])
     is_selected = [axis.selection_axis is not None for axis in axes]
-    places_along = [[piece.place for piece in pieces] for pieces in cut]
+    places_along = [[each.place for each in along] for along in cut]
     return ShardPlan(
         inner,
         shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
-        coordinates=np.ix_(*[[piece.position for piece in pieces] for pieces in cut]),
+        coordinates=np.ix_(*[[each.position for each in along] for along in cut]),
         plans=plans,
         places_along=list(itertools.compress(places_along, is_selected)),
     )
@@ -200,7 +204,7 @@ class _GridSlice(NamedTuple):
     """What is selected of the inner chunks at a position along an axis of their grid."""
 
     position: int
-    axis: Axis  # the same object for pieces that are equal
+    axis: Axis  # the same object for slices that are equal
     place: Any  # in the selection
 
 
@@ -225,6 +229,7 @@ def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
                 made[within] = axis._replace(indices=within)
             of_chunk = made[within]
         else:
+            # Sorted by inner chunk is sorted well enough to find its end.
             end = bisect.bisect_left(indices, edge + size, begin)
             of_chunk = axis._replace(indices=indices[begin:end] - edge)
         place = slice(begin, end) if order is None else order[begin:end]

@@ -12,10 +12,11 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
+from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import UInt64Array, decode_index, fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import decode_index, fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import Place, place_of

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
 from numcodecs_bytes._host.trace import Fetched
@@ -198,7 +199,8 @@ class _FileReader:
             fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
             num_requests += fetched.num_requests
             num_read += fetched.num_bytes
-        return Fetched(num_requests, num_read, shard.num_bytes_by_zarr(inner_chunks))
+        by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
+        return Fetched(num_requests, num_read, by_zarr)
 
     def _find_inner_chunks(
         self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any

@@ -83,9 +83,9 @@ def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Plac
     """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
     if not plan.num_runs:
         return
-    window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
+    window: Array = np.ndarray(plan.window_shape, layout.stored_dtype, raw, 0, plan.window_strides)
     if plan.has_index:
-        window = window[mesh(plan.index, plan.shape)]
+        window = window[mesh(plan.index, plan.window_shape)]
     elements = decoded_elements(window, layout)
     if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
         copy_elements(target, elements)

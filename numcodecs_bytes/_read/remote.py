@@ -145,7 +145,7 @@ class _ObjectReader:
 
     async def _place_inner_chunks(
         self, object_read: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
-    ) -> tuple[list[PlacedPlan], int]:
+    ) -> tuple[list[PlacedPlan], int | None]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
         (chunk,), target = object_read.chunks, object_read.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
@@ -158,7 +158,7 @@ class _ObjectReader:
         inner = shard_plan.inner_chunks(index, start, num_bytes)
         chunk.fill(self.batch.out, [place_within(chunk.place, place) for place in inner.missing])
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in inner.present]
-        return placed, shard.num_bytes_by_zarr(inner)
+        return placed, shard.num_bytes_by_zarr(inner) if trace.active else None
 
 
 async def _is_missing(chunk: ChunkRead) -> bool:

@@ -3,8 +3,9 @@
 Each checks what an answer says of itself, if possible before the bytes arrive.
 """
 
+import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
@@ -12,7 +13,6 @@ from zarr.core.buffer import default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.ranges import parse_content_range
 from numcodecs_bytes._sources.store_states import Unexpected
 
 # Takes the length of an object and its version, as far as an answer tells them, and raises if they
@@ -115,6 +115,26 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
             f"{asked}"
         )
     check(num_bytes, strong(headers.get("ETag")))
+
+
+class ContentRange(NamedTuple):
+    """What an answer says that it holds of an object."""
+
+    start: int
+    end: int  # exclusive
+    num_bytes: int | None  # the length of the object, if the server knows it
+
+
+def parse_content_range(text: str) -> ContentRange | None:
+    """Return what the value of the header ``Content-Range`` says; None for anything else.
+
+    https://www.rfc-editor.org/rfc/rfc9110.html#name-content-range
+    """
+    match = re.fullmatch(r"bytes ([0-9]+)-([0-9]+)/([0-9]+|\*)", text)
+    if match is None:
+        return None
+    first, last, total = match.groups()
+    return ContentRange(int(first), int(last) + 1, None if total == "*" else int(total))
 
 
 def strong(tag: str | None) -> str | None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
-from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._core.dtypes import Array, UInt64Array
 from numcodecs_bytes._host.threads import IsWanted
-from numcodecs_bytes._host.zarr_versions import UInt64Array, encode_index
+from numcodecs_bytes._host.zarr_versions import encode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import mesh
 from numcodecs_bytes._plan.plan import plan_axes

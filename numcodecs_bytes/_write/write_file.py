@@ -157,8 +157,9 @@ def _write_piece(descriptor: int, piece: _Piece, is_wanted: IsWanted) -> None:
         raw = np.empty(plan.num_bytes, np.uint8)
         if plan.gap:  # else all bytes are selected
             files.read_runs_into(descriptor, starts, raw.data)
-        window: Array = np.ndarray(plan.shape, layout.stored_dtype, raw, 0, plan.strides)
-        index = mesh(plan.index, plan.shape) if plan.has_index else ...
+        shape, strides = plan.window_shape, plan.window_strides
+        window: Array = np.ndarray(shape, layout.stored_dtype, raw, 0, strides)
+        index = mesh(plan.index, shape) if plan.has_index else ...
         window[index] = encode_array(elements, layout.stored_dtype)
     write_runs(descriptor, raw, starts, plan.length, is_wanted)
 

@@ -5,15 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from numcodecs_bytes._plan.ranges import (
-    ContentRange,
-    Range,
-    Runs,
-    coalesce,
-    copy_runs,
-    parse_content_range,
-    sorted_runs,
-)
+from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
+from numcodecs_bytes._sources.requests import ContentRange, parse_content_range
 
 ALL = 1 << 40
 
