@@ -44,6 +44,11 @@ class Latency:
         self._num_until_look = 0.0 if looks_first else float("inf")
 
     @property
+    def is_slow(self) -> bool:
+        """Whether a read waits for the file."""
+        return self.seconds > 0
+
+    @property
     def gap(self) -> int:
         """The gap that takes as long to read as another request, in bytes."""
         num = NUM_PREFETCHED if self.prefetching_helps else 1
@@ -56,7 +61,7 @@ class Latency:
         if not num_runs:
             return False
         self._num_until_look -= 1
-        if self.seconds:
+        if self.is_slow:
             if self._num_until_look >= 0:
                 return False
             self._num_until_look = LOOK_EVERY_SLOW  # now: other threads need not look
@@ -66,12 +71,12 @@ class Latency:
     def look(
         self, descriptor: int, positions: Iterable[int], *, have_helpers: bool = False
     ) -> bool:
-        """Learn whether files are slow, by reading a byte at a few positions of one.
+        """Learn whether files are slow, by reading a byte at one position of a file, or more.
 
         Two reads must take long. One may have been stopped by whatever else the machine does.
         Returns whether threads wait for files, so that more of them help.
         """
-        may_be_threads = have_helpers and not self.seconds
+        may_be_threads = have_helpers and not self.is_slow
         limit = WAITED_SECONDS if may_be_threads else constants.WAIT_SECONDS
         left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
         while left and len(slow) < 2:
@@ -81,15 +86,15 @@ class Latency:
             else:
                 num_fast += 1
         self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
-        if self.seconds:
+        if self.is_slow:
             self._num_until_look = LOOK_EVERY_SLOW
             self._try_prefetching(descriptor, left, sum(slow))
         elif num_fast:
             self._num_until_look = LOOK_EVERY
         else:  # a small file: the next one decides
             self._suspected = slow[0]
-            self.note(slow[0])
-        return self.has_waited or self.seconds > 0
+            self.note_wait(slow[0])
+        return self.has_waited or self.is_slow
 
     def _try_prefetching(self, descriptor: int, positions: Collection[int], seconds: float) -> None:
         """Learn whether three reads that are asked for in advance take less than two, in seconds.
@@ -101,7 +106,7 @@ class Latency:
             together = sum([files.seconds_to_read(descriptor, each) for each in positions])
             self.prefetching_helps = together < seconds
 
-    def note(self, seconds: float) -> bool:
+    def note_wait(self, seconds: float) -> bool:
         """Learn from how much longer than usual something else took: opening, writing.
 
         `seconds` is negative if it took less. Returns whether threads wait, so that more of them

@@ -35,7 +35,7 @@ from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selec
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import File, OpenFile
 
-_of_thread = threading.local()
+_memory_of_thread = threading.local()
 
 
 async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
@@ -63,7 +63,8 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     try:
         await workers.run(file_pool())
     finally:
-        for out in outputs:  # no thread changes the output any more, if the read was cancelled
+        # If the read was cancelled, a thread may be changing the output; it checks before the next.
+        for out in outputs:
             with out.lock:
                 pass
 
@@ -134,12 +135,16 @@ class _FileReader:
 
     def _open(self, file: File) -> int:
         """Return the descriptor of a file; it may take as long to learn that it is missing."""
-        before = time.perf_counter()
+        begin = time.perf_counter()
         try:
             return file.open()
         finally:
-            if self.latency.note(time.perf_counter() - before):
-                self.workers.start_helpers(wait_for_files=True)
+            self._note_wait(begin)
+
+    def _note_wait(self, begin: float) -> None:
+        """Learn from how long something took; if threads wait, more of them help."""
+        if self.latency.note_wait(time.perf_counter() - begin):
+            self.workers.start_helpers(wait_for_files=True)
 
     def _look(self, descriptor: int, positions: Sequence[int]) -> None:
         """Look whether files are slow; then more threads help."""
@@ -178,7 +183,7 @@ class _FileReader:
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
         if not (is_one_request and latency.has_waited) and latency.count_chunk(plan.num_runs):
             self._look(file.descriptor, plan.sample(file.start))
-        if latency.seconds:
+        if latency.is_slow:
             file = file._replace(is_prefetched=latency.prefetching_helps)
             if self.gap is None:
                 plan = plan_of(chunk.selection, layout, drop_axes, latency.gap)
@@ -186,10 +191,9 @@ class _FileReader:
 
     def _read_shard(self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile) -> Fetched:
         """Read what is selected of the inner chunks of a shard."""
-        raw, before = files.new_memory(shard.index_bytes), time.perf_counter()
+        raw, begin = files.new_memory(shard.index_bytes), time.perf_counter()
         files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
-        if self.latency.note(time.perf_counter() - before):
-            self.workers.start_helpers(wait_for_files=True)
+        self._note_wait(begin)
         inner_chunks = self._find_inner_chunks(chunk, shard, file, index_of(shard, np.asarray(raw)))
         chunk.fill(self.out, [place_within(chunk.place, place) for place in inner_chunks.missing])
         out, place_of = view_of(self.out, chunk.place)
@@ -218,7 +222,7 @@ class _FileReader:
         present = found.present
         if latency.count_chunk(sum([plan.num_runs for plan, *_ in present])):
             self._look(file.descriptor, sample([(plan, start) for plan, start, _ in present]))
-        if latency.seconds:
+        if latency.is_slow:
             if self.gap is None:
                 found = find(latency.gap)
             if latency.prefetching_helps:
@@ -239,36 +243,43 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
     the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do, and
     CancelledError if the output must not be changed any more.
     """
-    if not plan.num_runs or _try_straight(file, layout, plan, out, place):
+    if not plan.num_runs:
+        return Fetched()
+    region = memory_of(out.array, place, plan, layout)
+    if region is not None and _try_straight(file, plan, region.data, out):
         return Fetched(plan.num_runs, plan.num_bytes)
+    may_be_straight = region is None  # else the system can't do it
     num_requests = num_bytes = 0
     for inner_place, piece in split(plan, layout.item_size):
-        is_all = piece is plan
-        piece_place = place if is_all else place_within(place, inner_place)
-        if is_all or not _try_straight(file, layout, piece, out, piece_place):
-            starts = _prefetched_starts(file, piece)
-            raw = files.read_runs(file.descriptor, starts, piece.length, _block)
-            with out.lock:
-                out.check()
-                write_selected(raw, piece, layout, out.array, piece_place)
+        piece_place = place if piece is plan else place_within(place, inner_place)
         num_requests += piece.num_runs
         num_bytes += piece.num_bytes
+        if may_be_straight and piece is not plan:
+            region = memory_of(out.array, piece_place, piece, layout)
+            if region is not None:
+                may_be_straight = _try_straight(file, piece, region.data, out)
+                if may_be_straight:
+                    continue
+        starts = _prefetched_starts(file, piece)
+        raw = files.read_runs(file.descriptor, starts, piece.length, _block)
+        with out.lock:
+            out.check()
+            write_selected(raw, piece, layout, out.array, piece_place)
     return Fetched(num_requests, num_bytes)
 
 
-def _try_straight(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> bool:
-    """Read straight into the output, if possible; return whether it was."""
-    region = memory_of(out.array, place, plan, layout)
-    if region is None:
-        return False
+def _try_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
+    """Read runs straight to their memory in the output; return False if the system can't do it."""
     starts = _prefetched_starts(file, plan)
-    read = _copy_short_runs if plan.length < files.DIRECT_BYTES else _try_long_runs
-    return read(file.descriptor, starts, plan.length, region.data, out)
+    if plan.length >= files.DIRECT_BYTES:
+        return _try_long_runs(file.descriptor, starts, plan.length, memory, out)
+    _copy_short_runs(file.descriptor, starts, plan.length, memory, out)
+    return True
 
 
 def _copy_short_runs(
     descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
-) -> bool:
+) -> None:
     """Read runs, end to end, to their memory in the output."""
     num_at_once = max(constants.BLOCK_BYTES // length, 1)
     for first in range(0, len(starts), num_at_once):
@@ -277,7 +288,6 @@ def _copy_short_runs(
         with out.lock:
             out.check()
             memory[first * length : (first + len(some)) * length] = raw
-    return True
 
 
 def _try_long_runs(
@@ -333,7 +343,7 @@ def _block(num_bytes: int) -> memoryview:
     """Return memory, which the next call in the same thread returns again."""
     if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
         return files.new_memory(num_bytes)
-    block: memoryview | None = getattr(_of_thread, "block", None)
+    block: memoryview | None = getattr(_memory_of_thread, "block", None)
     if block is None or len(block) < num_bytes:
-        block = _of_thread.block = files.new_memory(constants.BLOCK_BYTES)
+        block = _memory_of_thread.block = files.new_memory(constants.BLOCK_BYTES)
     return block[:num_bytes]

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,8 +57,8 @@ class ChunkFile:
         # Which locks to try, one after the other; True is the exclusive one, which hulls need.
         self._locks: tuple[bool, ...] = (False,)
 
-    def attempt(self, is_wanted: IsWanted) -> Literal["written", "locked", "left"]:
-        """Write to the file; return whether that is done, locked by another writer, or zarr's.
+    def attempt(self, is_wanted: IsWanted) -> bool:
+        """Write to the file, or leave it to zarr; return False if another writer has locked it.
 
         If an error is raised, some of the selected elements may have been written.
         """
@@ -68,22 +68,20 @@ class ChunkFile:
                 self._choose()
                 self._is_planned = True
             self._write(is_wanted)
+            self.chunk.outcome = Outcome("written in place")
         except LockedError:
-            return "locked"
+            return False
         except LeftToZarr as why:
             if self._batch.is_required and isinstance(why, ValuesError):
                 raise why.error from None
             leave([self.chunk], why)
-            return "left"
         except Exception as error:
             must_raise = self._has_begun or self._batch.is_required
             if must_raise or not unexpected.is_unexpected(error):
                 raise
             unexpected.log(error)
             leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
-            return "left"
-        self.chunk.outcome = Outcome("written in place")
-        return "written"
+        return True
 
     def _make_parts(self, selection: Any) -> list[Part]:
         """Return what is written to each of the chunks in the file, without hulls."""
@@ -97,7 +95,7 @@ class ChunkFile:
 
     def _choose(self) -> None:
         """Choose runs or hulls, and how long a gap is worth, by how long the batch waits."""
-        self._is_slow = self._latency.seconds > 0
+        self._is_slow = self._latency.is_slow
         gap = self._latency.gap
         self._parts = write_file.with_hulls(self._parts, gap, is_slow=self._is_slow)
         self._prefers_hulls = write_file.is_faster_in_hulls(self._parts, is_slow=self._is_slow)
@@ -153,7 +151,7 @@ class ChunkFile:
         if self._latency.count_chunk(sum([part.runs.num_runs for part in space.parts])):
             plans = [(each.plan(in_hulls=self._prefers_hulls), each.start) for each in space.parts]
             self._latency.look(space.file.descriptor, sample(plans))
-        return self._latency.seconds > 0
+        return self._latency.is_slow
 
     def _replace(self, space: Space, is_wanted: IsWanted) -> None:
         """Replace the file, which is locked exclusively, with a copy that has more space."""

@@ -79,12 +79,12 @@ async def _try_all(
     def work(workers: Workers[ChunkFile], some: Iterator[ChunkFile]) -> None:
         for file in some:
             try:
-                if file.attempt(workers.is_wanted) == "locked":
+                if not file.attempt(workers.is_wanted):
                     locked.append(file)
             except Exception as error:
                 add_name(error, file.chunk.setter, "writing")
                 raise
-            if batch.latency.seconds:
+            if batch.latency.is_slow:
                 workers.start_helpers(wait_for_files=True)
 
     num_default = num_threads_for(batch.values.nbytes, len(waiting))

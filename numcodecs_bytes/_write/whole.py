@@ -116,7 +116,7 @@ async def _write_all(chunks: Sequence[ChunkWrite], values: Values, num_threads: 
         for chunk in some:
             before = time.perf_counter()
             _write_or_leave(chunk, values, suffix, workers.is_wanted)
-            if latency.note(time.perf_counter() - before - usual_seconds):
+            if latency.note_wait(time.perf_counter() - before - usual_seconds):
                 workers.start_helpers(wait_for_files=True)
 
     num_large = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)

@@ -125,7 +125,7 @@ def write_all(
 ) -> None:
     """Write to chunks in a file."""
     for pieces in _grouped(parts, in_hulls=in_hulls):
-        if latency.seconds:  # the system reads the pages around
+        if latency.is_slow:  # the system reads the pages around
             runs = [(start, piece.plan.length) for piece in pieces for start in piece.starts]
             files.prefetch(descriptor, sorted(runs), latency.gap)
         for piece in pieces:

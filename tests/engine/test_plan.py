@@ -15,7 +15,9 @@ I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
 def apply(plan, raw, layout, start=0):
     """Return what a plan selects from the bytes of an object."""
     runs = b"".join([raw[s : s + plan.length] for s in plan.starts(start).tolist()])
-    window = np.ndarray(plan.window_shape, layout.stored_dtype, runs or bytes(4), 0, plan.window_strides)
+    window = np.ndarray(
+        plan.window_shape, layout.stored_dtype, runs or bytes(4), 0, plan.window_strides
+    )
     if not plan.has_index:
         return window
     along = [np.arange(n)[i] for i, n in zip(plan.index, plan.window_shape, strict=True)]
