@@ -97,6 +97,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     return True
 
 
+# As many as Python's own pools have at most: zarr alone has no more for files.
 MAX_FILE_THREADS = 32
 
 

@@ -49,7 +49,7 @@ class Workers(Generic[Item]):
         num_default: int,  # else, unless threads wait for files
         begins_alone: bool = False,  # until the first item shows whether threads wait for files
     ) -> None:
-        self._waiting, self._work_on = deque(items), work
+        self._waiting, self._function = deque(items), work
         self._num_threads, self._num_default = num_threads, num_default
         self._begins_alone = begins_alone and not num_threads
         self._errors: list[BaseException] = []
@@ -76,7 +76,7 @@ class Workers(Generic[Item]):
         try:
             if not self._begins_alone:
                 self.start_helpers()
-            self._work()
+            self._work_in_thread()
         finally:
             with self._state:
                 self._is_over = True
@@ -98,19 +98,19 @@ class Workers(Generic[Item]):
         with self._state:
             while len(self._helpers) < most - 1:
                 context = contextvars.copy_context()
-                helper = submit(helper_pool(), partial(context.run, self._work))
+                helper = submit(helper_pool(), partial(context.run, self._work_in_thread))
                 if helper is None:
                     return
                 self._helpers.append(helper)
 
-    def _work(self) -> None:
+    def _work_in_thread(self) -> None:
         """Work on items until there are no more."""
         with self._state:
             if self._is_over:  # this thread has started too late
                 return
             self._num_working += 1
         try:
-            self._work_on(self, self._take())
+            self._function(self, self._take())
         except BaseException as error:  # noqa: BLE001 # raised by `_run`
             self._errors.append(error)
             self._waiting.clear()
@@ -120,7 +120,7 @@ class Workers(Generic[Item]):
                 self._state.notify_all()
 
     def _take(self) -> Iterator[Item]:
-        """Yield one item after the other, as several threads do."""
+        """Yield one item after the other; several threads take from the same queue."""
         while self._waiting and self.is_wanted():
             try:
                 item = self._waiting.popleft()

@@ -14,12 +14,12 @@ GAP_BYTES = 1 << 13
 # with 4 MiB.
 BLOCK_BYTES = 1 << 20
 
-# Close indices in an array are grouped by block if the hull of all of them is longer than this.
-# Half of the elements of an 8 MiB chunk, unsorted, took 5.5 ms in a single read and 9.5 if grouped.
-# A transposed chunk is read in parts of this size, to fill whole cache lines of the output: 2 MB
-# took 0.6 of zarr's time, and 1.7 in blocks of BLOCK_BYTES; 120 MB took 0.7, and 1.4 in blocks.
-# A transposed chunk of up to this size is written at once: 2 to 8 MB took 0.6 to 0.9 of the time in
-# blocks.
+# What takes more memory than BLOCK_BYTES if that is faster, but no more than this:
+# - Close indices in an array, whose hull is read at once, and else block by block. Half of the
+#   elements of an 8 MiB chunk, unsorted, took 5.5 ms in a single read and 9.5 in blocks.
+# - A transposed chunk that is read: so whole cache lines of the output are filled. 2 MB took 0.6 of
+#   zarr's time, and 1.7 in blocks of BLOCK_BYTES; 120 MB took 0.7 and 1.4.
+# - A transposed chunk that is written: 2 to 8 MB took 0.6 to 0.9 of the time in blocks.
 GROUP_BYTES = 1 << 23
 
 # Of LOOK_FROM and more runs of a chunk, up to NUM_LOOKED_AT are looked at first, which takes 4 us.

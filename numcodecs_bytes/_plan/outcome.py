@@ -32,6 +32,7 @@ class Outcome(NamedTuple):
         return self.status == "left to zarr"
 
 
+# What has no reason was not tried: zarr reads it, and nothing is noted.
 PENDING = Outcome("left to zarr")
 
 

@@ -72,21 +72,21 @@ def _split_range(whole: Range, longest_part: int) -> Iterator[Range]:
         yield Range(start, min(start + step, whole.end), whole.runs)
 
 
-def copy_runs(raw: UInt8Array, fetched: Range, memory: UInt8Array) -> None:
+def copy_runs(raw: UInt8Array, requested: Range, memory: UInt8Array) -> None:
     """Copy the runs in a range, as far as it reaches, to their places in memory."""
-    starts, lengths, offsets = fetched.runs
+    starts, lengths, offsets = requested.runs
     length = int(lengths[0])
-    is_complete = fetched.start <= starts[0] and (starts + lengths).max() <= fetched.end
+    is_complete = requested.start <= starts[0] and (starts + lengths).max() <= requested.end
     if is_complete and 0 < length < COPIED_TOGETHER_BYTES and (lengths == length).all():
-        _windows(memory, length)[offsets] = _windows(raw, length)[starts - fetched.start]
+        _windows(memory, length)[offsets] = _windows(raw, length)[starts - requested.start]
         return
     source, target = raw.data, memory.data
     for start, run_length, offset in zip(
-        *[column.tolist() for column in fetched.runs], strict=True
+        *[column.tolist() for column in requested.runs], strict=True
     ):
-        first, end = max(start, fetched.start), min(start + run_length, fetched.end)
+        first, end = max(start, requested.start), min(start + run_length, requested.end)
         if first < end:
-            copied = source[first - fetched.start : end - fetched.start]
+            copied = source[first - requested.start : end - requested.start]
             target[offset + first - start : offset + end - start] = copied
 
 

@@ -120,7 +120,7 @@ class _FileReader:
             descriptor = self._open(file)
         except LeftToZarr as why:
             leave(chunks, why)
-        except file.missing:
+        except file.missing_errors:
             for chunk in chunks:
                 chunk.read_as_missing(self.out, Fetched())
         except (OSError, ValueError) as error:  # or no system has files of such a name

@@ -33,7 +33,7 @@ BESIDE_BYTES = 1 << 14
 WORTH_BYTES = 1 << 16
 
 
-_in_flight = threading.local()  # how many objects the event loop of a thread reads at once
+_counts = threading.local()  # how many objects the event loop of a thread reads at once
 
 
 class InFlight:
@@ -45,7 +45,7 @@ class InFlight:
 
     def __init__(self, num_chunks: int) -> None:
         self._num = min(num_chunks, concurrency() or UNLIMITED)
-        self._of_thread = vars(_in_flight)  # even if another thread ends the context
+        self._of_thread = vars(_counts)  # even if another thread ends the context
 
     async def __aenter__(self) -> int:
         self._of_thread["num"] = self._of_thread.get("num", 0) + self._num

@@ -80,7 +80,7 @@ class _ObjectReader:
             await self._read_or_fill(object_read)
         except LeftToZarr as why:
             leave(object_read.chunks, why)
-            fetched = Fetched(target.num_requests, target.num_bytes)
+            fetched = Fetched(target.num_requests, target.num_received)
             first.outcome = first.outcome._replace(fetched=fetched)
             if isinstance(why, Unexpected):
                 self._note_failure(why.with_traceback(None), first)
@@ -101,12 +101,12 @@ class _ObjectReader:
                 target.forget()
                 await self._read(object_read)
         except Missing:
-            if target.remote.num_bytes is not None or not await self._is_believed(object_read):
+            if target.remote.num_bytes is not None or not await self._serves_ranges(object_read):
                 raise
-            fetched = Fetched(target.num_requests, target.num_bytes)
+            fetched = Fetched(target.num_requests, target.num_received)
             object_read.chunks[0].read_as_missing(self.batch.out, fetched)
 
-    async def _is_believed(self, object_read: ObjectRead) -> bool:
+    async def _serves_ranges(self, object_read: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = object_read.target.state, object_read.chunks[0]
         async with self.asking:
@@ -136,9 +136,10 @@ class _ObjectReader:
             memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
         raws = await target.fetch(placed, object_read.budget, object_read.most_with_gaps, memory)
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
+            # Else `fetch` has put it there.
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, object_read.layout, array, place)
-        num_requests, shares = target.num_requests, _shares(target.num_bytes, object_read.plans)
+        num_requests, shares = target.num_requests, _shares(target.num_received, object_read.plans)
         for chunk, share in zip(object_read.chunks, shares, strict=True):
             chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
             num_requests = 0  # the others are requested with the first
@@ -152,6 +153,7 @@ class _ObjectReader:
         try:
             index = index_of(shard, raw)
         except LeftToZarr as why:
+            # Perhaps the answer is not the range that was asked for.
             raise Unexpected(str(why)) from None
         start, end = target.remote.start, target.length or sys.maxsize
         num_bytes = min(target.remote.num_bytes or end, end - start)

@@ -16,12 +16,18 @@ from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
 from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
-from numcodecs_bytes._sources.store_states import Changed, Failed, Missing, Unexpected, state_of
+from numcodecs_bytes._sources.store_states import (
+    Changed,
+    Missing,
+    RequestError,
+    Unexpected,
+    state_of,
+)
 from numcodecs_bytes._sources.stores import Remote
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
-# 30 ms at 100 MB/s is worth 3 MB. With a quarter of this gap, reads took up to 20 times as long;
-# with four times as much, 4.9 times. The requests in flight share it; otherwise, 3.2 times.
+# 30 ms at 100 MB/s is worth 3 MB. The requests in flight share it. Reads took up to 20 times as
+# long with a quarter of it, 4.9 times with four times as much, and 3.2 times if it was not shared.
 LATENCY_BYTES = 2_500_000
 
 # Long ranges are requested in parts of at least this size, because a connection has a limited rate.
@@ -61,11 +67,11 @@ class Budget(NamedTuple):
 class RemoteObject:
     """An object while it is read: all answers must state the same version and length."""
 
-    def __init__(self, remote: Remote, num_bytes: int | None = None, least: int = 0) -> None:
+    def __init__(self, remote: Remote, expected: int | None = None, least: int = 0) -> None:
         """Take the length that it must have, if that is known, and the least that it may have."""
         self.remote, self.state = remote, state_of(remote.store)
-        self.num_requests = self.num_bytes = 0  # requests made, and bytes received
-        self._expected, self._least = num_bytes, least
+        self.num_requests = self.num_received = 0  # requests made, and bytes received
+        self._expected, self._least = expected, least
         self.forget()
 
     def forget(self) -> None:
@@ -111,12 +117,12 @@ class RemoteObject:
             if is_long and self.state.has_answered and is_lost(error):
                 raise
             first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
-            raise Failed(first_line[:200]) from None  # `str` of an error may fail
+            raise RequestError(first_line[:200]) from None  # `str` of an error may fail
         if raw is None and self._has_answered:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
             raise Missing("chunks are missing if parts of them are requested")
-        self.num_bytes += raw.nbytes
+        self.num_received += raw.nbytes
         expected = -start if end is None else end - start
         if raw.nbytes != expected:
             raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
@@ -152,7 +158,7 @@ class RemoteObject:
         return np.split(memory, np.cumsum(num_bytes)[:-1])
 
     async def _fetch_runs(
-        self, runs: Runs, memory: UInt8Array, budget: Budget, most: int, longest_part: int
+        self, runs: Runs, memory: UInt8Array, budget: Budget, most_with_gaps: int, longest_part: int
     ) -> None:
         """Request runs, and copy them to their places in memory; see `fetch`.
 
@@ -162,17 +168,21 @@ class RemoteObject:
         gap, num = budget.gap, budget.num_requests
         is_flexible = not (budget.is_exact or self._is_split)
         if is_flexible and (near_gap := self.state.near_gap()) > gap:
-            gap, most, longest_part = near_gap, sys.maxsize, sys.maxsize  # parts are not faster
-        ranges = list(coalesce(runs, gap=gap, most_with_gaps=most, longest_part=longest_part))
+            gap = near_gap
+            most_with_gaps = longest_part = sys.maxsize  # parts are not faster
+        ranges = list(
+            coalesce(runs, gap=gap, most_with_gaps=most_with_gaps, longest_part=longest_part)
+        )
         if is_flexible and len(ranges) > num and self.state.least_seconds == math.inf:
             await self._fetch_ranges(ranges[:num], memory, num)
+            # No range is split, so that each has its own runs.
             rest = runs.between(sum([len(each.runs.starts) for each in ranges[:num]]), None)
-            await self._fetch_runs(rest, memory, budget, most, longest_part)
+            await self._fetch_runs(rest, memory, budget, most_with_gaps, longest_part)
             return
-        begin, num_before = time.monotonic(), self.num_bytes
+        begin, num_before = time.monotonic(), self.num_received
         await self._fetch_ranges(ranges, memory, num)
         seconds = time.monotonic() - begin
-        self.state.note_rate(self.num_bytes - num_before, len(ranges), seconds)
+        self.state.note_rate(self.num_received - num_before, len(ranges), seconds)
 
     async def _fetch_ranges(
         self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
@@ -180,17 +190,17 @@ class RemoteObject:
         """Request ranges, and copy the runs in them to their places in memory."""
         errors = list[Exception]()
 
-        async def fetch(fetched: Range) -> None:
+        async def request(each: Range) -> None:
             if errors:  # those in flight are waited for
                 return
             try:
-                raw = await self.ask(fetched.start, fetched.end)
+                raw = await self.ask(each.start, each.end)
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
             else:
-                copy_runs(raw, fetched, memory)
+                copy_runs(raw, each, memory)
 
-        await concurrent_map([(each,) for each in ranges], fetch, num_requests)
+        await concurrent_map([(each,) for each in ranges], request, num_requests)
         if errors:
             self._raise_first(errors)
 

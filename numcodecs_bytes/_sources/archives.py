@@ -46,12 +46,12 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] 
     is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & _OTHER_FLAGS
     if not is_stored or member.compress_size != member.file_size:
         raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
-    longest = member.orig_filename.encode("utf-8", "replace")  # that its name may be
+    name_utf8 = member.orig_filename.encode("utf-8", "replace")
     # The header: signature, flags, the lengths of the name and of what follows it, and the name.
-    header = new_memory(30 + len(longest))
+    header = new_memory(30 + len(name_utf8))  # no encoding of the name is longer
     read_exactly(descriptor, member.header_offset, header)
     signature, flags, num_name, num_extra = struct.unpack_from("<4s2xH18xHH", header)
-    name = longest if flags & _UTF_8 else member.orig_filename.encode("cp437", "replace")
+    name = name_utf8 if flags & _UTF_8 else member.orig_filename.encode("cp437", "replace")
     start = member.header_offset + 30 + num_name + num_extra
     # Newer versions of Python refuse members that overlap the next one.
     end = getattr(member, "_end_offset", None) or sys.maxsize

@@ -34,7 +34,7 @@ class File(NamedTuple):
     # Opens the file for reading, and returns its descriptor; may raise `LeftToZarr`.
     open: Callable[[], int]
     # Exceptions that mean that the chunk does not exist if `open` raises them; nothing else does.
-    missing: tuple[type[Exception], ...]
+    missing_errors: tuple[type[Exception], ...]
     # Identifies a file that may hold other chunks, too, which are then read one after the other.
     key: Any = None
     start: int = 0  # the offset of the chunk in the file, in bytes
@@ -59,7 +59,7 @@ class OpenFile(NamedTuple):
     is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
 
 
-def join(root: str, path: str) -> str:
+def path_of_file(root: str, path: str) -> str:
     """Return the path of a file, given that of its store and its own in the store."""
     # Windows takes no "/" in a path that begins with "\\?\", as those of 260 characters must.
     return f"{root}{os.sep}{path.replace('/', os.sep)}"
@@ -96,7 +96,7 @@ def locate(file: File, descriptor: int) -> OpenFile | None:
 def length_of_file(file: File) -> int | None:
     """Return the length of a chunk in bytes; None if its file does not hold it.
 
-    Raises what `open` and `locate` raise: those in `missing` if there is no file.
+    Raises what `open` and `locate` raise: those in `missing_errors` if there is no file.
     """
     descriptor = file.open()
     try:

@@ -1,4 +1,4 @@
-"""What is remembered about stores that answer requests. The rule is one strike.
+"""What is remembered about stores that answer requests: strikes, and how fast they are.
 
 If anything in the answer to a range is unexpected, zarr reads the whole chunk. If that works, zarr
 reads everything from the store for `STRUCK_SECONDS`. A store that says that an object is
@@ -19,7 +19,8 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 # on the same cores. The gap that takes as long as another one is what the store sends meanwhile, at
 # the rate of its answers of LONG_BYTES and more, until two are known at NEAR_BYTES_PER_SECOND. With
 # the gap of a far store, parts of 16 MiB took Icechunk 1.7 times as long as all of it in a folder;
-# as requests take turns, each counts as two of the fastest: 100 points took 1.1, and 1.7 otherwise.
+# as requests take turns, each counts as two of the fastest: 100 points took 1.1 of zarr's time, and
+# 1.7 if each counted as one.
 NEAR_SECONDS, NEAR_BYTES_PER_SECOND, LONG_BYTES = 1e-3, 4e9, 1 << 20
 
 # How long zarr reads a store after a strike. Its server may have been replaced by then.
@@ -36,7 +37,7 @@ class Changed(Unexpected):
     """The answers come from several versions of an object, which is then requested once more."""
 
 
-class Failed(Unexpected):
+class RequestError(Unexpected):
     """A request for a range raised an error; perhaps any other would, too."""
 
 

@@ -22,7 +22,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.options import stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.archives import find_member, open_archive
-from numcodecs_bytes._sources.files import File, join, open_file
+from numcodecs_bytes._sources.files import File, open_file, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.requests import (
     NOT_FOUND,
@@ -131,7 +131,7 @@ def _of_local_store(store: LocalStore) -> SourceOf:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
         raise NothingLost("the store is not open")
-    return lambda path: File(partial(open_file, join(root, path)), NOT_FOUND)
+    return lambda path: File(partial(open_file, path_of_file(root, path)), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:

@@ -236,7 +236,9 @@ def _size_of_file(file: File) -> int | Exception | None:
     except LeftToZarr:
         raise
     except Exception as error:  # noqa: BLE001 # files and archives raise anything
-        is_missing = isinstance(error, file.missing) and not isinstance(error, IsADirectoryError)
+        is_missing = isinstance(error, file.missing_errors) and not isinstance(
+            error, IsADirectoryError
+        )
         return None if is_missing else error
 
 

@@ -15,7 +15,7 @@ from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import may_be_mapped
-from numcodecs_bytes._sources.files import join
+from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import name_of_class, root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
@@ -131,7 +131,7 @@ def _find_path(setter: Any) -> str:
     root = root_of(store)
     if store.read_only:
         raise LeftToZarr("the store is read-only")
-    return join(root, setter.path)
+    return path_of_file(root, setter.path)
 
 
 def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:

@@ -171,7 +171,7 @@ def set_length(descriptor: int, num_bytes: int) -> None:
 
 def publish(name: str, path: str) -> bool:
     """Give a new file its name; return False if another writer was first, or removed the file."""
-    with _explained("made: its file system has no hard links"):
+    with _explained("given its name by a hard link"):
         try:
             os.link(name, path)
         except (FileExistsError, FileNotFoundError):  # which another one took for a leftover

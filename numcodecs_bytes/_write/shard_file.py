@@ -40,7 +40,7 @@ class ShardFile(ChunkFile):
         super().__init__(chunk, shard.inner, batch)
         self._shard = shard
         # Where inner chunks may begin: after the index, if that is at the start.
-        self._first = shard.index_bytes if shard.is_index_first else 0
+        self._data_start = shard.index_bytes if shard.is_index_first else 0
 
     def _make_parts(self, selection: Any) -> list[Part]:
         shard_plan = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
@@ -68,17 +68,17 @@ class ShardFile(ChunkFile):
         end = self._check_index(index, file.num_bytes)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         # Only the elements of what is missing are used: it has no offset in the file.
-        missing = self._place(starts, starts == MISSING)
-        return Space(file, self._place(starts, starts != MISSING), missing, index, end)
+        missing = self._parts_at(starts, starts == MISSING)
+        return Space(file, self._parts_at(starts, starts != MISSING), missing, index, end)
 
     def _check_index(self, index: Any, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
         entries, length = index.reshape(-1, 2), self._layout.num_bytes
         entries = entries[(entries != MISSING).any(axis=1)]
         starts = np.sort(entries[:, 0])
-        end = int(starts[-1]) + length if len(starts) else self._first
-        are_inside = (starts >= self._first).all() and (
-            end <= self._first + num_bytes - self._shard.index_bytes
+        end = int(starts[-1]) + length if len(starts) else self._data_start
+        are_inside = (starts >= self._data_start).all() and (
+            end <= self._data_start + num_bytes - self._shard.index_bytes
         )
         are_apart = (np.diff(starts) >= length).all()
         if not (are_inside and are_apart and (entries[:, 1] == length).all()):
@@ -88,7 +88,7 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _place(self, starts: UInt64Array, is_included: Array) -> list[Part]:
+    def _parts_at(self, starts: UInt64Array, is_included: Array) -> list[Part]:
         """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
         shard_plan, which = self._shard_plan, np.flatnonzero(is_included)
         which = which[np.argsort(starts[which], kind="stable")]  # in the order of the file
@@ -101,9 +101,9 @@ class ShardFile(ChunkFile):
         return write_file.with_hulls(points, self._latency.gap, is_slow=self._is_slow)
 
     def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
-        shard, length, first = self._shard, self._layout.num_bytes, self._first
+        shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
-        index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), first
+        index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
         if old is not None:
             index, end = old.index.copy(), old.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
@@ -114,21 +114,21 @@ class ShardFile(ChunkFile):
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old.file.descriptor, new, range(first, end), is_wanted)
+            write_file.copy_span(old.file.descriptor, new, range(data_start, end), is_wanted)
         write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
-        return self._place(starts, starts != MISSING)
+        return self._parts_at(starts, starts != MISSING)
 
     def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
         """Return which inner chunks get space, as bools in the shape of their grid."""
         is_missing: Array = index[..., 0] == MISSING
+        if are_free:
+            return is_missing
         is_new = np.zeros_like(is_missing)
         is_new[self._shard_plan.coordinates] = True
         is_new &= is_missing
-        if are_free:
-            return is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
         others = np.flatnonzero(is_missing & ~is_new)
         is_new.flat[others[: max(num_more, 0)]] = True

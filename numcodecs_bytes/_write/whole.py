@@ -31,7 +31,7 @@ from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import make_file
-from numcodecs_bytes._write.write_file import raise_unless, write_runs
+from numcodecs_bytes._write.write_file import raise_if_cancelled, write_runs
 
 # The lowest rate of writes that do not wait. Memory and the page cache take 1 GB/s and more.
 WRITTEN_PER_SECOND = 5e8
@@ -97,7 +97,7 @@ async def write_whole(
     does no harm.
     """
     try:
-        await _write_all(chunks, values, num_threads)
+        await _write_together(chunks, values, num_threads)
     except Exception as error:
         if not unexpected.is_unexpected(error):
             raise
@@ -105,7 +105,9 @@ async def write_whole(
     return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
-async def _write_all(chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None) -> None:
+async def _write_together(
+    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None
+) -> None:
     layout = chunks[0].layout
     is_large = layout is not None and layout.num_bytes >= LARGE_WHOLE_BYTES
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
@@ -141,23 +143,23 @@ def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted:
         raise TypeError(f"not a chunk: {layout!r}")
     if not layout.is_converted_by_copy and has_invalid_bytes(elements):
         raise LeftToZarr("it depends on the codec how invalid bytes are stored")
-    if not chunk.would_be_empty(_pieces_of(elements, layout)):
-        pieces = _pieces_of(elements, layout)
-        _replace(chunk.path, suffix, pieces, layout.stored_dtype, is_wanted)
+    if not chunk.would_be_empty(_blocks_of(elements, layout)):
+        blocks = _blocks_of(elements, layout)
+        _replace_file(chunk.path, suffix, blocks, layout.stored_dtype, is_wanted)
         return
-    raise_unless(is_wanted)
+    raise_if_cancelled(is_wanted)
     if os.path.isdir(chunk.path):  # also if it is a link
         raise LeftToZarr("there is a folder of its name")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(chunk.path)
 
 
-def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
-    """Return pieces of a chunk that stay in the CPU cache, in the order in which they are stored.
+def _blocks_of(elements: Array, layout: Layout) -> Iterable[Array]:
+    """Return a chunk in blocks that stay in the CPU cache, in the order in which they are stored.
 
-    They are views, made when they are needed. What is not converted is one piece: to write it piece
-    by piece would take 1.05 to 1.15 times as long. Transposed elements are, up to a limit, as tiles
-    of a piece would be narrow.
+    They are views, made when they are needed. What is not converted is one block: to write it block
+    by block would take 1.05 to 1.15 times as long. Transposed elements are, up to a limit, as tiles
+    of a block would be narrow.
     """
     as_stored = elements.transpose(layout.axis_order)
     is_plain = elements.dtype == layout.stored_dtype and as_stored.flags.c_contiguous
@@ -170,8 +172,8 @@ def _pieces_of(elements: Array, layout: Layout) -> Iterable[Array]:
     return (elements[place].transpose(piece.stored_axes) for place, piece in pieces)
 
 
-def _replace(
-    path: str, suffix: str, pieces: Iterable[Array], stored: AnyDType, is_wanted: IsWanted
+def _replace_file(
+    path: str, suffix: str, blocks: Iterable[Array], stored: AnyDType, is_wanted: IsWanted
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
@@ -179,13 +181,13 @@ def _replace(
     try:
         try:
             start = 0
-            for piece in pieces:
-                raw = as_bytes(encode_array(piece, stored))
+            for block in blocks:
+                raw = as_bytes(encode_array(block, stored))
                 write_runs(descriptor, raw, [start], len(raw), is_wanted)
                 start += len(raw)
         finally:
             os.close(descriptor)
-        raise_unless(is_wanted)
+        raise_if_cancelled(is_wanted)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -129,7 +129,7 @@ def write_all(
             runs = [(start, piece.plan.length) for piece in pieces for start in piece.starts]
             files.prefetch(descriptor, sorted(runs), latency.gap)
         for piece in pieces:
-            raise_unless(is_wanted)
+            raise_if_cancelled(is_wanted)
             _write_piece(descriptor, piece, is_wanted)
 
 
@@ -170,8 +170,8 @@ def write_runs(
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
-        if not is_wanted():  # asked for each, because a cancelled caller may change its values now
-            raise_unless(is_wanted)
+        if not is_wanted():  # for each run, because a cancelled caller may change its values
+            raise_if_cancelled(is_wanted)
         run, position = view[first : first + length], start
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
@@ -191,14 +191,14 @@ def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> Non
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
     block = np.empty(constants.BLOCK_BYTES, np.uint8)
     for start in range(span.start, span.stop, len(block)):
-        raise_unless(is_wanted)
+        raise_if_cancelled(is_wanted)
         raw = block[: span.stop - start]
         files.read_exactly(source, start, raw.data)
         if raw.any():
             write_runs(target, raw, [start], len(raw), is_wanted)
 
 
-def raise_unless(is_wanted: IsWanted) -> None:
+def raise_if_cancelled(is_wanted: IsWanted) -> None:
     """Raise InterruptedError if a write is no longer wanted."""
     if not is_wanted():
         raise InterruptedError("the write was cancelled")

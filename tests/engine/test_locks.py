@@ -59,7 +59,7 @@ REFUSED = {
     "open": (os, "open", "made", "opened for writing"),
     "lock": (fcntl, "flock", "locked", "locked"),
     "length": (os, "ftruncate", "given its length", None),
-    "link": (os, "link", "made: its file system has no hard links", None),
+    "link": (os, "link", "given its name by a hard link", None),
 }
 
 
