@@ -17,6 +17,7 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._host.names import target_of
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
     Limits,
@@ -59,7 +60,7 @@ def check_chunks(
             if first is None and isinstance(size, int):
                 first = index
             if problem:
-                report.add_problem(f"chunk {key} {problem}")
+                report.add_problem(f"chunk {key}{target_of(array.store, key)} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))
     advance(num_in_all - report.num_chunks)

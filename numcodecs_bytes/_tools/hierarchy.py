@@ -109,33 +109,41 @@ def _consolidated(
     documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     for key, data in documents.items() if isinstance(documents, dict) else ():
         name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
-        document = _object(data)
+        document = _object(data, key)
         is_group = isinstance(document, dict) and document.get("node_type") == "group"
         if file == ".zarray" and not is_group:
             yield join(path, name), document
 
 
 def document_at(store: Store, key: str) -> Document | None:
-    """Return a JSON object in the store, None if it is missing, or the error from reading it."""
+    """Return a JSON object in the store, None if it is missing, or the error from reading it.
+
+    It is a ValueError that names the document, unless the store fails.
+    """
     try:
         if isinstance(store, LocalStore):
             mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
             if stat.S_ISDIR(mode):
-                return IsADirectoryError("it is a folder, which zarr ignores")
+                return ValueError(f"{key} is a folder, which zarr ignores")
             if not stat.S_ISREG(mode):
                 return None  # reading a pipe, for example, might never end
         raw = sync(store.get(key, default_buffer_prototype()))
-        return None if raw is None else _object(json.loads(raw.to_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # noqa: BLE001 # files, stores and networks raise anything
         return error
+    if raw is None:
+        return None
+    try:
+        return _object(json.loads(raw.to_bytes()), key)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"{key} is not JSON: {error}")
 
 
-def _object(data: object) -> Document:
+def _object(data: object, key: str) -> Document:
     if isinstance(data, dict):
         return data
-    return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
+    return ValueError(f"{key} is not a JSON object, but {reprlib.repr(data)}")
 
 
 def names_in(store: Store, path: str) -> list[str]:
