@@ -46,6 +46,8 @@ class Listing:
 
     is_listed: bool = False  # if not, at most `MAX_UNLISTED` chunks are looked for
     others: list[str] = field(default_factory=list)  # neither chunks nor metadata
+    # Files that have the name of a chunk under another chunk key encoding, and its index.
+    misnamed: list[tuple[Index, str]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)  # of folders that can't be listed
 
 
@@ -177,7 +179,13 @@ def stored_chunks(
     array: AnyArray, listing: Listing
 ) -> Iterator[tuple[Index, str, int | Exception]]:
     """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
-    indices = _indices(array, grid_of(array), listing)
+    return chunks_at(array, _indices(array, grid_of(array), listing))
+
+
+def chunks_at(
+    array: AnyArray, indices: Iterator[Index]
+) -> Iterator[tuple[Index, str, int | Exception]]:
+    """Yield the same for chunks at some indices."""
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         # A thread for each local file would take longer than reading it.
@@ -204,13 +212,24 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
                 yield index  # also for a folder
             elif _METADATA.fullmatch(name):
                 listing.is_listed = True
+            elif is_in_grid and name in _names_of_chunk(index):
+                listing.misnamed.append((index, name))
             elif name and not name.endswith("/"):
                 listing.others.append(name)
     if not listing.is_listed:  # or else it would have listed at least the metadata
         listing.others.clear()  # the links of a web page, for example
+        listing.misnamed.clear()
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         for number in range(min(math.prod(grid), MAX_UNLISTED)):
             yield tuple(map(int, np.unravel_index(number, grid)))
+
+
+def _names_of_chunk(index: Index) -> list[str]:
+    """Return the names of a chunk under all chunk key encodings."""
+    if not index:
+        return ["0", "c"]
+    numbers = [separator.join(map(str, index)) for separator in "./"]
+    return [*numbers, f"c.{numbers[0]}", f"c/{numbers[1]}"]
 
 
 def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
