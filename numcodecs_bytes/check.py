@@ -34,7 +34,13 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._tools.check_chunks import check_chunks
-from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
+from numcodecs_bytes._tools.check_report import (
+    ArrayReport,
+    Limits,
+    ProgressBar,
+    describe_error,
+    explain_error,
+)
 from numcodecs_bytes._tools.hierarchy import Document, array_of, document_at, find_arrays, join
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
@@ -96,7 +102,7 @@ def _check_array(
     bar: ProgressBar | None,
 ) -> None:
     if isinstance(document, Exception):
-        report.add_problem(f"its metadata can't be read: {describe_error(document)}")
+        report.add_problem(f"its metadata can't be read: {explain_error(document)}")
         return
     try:
         array: Any = array_of(document, store_path)
@@ -183,8 +189,8 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:
     """Return a Zarr v2 document, or None if it does not exist or is broken, which is reported."""
     document = document_at(store_path.store, join(store_path.path, name))
-    if isinstance(document, TypeError | ValueError | IsADirectoryError):  # not the store's error
-        report.add_problem(f"{name} can't be read: {describe_error(document)}")
+    if isinstance(document, ValueError):  # not the store's error
+        report.add_problem(f"its metadata can't be read: {document}")
     return document if isinstance(document, dict) else None
 
 

@@ -48,6 +48,7 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
 from numcodecs_bytes._core.lengths import check_length
+from numcodecs_bytes._host.names import add_name_of_array
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -190,8 +191,12 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
         """Return the codec for a configuration; a missing `endian` means None, not 'little'."""
-        configuration = parse_configuration(config, keys=("id", "endian", "dtype"))
-        return cls(configuration["endian"], configuration.get("dtype"))
+        try:
+            configuration = parse_configuration(config, keys=("id", "endian", "dtype"))
+            return cls(configuration["endian"], configuration.get("dtype"))
+        except (ImportError, TypeError, ValueError) as error:
+            add_name_of_array(error)
+            raise
 
     def __repr__(self) -> str:
         dtype = "" if self.dtype is None else f", dtype={dtype_to_json(self.dtype)!r}"

@@ -49,6 +49,7 @@ from numcodecs_bytes._core.dtypes import (
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._host.defaults import make_default, step_aside
+from numcodecs_bytes._host.names import add_name_of_array
 from numcodecs_bytes._host.options import warn_of_other_pipeline
 from numcodecs_bytes._host.threads import compute_pool, run_in_thread
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT, STORES_KEEP_BUFFERS, check_class
@@ -112,9 +113,13 @@ class BytesCodec(zarr.codecs.BytesCodec):
                 f"not the metadata of a bytes codec: got {data!r}, expected "
                 '{"name": "bytes", "configuration": {"endian": "little" or "big"}}'
             )
-        configuration = parse_configuration(data.get("configuration", {}), keys=("endian",))
-        if HAS_STRUCT or data.get("configuration"):
-            return cls(**configuration)
+        try:
+            configuration = parse_configuration(data.get("configuration", {}), keys=("endian",))
+            if HAS_STRUCT or data.get("configuration"):
+                return cls(**configuration)
+        except (TypeError, ValueError) as error:
+            add_name_of_array(error)
+            raise
         codec = cls()  # zarr 3.1.6 takes a missing endian to be that of the machine
         vars(codec)["_declared_endian"] = None
         return codec
@@ -134,15 +139,17 @@ class BytesCodec(zarr.codecs.BytesCodec):
         dtype = array_spec.dtype.to_native_dtype()
         if dtype.kind == "T":
             return self  # zarr's own error names the codec that variable-length strings need
-        check_storable(dtype)
         warn_of_other_pipeline("used")
-        # Always a new codec, as `self` may be the codec of other arrays.
-        if has_byte_order(dtype):
-            evolved = type(self)(endian=self.endian or _assumed_endian(dtype))
-        else:
-            evolved = type(self)(endian=None)
-            if dtype.kind != "b":  # never written for bools: other libraries would swap them
-                vars(evolved)["_declared_endian"] = self._declared_endian
+        try:
+            check_storable(dtype)
+            has_order = has_byte_order(dtype)
+            endian = (self.endian or _assumed_endian(dtype)) if has_order else None
+        except (TypeError, ValueError) as error:
+            add_name_of_array(error)
+            raise
+        evolved = type(self)(endian=endian)  # a new one, as `self` may be the codec of other arrays
+        if not has_order and dtype.kind != "b":  # of bools, other libraries would swap the bytes
+            vars(evolved)["_declared_endian"] = self._declared_endian
         if has_unused_bits(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype))):
             vars(evolved)["is_fixed_size"] = False
         vars(evolved)["_evolved"] = array_spec.dtype, evolved._dtypes(array_spec)

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -151,18 +152,24 @@ DAMAGED = {
         "the bytes codec decodes '<i4'",
     ),
     "no endian, v2": (filtered("<i2", dtype="<i2"), NO_ENDIAN + "int16 needs"),
-    "empty metadata": (files(zarr_json=""), UNREADABLE + "JSONDecodeError: "),
-    "a list": (files(zarr_json="[1]"), UNREADABLE + "TypeError: expected a JSON object, got [1]"),
-    "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "RecursionError"),
+    "empty metadata": (files(zarr_json=""), UNREADABLE + "zarr.json is not JSON: Expecting value"),
+    "a list": (files(zarr_json="[1]"), UNREADABLE + "zarr.json is not a JSON object, but [1]"),
+    "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "zarr.json is not JSON: maximum"),
     "no node": (files(zarr_json={"zarr_format": 3, "node_type": 5}), "zarr can't open it: "),
-    "broken .zarray": (files(_zarray="{"), UNREADABLE + "JSONDecodeError: "),
-    "broken .zattrs": (files(_zarray=metadata_v2("<i2"), _zattrs="{"), ".zattrs can't be read: "),
+    "broken .zarray": (files(_zarray="{"), UNREADABLE + ".zarray is not JSON: "),
+    "broken .zattrs": (
+        files(_zarray=metadata_v2("<i2"), _zattrs="{"),
+        UNREADABLE + ".zattrs is not JSON: ",
+    ),
     **{
         f"{raw} in .zarray beside Zarr v3": (
             files(zarr_json=metadata("int16", [BIG]), _zarray=raw),
-            f".zarray can't be {why}",
+            why,
         )
-        for raw, why in (("{", "read: JSON"), ('{"zarr_format": 2, "shape": "x"}', "opened: "))
+        for raw, why in (
+            ("{", UNREADABLE + ".zarray is not JSON: "),
+            ('{"zarr_format": 2, "shape": "x"}', ".zarray can't be opened: "),
+        )
     },
 }
 # An array without problems, and its note.
@@ -240,6 +247,56 @@ PARTIAL_READS = {
     **dict.fromkeys(["bools", "point", "empty", "transposed", "v2/raw", "v2/bytes"], "yes"),
     **dict.fromkeys(["zipped", "v2/zipped", "v2/both"], "no: compressed or filtered by zstd"),
 }
+
+
+class TestWrongMetadata:
+    """Chunks that do not fit the metadata of their array, because that is wrong."""
+
+    @pytest.mark.parametrize(
+        ("dtype", "num_bytes", "expected"),
+        [
+            ("f8", 32, ": 32 bytes are float32"),
+            ("u2", 64, ": 64 bytes are uint64"),
+            ("i4", 24, ""),  # no integers have 3 bytes
+            ("i4", 33, ""),
+        ],
+    )
+    def test_all_chunks_have_the_same_length(self, tmp_path, dtype, num_bytes, expected):
+        """Each was said to be truncated."""
+        array = zarr.create_array(tmp_path, shape=16, chunks=8, dtype=dtype, compressors=None)
+        array[:] = 1
+        for path in (tmp_path / "c").iterdir():
+            path.write_bytes(bytes(num_bytes))
+        (problem,) = check(tmp_path)[""].problems
+        assert problem == (
+            f"each of its 2 chunks holds {num_bytes} bytes, expected {8 * array.dtype.itemsize}; "
+            f"the data type or the chunk shape may be wrong{expected}"
+        )
+        (tmp_path / "c/0").write_bytes(bytes(5))
+        assert [found.split()[1] for found in check(tmp_path)[""].problems] == ["c/0", "c/1"]
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("name", ["0.1", "0/1", "c.0.1", "c/0/1"])
+    def test_chunks_have_other_names(self, tmp_path, zarr_format, name):
+        """They read as the fill value, and that was only noted."""
+        array = zarr.create_array(
+            tmp_path / "a", shape=(2, 2), chunks=(1, 1), dtype="i1", zarr_format=zarr_format
+        )
+        array[:] = 1
+        right = array.metadata.encode_chunk_key((0, 1))
+        others = [tmp_path / "a" / other for other in (name, "0.9", "x0.1")]
+        for path in others:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((tmp_path / "a" / right).read_bytes())
+        report = check(tmp_path)["a"]
+        assert report.problems == []
+        assert f"does not read {2 + (name != right)} files" in report.notes[0]
+        (tmp_path / "a" / right).unlink()
+        report = check(tmp_path)["a"]
+        if name != right:
+            (problem,) = report.problems
+            assert problem.startswith(f"chunk a/{right} is missing, but there is a/{name}: the sep")
+        assert "does not read 2 files" in report.notes[-1]
 
 
 class TestHierarchies:
@@ -391,14 +448,14 @@ class TestChunks:
         (problem,) = found["a"].problems
         assert problem.startswith(f"chunk a/{key} is a folder, so zarr reads the fill value")
         assert found["b"].problems == [
-            "its metadata can't be read: IsADirectoryError: it is a folder, which zarr ignores"
+            f"its metadata can't be read: b/{name} is a folder, which zarr ignores"
         ]
 
     def test_only_the_first_damaged_chunks_are_listed(self, tmp_path):
         array = zarr.create_array(tmp_path, shape=100, chunks=1, dtype="i1", compressors=None)
         array[:] = 1
         for path in (tmp_path / "c").iterdir():
-            path.write_bytes(b"12")
+            path.write_bytes(b"12" if path.name == "7" else b"123")
         (report,) = checks.check(tmp_path)
         assert report.num_problems == report.num_chunks == 100
         assert len(report.problems) == 10
@@ -569,6 +626,9 @@ class TestKindsOfStores:
             pytest.importorskip("fastparquet")
             path.mkdir()
             pytest.importorskip("kerchunk.df").refs_to_dataframe(refs, str(path))
+        target, part = "", "8 bytes at offset {1} of "
+        if isinstance(reference, list):
+            target = f" ({part * (len(reference) > 1)}{{0}})".format(*reference)
         is_memory = "memory:" in str(reference)
         options = {"remote_protocol": "memory", "remote_options": {}} if is_memory else None
         (report,) = checks.check(path, storage_options=options)
@@ -576,7 +636,7 @@ class TestKindsOfStores:
             "1 of 3 chunks are present; the missing ones are read as the fill value"
         ]
         assert len(report.problems) == bool(problem)
-        assert all(found.startswith(f"chunk a/2 {problem}") for found in report.problems)
+        assert all(found.startswith(f"chunk a/2{target} {problem}") for found in report.problems)
 
     @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine is deprecated")
     def test_references(self, tmp_path):
@@ -599,10 +659,12 @@ class TestKindsOfStores:
             assert (report.partial_reads, report.problems, report.notes) == ("yes", [], [])
         os.truncate(tmp_path / "a.nc", (tmp_path / "a.nc").stat().st_size - 1)
         (report,) = check(tmp_path / "a.json").values()
-        assert report.problems == ["chunk v/0 holds 1599 bytes, expected 1600: it is truncated"]
+        target = f"1600 bytes at offset 80 of {(tmp_path / 'a.nc').as_posix()}"
+        why = "holds 1599 bytes, expected 1600: it is truncated"
+        assert report.problems == [f"chunk v/0 ({target}) {why}"]
         (tmp_path / "a.nc").unlink()
         (report,) = check(tmp_path / "a.json").values()
-        assert report.problems[0].startswith("chunk v/0 can't be read: FileNotFoundError: ")
+        assert f"{target}) can't be read: FileNotFoundError: " in report.problems[0]
 
     def test_a_damaged_member_of_a_zip_file(self, healthy):
         """What precedes its bytes gives another name."""
@@ -686,7 +748,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
-            ("a.txt", "text", "this is a file, but neither a zip file"),
+            ("a.txt", "text", "this is a file, but neither a zip file nor kerchunk references"),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
@@ -756,6 +818,27 @@ class TestCommand:
         np.testing.assert_array_equal(array[...], np.arange(24).reshape(4, 6))
         (report,) = checks.check(tmp_path / "a.json")
         assert (report.problems, report.notes) == ([], [])
+
+    @pytest.mark.parametrize("hdu", ["PrimaryHDU", "ImageHDU"])
+    def test_fits_images_that_are_scaled(self, tmp_path, hdu):
+        """The line with kerchunk made references that can't be read."""
+        fits = pytest.importorskip("astropy.io.fits")
+        for dtype in ("u2", "i2"):
+            image = getattr(fits, hdu)(np.arange(30_000, 30_012, dtype=dtype).reshape(3, 4))
+            first = [fits.PrimaryHDU()] if hdu == "ImageHDU" else []
+            fits.HDUList([*first, image]).writeto(tmp_path / f"{dtype}.fits")
+        with pytest.raises(ValueError, match="FITS file, not Zarr: make references first"):
+            open_store(tmp_path / "i2.fits")
+        with pytest.raises(ValueError, match="a FITS image with BZERO or BSCALE") as raised:
+            open_store(tmp_path / "u2.fits")
+        if sys.version_info < (3, 12):
+            assert "read it with astropy.io.fits" in str(raised.value)
+            return
+        for name in ("virtualizarr", "obstore"):
+            pytest.importorskip(name)
+        lines = textwrap.dedent(str(raised.value).split("\n", 2)[2])
+        done = run_program("-W", "ignore", "-c", lines)
+        assert "(3, 4) float64" in done.stdout
 
     @pytest.mark.parametrize("given", ["a.img", "a.hdr", "b", "b.hdr"])
     def test_an_image_that_has_a_header_beside_it(self, tmp_path, given):

@@ -66,9 +66,10 @@ class TestValues:
     @pytest.mark.parametrize(
         ("name", "value", "expected"),
         [
-            ("max_gap_bytes", "much", "a number of bytes, or a size such as '64 KiB'"),
-            ("max_gap_bytes", -1, "a number of bytes"),
-            ("max_gap_bytes", True, "a number of bytes"),
+            ("max_gap_bytes", "much", "a whole number of bytes, or a size such as '64 KiB'"),
+            ("max_gap_bytes", -1, "a whole number of bytes"),
+            ("max_gap_bytes", 1.5, "a whole number of bytes"),
+            ("max_gap_bytes", True, "a whole number of bytes"),
             ("stores_with_ranges", [1], "a list of classes such as 'package.module.Store'"),
             ("stores_with_ranges", 3, "a list of classes"),
             ("write_in_place", "yes", "True, False or 'require'"),
@@ -81,9 +82,10 @@ class TestValues:
         array = zarr.open_array(CountingStore(path) if name == "stores_with_ranges" else path)
         use = array.__setitem__ if name == "write_in_place" else lambda at, _: array[at]
         message = rf"numcodecs_bytes\.{name} in zarr's config must be {expected}.*got \[?'?"
+        message += rf"{str(value).strip('[]')}.*, set in this program by zarr.config.set"
         with (
             zarr.config.set({f"numcodecs_bytes.{name}": value}),
-            pytest.raises(ValueError, match=message + str(value).strip("[]")),
+            pytest.raises(ValueError, match=message),
         ):
             use((3, slice(1, None)), 2)
         assert array[3, 3] == 1
@@ -115,6 +117,29 @@ class TestWhereTheyAreSet:
                 assert num_in_place(path) == 0
             assert num_in_place(path) == 1
 
+    @pytest.mark.parametrize("is_file", [True, False])
+    def test_an_error_says_where(self, path, tmp_path, is_file):
+        """It named a command that looks at another process."""
+        (tmp_path / "zarr.yaml").write_text("numcodecs_bytes: {write_in_place: 'yes'}")
+        variables = {"ZARR_CONFIG": tmp_path} if is_file else {self.VARIABLE: "yes"}
+        done = run_program("-c", WRITE, path, status=1, **variables)
+        file, variable = f"file {tmp_path / 'zarr.yaml'}", f"environment variable {self.VARIABLE}"
+        where = file if is_file else variable
+        assert f"must be True, False or 'require', got 'yes', set by {where}\n" in done.stderr
+
+    @pytest.mark.needs("fcntl")
+    def test_an_error_of_require_says_where_and_what_to_do(self, tmp_path):
+        array = zarr.create_array(tmp_path, shape=4, dtype="i1")
+        with (
+            zarr.config.set({KEY: "require"}),
+            pytest.raises(RuntimeError, match="compressed or filtered by zstd") as caught,
+        ):
+            array[0] = 1
+        said = str(caught.value)
+        assert f"{KEY} is 'require', set in this program by zarr.config.set: compressed" in said
+        remedy = "create the array with compressors=None, or set it to True to let zarr rewrite the"
+        assert said.endswith(f"; {remedy} chunk")
+
 
 class TestUnknownKeys:
     def test_they_are_named_in_one_warning(self, path, tmp_path):
@@ -127,9 +152,10 @@ class TestUnknownKeys:
         }
         done = run_program("-c", WRITE * 2, path, **variables)
         assert done.stdout.split() == ["0", "0"]
-        (said,) = [line for line in done.stderr.splitlines() if "has no effect" in line]
-        for name in ("_write_in_place", ".gap", ".write_inplace"):
-            assert f"numcodecs_bytes{name}" in said.partition("has no effect")[0]
+        (said,) = [line for line in done.stderr.splitlines() if "have no effect" in line]
+        meant = f" (did you mean {KEY}?)"
+        for name in (f"_write_in_place{meant}", ".gap", f".write_inplace{meant}"):
+            assert f"numcodecs_bytes{name}" in said.partition("have no effect")[0]
         known = [
             f"numcodecs_bytes.{name}"
             for name in ("max_gap_bytes", "stores_with_ranges", "untested_zarr")
@@ -144,7 +170,8 @@ class TestUnknownKeys:
             array[:1] = 1
             array[1:2] = 1
         (said,) = caplog.messages
-        assert said.startswith(f"{key.removesuffix('.write_in_place')} in zarr's config has no")
+        assert said.startswith(key.removesuffix(".write_in_place"))
+        assert "in zarr's config has no effect" in said
 
     def test_keys_that_a_thread_sets_meanwhile(self, path, monkeypatch):
         """A read that met the start or the end of another thread's scope raised RuntimeError."""

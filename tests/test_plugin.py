@@ -392,7 +392,8 @@ class TestReport:
     def test_options_and_what_sets_them(self, tmp_path):
         """And those that do not exist."""
         file = tmp_path / "zarr.yaml"
-        file.write_text("{numcodecs_bytes: {gap: 1, max_gap_bytes: 1, write-in-place: true}}")
+        given = "gap: 1, in_place: 1, max_gap_bytes: 1, write-in-place: true"
+        file.write_text(f"{{numcodecs_bytes: {{{given}}}}}")
         key = "ZARR_NUMCODECS_BYTES__MAX_GAP_BYTES"
         variables = {"ZARR_CONFIG": file, "ZARR_NUMCODECS_BYTES_GAP": 3, key: "2 KiB"}
         done = run_program("-m", "numcodecs_bytes", status=1, **variables)
@@ -400,8 +401,10 @@ class TestReport:
         assert f"writes in place: on, set by file {file}" in lines
         names = "max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place"
         why = f"has no effect: it is not an option ({names}), set by"
+        meant = "(did you mean numcodecs_bytes.write_in_place?)"
         assert sorted(lines[7:]) == [
             f"numcodecs_bytes.gap {why} file {file}",
+            f"numcodecs_bytes.in_place {meant} {why} file {file}",
             f"numcodecs_bytes.max_gap_bytes is 2048, set by environment variable {key}",
             f"numcodecs_bytes_gap {why} environment variable ZARR_NUMCODECS_BYTES_GAP",
         ]

@@ -46,7 +46,12 @@ def test_a_row_of_a_local_file(array):
     head, line = str(found).splitlines()
     assert head.split() == ["array", "chunks", "requests", "fetched", "zarr", "alone", "selected"]
     assert line.endswith("  4.0 KiB     1.0 MiB   4.0 KiB")
-    assert "numcodecs_bytes read nothing, and wrote no part" in repr(numcodecs_bytes.trace())
+    assert repr(numcodecs_bytes.trace()) == "nothing was read through zarr in this process"
+    with zarr.config.set(ZARR_ALONE):
+        nothing = repr(numcodecs_bytes.trace())
+    assert nothing.startswith("nothing was counted: zarr's codec pipeline is zarr.core.codec_pip")
+    with zarr.config.set({"codec_pipeline.path": "no.such"}):
+        repr(numcodecs_bytes.trace())
 
 
 @pytest.mark.needs("fcntl")
@@ -88,7 +93,8 @@ def test_a_reason_is_one_line(array, monkeypatch):
     monkeypatch.setattr("numcodecs_bytes._sources.files.locate", fail)
     with numcodecs_bytes.trace() as found:
         array[300]
-    assert str(found).splitlines()[2:] == ["1 read whole: first - 1 second - 2"]
+    (said,) = str(found).splitlines()[2:]
+    assert said == f"1 chunk of {array.store!r} read whole: first - 1 second - 2"
 
 
 STORED = {
@@ -163,8 +169,8 @@ def test_parts_that_are_not_written_in_place(tmp_path, stored, monkeypatch):
     total = traced.report()["total"]
     (why,) = total["why_not_in_place"]
     assert total == total | {"why_not_in_place": {why: 1}, "chunks": 0, "chunks_in_place": 0}
-    said = "1 not written in place: numcodecs_bytes.write_in_place is off; set it to True in "
-    assert str(traced).startswith(said)
+    said = "not written in place: numcodecs_bytes.write_in_place is off; set it to True in "
+    assert str(traced).startswith(f"1 chunk of {array.store!r} {said}")
     in_memory = zarr.create_array({}, shape=4, dtype="i1", compressors=None)
     compressed = zarr.create_array(tmp_path / "b", shape=4, dtype="i1")
     for other, expected in (
@@ -230,8 +236,45 @@ def test_compressed_chunks(tmp_path, kwargs):
     expected = {"compressed or filtered by zstd": 1}
     for config, not_seen in (({}, expected), (ZARR_ALONE, {})):
         with zarr.config.set(config):
-            report, _ = traced(lambda: zarr.open_array(tmp_path)[0])
+            array = zarr.open_array(tmp_path)
+            report, _ = traced(lambda array=array: array[0])
         assert (report["arrays"], report["not_seen"]) == ({}, not_seen)
+        by_array = {repr(array.store): not_seen} if not_seen else {}
+        assert report["arrays_not_seen"] == by_array
+
+
+def test_the_arrays_that_zarr_reads_are_named(tmp_path):
+    """By their paths if all are in one store: else one suspects the array that one has written."""
+    group = zarr.create_group(tmp_path / "a")
+    names = [*"abcdef", "plain"]
+    for name in names:
+        more = {"compressors": None} if name == "plain" else {}
+        group.create_array(name, shape=4, dtype="i4", **more)[:] = 1
+    other = zarr.create_array(tmp_path / "b", shape=4, dtype="i4")
+    why = "compressed or filtered by zstd"
+    with numcodecs_bytes.trace() as found:
+        for name in names[3:]:
+            group[name][1]
+        group["a"][0] = 1
+        _, *rows, in_place, whole = str(found).splitlines()
+        assert [row.split()[0].endswith("/plain") for row in rows] == [True]
+        assert in_place == f"1 chunk of /a not written in place: {why}"
+        assert whole == f"3 chunks of /d, /e, /f read by zarr, whole: {why}"
+        for name in "abc":
+            group[name][1]
+        assert f"6 chunks of /d, /e, /f, /a, /b, 1 more read by zarr, whole: {why}" in str(found)
+        other[0]
+    assert f", {group.store!r}/b, 2 more read by zarr" in str(found)
+
+
+def test_nothing_is_fetched_from_memory():
+    """It was counted as fetched."""
+    array = zarr.create_array({}, shape=(8, 8), chunks=(4, 8), dtype="i4", compressors=None)
+    array[:] = 1
+    report, _ = traced(lambda: array[:, 3])
+    expected = {"chunks": 2, "bytes_selected": 32, "requests": 0, "bytes_fetched": 0}
+    expected |= {"bytes_zarr_alone": 0, "why_whole": {"it is in memory": 2}}
+    assert report["total"] == report["total"] | expected
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ from helpers import (
     sharded,
     spec_of,
     write_array,
+    write_v2,
 )
 from zarr.core.buffer import BufferPrototype, cpu
+from zarr.storage import StorePath
 
 from numcodecs_bytes.zarr import BytesCodec
 
@@ -392,3 +394,20 @@ class TestInstances:
     def test_what_endian_may_be(self):
         assert BytesCodec() == BytesCodec(endian=sys.byteorder)
         assert BytesCodec(endian=zarr.codecs.Endian.big) == BytesCodec(endian="big")
+
+
+@pytest.mark.parametrize("endian", ["bigg", None])
+def test_an_error_in_metadata_names_the_array(tmp_path, endian):
+    """zarr does not tell a codec which array it opens: the error did not say where to look."""
+    zarr.create_group(tmp_path)
+    codec = {"name": "bytes", "configuration": {} if endian is None else {"endian": endian}}
+    write_array(tmp_path / "a/b", None, "uint8" if endian else "int16", [codec])
+    write_v2(tmp_path / "c", None, "<i2", filters=[{"id": "bytes", "endian": "bigg"}])
+    group = zarr.open_group(tmp_path)
+    ways = [("a/b", lambda: zarr.open_array(tmp_path / "a/b")), ("a/b", lambda: group["a/b"])]
+    ways.append(("c", lambda: zarr.open_array(tmp_path / "c")))
+    for path, open_array in ways if endian or HAS_STRUCT else ways[2:]:
+        with pytest.raises(ValueError, match="endian") as caught:
+            open_array()
+        (note,) = caught.value.__notes__
+        assert note == f"while opening or creating {StorePath(group.store, path)}"

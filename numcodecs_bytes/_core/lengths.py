@@ -30,6 +30,8 @@ def parse_size(size: object) -> int | None:
     if match is None or isinstance(size, bool):
         return None
     number, prefix, is_binary = match.groups()
+    if not (prefix or float(number).is_integer()):
+        return None
     power = " kmgtp".index((prefix or " ").lower())
     num_bytes = float(number) * (1024 if is_binary else 1000) ** power
     return int(num_bytes) if num_bytes < math.inf else None

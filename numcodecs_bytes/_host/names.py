@@ -1,6 +1,8 @@
-"""Names of chunks and stores in messages."""
+"""Names of chunks, stores and arrays in messages."""
 
 import contextlib
+import inspect
+from typing import Any
 
 
 def name_of_chunk(byte_getter: object) -> str:
@@ -11,7 +13,19 @@ def name_of_chunk(byte_getter: object) -> str:
     path = getattr(byte_getter, "path", None)
     if path is None:
         return "a chunk"
-    return f"chunk {path!r} of {name_of_store(getattr(byte_getter, 'store', None))}"
+    store = getattr(byte_getter, "store", None)
+    return f"chunk {path!r}{target_of(store, path) or f' of {name_of_store(store)}'}"
+
+
+def target_of(store: Any, path: str) -> str:
+    """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
+    with contextlib.suppress(Exception):  # a name is not worth an error
+        url, *part = store.fs.references[f"{store.path}/{path}".strip("/")]
+        url = store.fs.target if url is None else url
+        if not isinstance(url, str) or len(part) not in (0, 2):
+            return ""
+        return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
+    return ""
 
 
 def name_of_store(store: object) -> str:
@@ -26,6 +40,19 @@ def add_name(error: Exception, byte_getter: object, doing: str = "reading", num:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
+
+
+def add_name_of_array(error: Exception) -> None:
+    """Add a note that names the array that zarr opens or creates to an error in its metadata.
+
+    zarr does not tell a codec which array that is, but the functions that call it know.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if "store_path" in frame.f_locals:
+            add_note(error, f"while opening or creating {frame.f_locals['store_path']}")
+            return
+        frame = frame.f_back
 
 
 def add_note(error: Exception, note: str) -> None:

@@ -6,11 +6,14 @@ up when they are used.
 """
 
 import contextlib
+import difflib
 import functools
 import logging
+import os
 import pkgutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import zarr
@@ -61,7 +64,7 @@ def _parse_classes(value: Any) -> list[type]:
 # By name: what parses a value, returning None or raising if it is wrong; what is expected; and what
 # is used if none is set.
 _OPTIONS: dict[str, tuple[Callable[[object], Any], str, Any]] = {
-    "max_gap_bytes": (parse_size, "a number of bytes, or a size such as '64 KiB'", None),
+    "max_gap_bytes": (parse_size, "a whole number of bytes, or a size such as '64 KiB'", None),
     "stores_with_ranges": (_parse_classes, "a list of classes such as 'package.module.Store'", ()),
     "untested_zarr": (_parse_bool, "True or False", None),
     "write_in_place": (_parse_mode, "True, False or 'require'", False),
@@ -81,9 +84,9 @@ def value_of(name: str) -> Any:
     except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
         why = f" ({error})"
     if parsed is None:
+        key = f"numcodecs_bytes.{name}"
         raise OptionError(
-            f"numcodecs_bytes.{name} in zarr's config must be {expected}, got {value!r}{why}; "
-            "run `numcodecs-bytes` to see what sets it"
+            f"{key} in zarr's config must be {expected}, got {value!r}{why}{set_by(key)}"
         )
     return parsed
 
@@ -111,22 +114,73 @@ def unknown_keys() -> list[str]:
     return unknown
 
 
+def did_you_mean(key: str) -> str:
+    """Return a question that names the option for which a key is misspelt, or ""."""
+    name = key.replace("-", "_").removeprefix("numcodecs_bytes").lstrip("._")
+    meant = difflib.get_close_matches(name, NAMES, n=1)
+    return f" (did you mean numcodecs_bytes.{meant[0]}?)" if meant else ""
+
+
 def warn_of_unknown_keys() -> None:
     """Log which keys have no effect, once each."""
     if unknown := unknown_keys():
-        _warn_of(", ".join(unknown))
+        _warn_of(tuple(unknown))
 
 
 @functools.cache
-def _warn_of(keys: str) -> None:
+def _warn_of(keys: tuple[str, ...]) -> None:
     # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
-        "%s in zarr's config has no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
+        "%s in zarr's config %s no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
         "(in environment variables, ZARR_NUMCODECS_BYTES__%s, with two underscores)",
-        keys,
+        ", ".join(f"{key}{did_you_mean(key)}" for key in keys),
+        "has" if len(keys) == 1 else "have",
         ", numcodecs_bytes.".join(NAMES),
         NAMES[-1].upper(),
     )
+
+
+def origin_of(key: str) -> str:
+    """Return the file, variable or call that sets a key of zarr's config, or "" if none does.
+
+    It is "", too, if an untested zarr has a config of another kind.
+    """
+    try:
+        return _origin_of(key, zarr.config)
+    except Exception:  # noqa: BLE001 # of which nothing is known
+        return ""
+
+
+def _origin_of(key: str, config: Any) -> str:
+    # The last that has it wins.
+    sources: list[tuple[str, Mapping[str, Any]]] = [("", config.defaults[0])]
+    for path in map(Path, config.paths):
+        if os.access(path, os.R_OK):  # zarr ignores the others
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            names = [f for f in files if f == path or f.suffix in (".yaml", ".yml", ".json")]
+            sources += [(f"file {f}", config.collect(paths=[str(f)], env={})) for f in names]
+    for name, value in os.environ.items():
+        if name.startswith(config.env_prefix):
+            collected = config.collect(paths=[], env={name: value})
+            sources.append((f"environment variable {name}", collected))
+    having = [(name, _value_in(collected, key)) for name, collected in sources]
+    source, value = ([("", None)] + [each for each in having if each[1] is not None])[-1]
+    return source if _value_in(config.config, key) == value else "zarr.config.set"
+
+
+def set_by(key: str) -> str:
+    """Return who sets a key of zarr's config, as the end of a clause in a message, or ""."""
+    origin = origin_of(key)
+    return f", set{' in this program' * (origin == 'zarr.config.set')} by {origin}" * bool(origin)
+
+
+def _value_in(collected: Any, key: str) -> Any:
+    """Return the value of a key, whose names YAML may write with hyphens, or None."""
+    for name in key.split("."):
+        if not isinstance(collected, Mapping):
+            return None
+        collected = collected.get(name, collected.get(name.replace("_", "-")))
+    return collected
 
 
 def warn_of_other_pipeline(when: str) -> None:
@@ -146,9 +200,8 @@ def warn_of_other_pipeline(when: str) -> None:
 @functools.cache
 def _warn_of_pipeline(path: str, _when: str) -> None:
     warnings.warn(
-        f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}: arrays "
-        "that are opened with it are not written in place, nor is an error raised; set it to "
-        "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline (run `numcodecs-bytes` to see what "
-        "sets it now)",
+        f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}"
+        f"{set_by('codec_pipeline.path')}: arrays that are opened with it are not written in place,"
+        " nor is an error raised; set it to numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
         stacklevel=3,
     )

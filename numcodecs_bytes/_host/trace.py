@@ -1,9 +1,12 @@
 """Counts what is fetched and written, for `trace`."""
 
+import contextlib
+import itertools
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, Self
 
 from numcodecs_bytes._host.names import name_of_store
 
@@ -36,6 +39,16 @@ def _add_up(totals: Totals, counts: Counts) -> None:
         numbers[name] = numbers.get(name, 0) + num
 
 
+class ArrayName(NamedTuple):
+    """The store of an array, as messages name it, and the path of the array in it."""
+
+    store: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.store}/{self.path}".rstrip("/")
+
+
 class Trace:
     """Counts of what was read and written; see `trace`.
 
@@ -44,8 +57,8 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        # By thread and array; None for chunks that zarr read itself.
-        self._counts: dict[tuple[int, str | None], Counter[str | tuple[str, str]]] = {}
+        # By thread, by array, and by whether they are counts of what this package has seen.
+        self._counts: dict[tuple[int, ArrayName, bool], Counter[str | tuple[str, str]]] = {}
 
     def __enter__(self) -> Self:
         active.append(self._add)
@@ -54,8 +67,8 @@ class Trace:
     def __exit__(self, *_: object) -> None:
         active.remove(self._add)
 
-    def _add(self, name: str | None, counts: Counts) -> None:
-        key = threading.get_ident(), name
+    def _add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
+        key = threading.get_ident(), name, is_seen
         self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
 
     def report(self) -> dict[str, Totals]:
@@ -70,24 +83,35 @@ class Trace:
         and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
         option ``write_in_place`` is on.
 
-        "not_seen" holds the number of chunks that zarr read itself, by reason.
+        "not_seen" holds the number of chunks that zarr read itself, by reason, and
+        "arrays_not_seen" the same for each array.
         """
-        arrays, total, not_seen = dict[str, Totals](), _nothing(), Totals()
-        for (_, name), counts in self._counts.copy().items():
-            if name is None:
-                _add_up(not_seen, counts)
-            else:
-                _add_up(arrays.setdefault(name, _nothing()), counts)
+        arrays, total = dict[str, Totals](), _nothing()
+        not_seen, arrays_not_seen = Totals(), dict[str, Totals]()
+        for (_, name, is_seen), counts in self._counts.copy().items():
+            if is_seen:
+                _add_up(arrays.setdefault(str(name), _nothing()), counts)
                 _add_up(total, counts)
-        return {"arrays": arrays, "total": total, "not_seen": not_seen}
+            else:
+                _add_up(arrays_not_seen.setdefault(str(name), {}), counts)
+                _add_up(not_seen, counts)
+        by_reason = {"not_seen": not_seen, "arrays_not_seen": arrays_not_seen}
+        return {"arrays": arrays, "total": total, **by_reason}
 
     def __repr__(self) -> str:
-        return "\n".join(_lines(self.report()))
+        names = {name for _, name, _ in self._counts.copy()}
+        are_in_one_store = len({name.store for name in names}) == 1
+        paths = {str(name): f"/{name.path}" for name in names if name.path and are_in_one_store}
+        return "\n".join(_lines(self.report(), paths))
 
 
-# What adds counts to each trace that is open, by the name of an array. It is called once for each,
-# hence the sets below, although a trace that is entered again is here again.
-active: list[Callable[[str | None, Counts], None]] = []
+class _Add(Protocol):
+    def __call__(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None: ...
+
+
+# What adds counts to each trace that is open. It is called once for each, hence the sets below,
+# although a trace that is entered again is here again.
+active: list[_Add] = []
 
 
 def trace() -> Trace:
@@ -125,30 +149,31 @@ def counts_of_read(
         "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
         "bytes_selected": num_selected or 0,
     }
-    # It counts as read whole if at least nine tenths of it were fetched, and less was selected.
-    if num_selected is not None and num_selected < 0.9 * num_bytes <= fetched.num_bytes:
+    # It counts as read whole if less than nine tenths of it was selected, and all of it was fetched
+    # or, in memory, nothing.
+    is_whole = fetched.num_bytes >= 0.9 * num_bytes or not by_zarr
+    if num_selected is not None and num_selected < 0.9 * num_bytes and is_whole:
         why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
         counts |= {"chunks_whole": 1, ("why_whole", why): 1}
     return counts
 
 
-def note(byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool) -> None:
-    """Add to the counts of the array of a chunk, given its byte getter or setter."""
+def note(
+    byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool, is_seen: bool = True
+) -> None:
+    """Add to the counts of the array of a chunk, given its byte getter or setter.
+
+    If zarr read chunks itself, `is_seen` is false, and `counts` has the number for each reason.
+    """
     name = name_of_array(byte_getter, num_axes, is_v2=is_v2)
     for add in set(active):
-        add(name, counts)
+        add(name, counts, is_seen=is_seen)
 
 
-def note_not_seen(why: str, num: int = 1) -> None:
-    """Count chunks that zarr read itself."""
-    for add in set(active):
-        add(None, {why: num})
-
-
-def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> str:
-    """Return the store and the path of the array to which a chunk belongs."""
+def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> ArrayName:
+    """Return the name of the array to which a chunk belongs."""
     path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
-    return f"{name_of_store(getattr(byte_getter, 'store', None))}/{path}".rstrip("/")
+    return ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
 
 
 def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
@@ -161,30 +186,53 @@ def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
     return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
 
 
-def _lines(report: dict[str, Totals]) -> Iterator[str]:
-    """Yield the lines of the table."""
-    rows, total = dict(report["arrays"]), report["total"]
+def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of the table, and the reasons; `paths` are shorter names of arrays."""
+    arrays, total = report["arrays"], report["total"]
+    reasons = {
+        what: {name: counts[key] for name, counts in arrays.items()}
+        for what, key in (("read whole", "why_whole"), ("not written in place", "why_not_in_place"))
+    }
+    reasons["read by zarr, whole"] = report["arrays_not_seen"]
+    if not arrays and not report["not_seen"]:
+        yield _why_nothing()
+    rows = {name: counts for name, counts in arrays.items() if any(map(counts.get, _COLUMNS))}
     if len(rows) > 1:
         rows["all arrays"] = total
-    if rows:
-        yield from _table(rows)
-    elif not report["not_seen"]:
-        import zarr  # so that `import numcodecs_bytes` does not
+    yield from _table(rows)
+    if num := total["chunks_missing"]:
+        yield f"{_chunks(num)} missing, read as the fill value"
+    for what, by_array in reasons.items():
+        for why in dict.fromkeys(itertools.chain(*by_array.values())):
+            numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
+            chunks = _chunks(sum(numbers.values()))
+            names = _listed([paths.get(name, name) for name in numbers])
+            # Each on one line with one colon, also errors.
+            yield f"{chunks} of {names} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
 
-        yield (
-            "numcodecs_bytes read nothing, and wrote no part of a chunk "
-            f"(codec_pipeline.path is {zarr.config.get('codec_pipeline.path')!r}): run "
-            "`numcodecs-bytes` to see what is in use; other processes are not counted"
-        )
-    if total["chunks_missing"]:
-        yield f"{total['chunks_missing']} missing, read as the fill value"
-    for what, reasons in (
-        ("read whole", total["why_whole"]),
-        ("not written in place", total["why_not_in_place"]),
-        ("read by zarr, whole", report["not_seen"]),
-    ):
-        for why, num in reasons.items():  # each on one line with one colon, also errors
-            yield f"{num} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
+
+def _why_nothing() -> str:
+    """Return what it means that nothing was counted."""
+    with contextlib.suppress(Exception):  # a wrong setting, with which zarr opens no array
+        if "zarr" in sys.modules:
+            import zarr.registry  # not by `import numcodecs_bytes`
+
+            pipeline: type = zarr.registry.get_pipeline_class()
+            if not hasattr(pipeline, "reads_parts"):
+                name = f"{pipeline.__module__}.{pipeline.__qualname__}"
+                how = "run `numcodecs-bytes` to see what sets it"
+                return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
+    return "nothing was read through zarr in this process"
+
+
+def _chunks(num: int) -> str:
+    return f"{num} chunk{'' if num == 1 else 's'}"
+
+
+def _listed(names: list[str]) -> str:
+    """Return the first names of a list."""
+    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+    return ", ".join(names[:5] + more)
 
 
 def _table(rows: dict[str, Totals]) -> Iterator[str]:

@@ -13,7 +13,7 @@ import zarr
 import zarr.registry
 
 from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.options import write_in_place
+from numcodecs_bytes._host.options import set_by, write_in_place
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 
 _MODULE = "numcodecs_bytes.zarr_pipeline"
@@ -35,9 +35,9 @@ class _WritesUnlessRequired(PickledAsConfigured):
         """Write like zarr, unless parts of chunks must be written in place."""
         if write_in_place() == "require":
             raise RuntimeError(
-                "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require': "
-                f"this package does not know zarr {zarr.__version__}, and leaves arrays to it; "
-                "run `numcodecs-bytes` to see what sets that option"
+                "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require'"
+                f"{set_by('numcodecs_bytes.write_in_place')}: this package does not know zarr "
+                f"{zarr.__version__}, and leaves arrays to it; set it to True to let zarr write"
             )
         pipeline: Any = super()
         return await pipeline.write(*args, **kwargs)

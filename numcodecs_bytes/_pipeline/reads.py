@@ -94,7 +94,10 @@ class ReadsParts(KnowsLayouts):
             batch = self._batch(items, out, drop_axes)
         except LeftToZarr as why:
             if items and trace.active and not is_in_shard(first_of(items)[0]):
-                trace.note_not_seen(str(why), len(items))  # in a shard: the shard is noted
+                getter, spec = first_of(items)  # in a shard: the shard is noted
+                counts: trace.Counts = {str(why): len(items)}
+                num_axes, is_v2 = len(spec.shape), self._is_v2()
+                trace.note(getter, num_axes, counts, is_v2=is_v2, is_seen=False)
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             failure = self._leave_array(error)
         else:

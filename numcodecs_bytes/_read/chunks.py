@@ -6,6 +6,7 @@ They are made from what zarr passes to its pipelines. No other module looks into
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import Place, place_of
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._sources.stores import Source, SourceOf
+from numcodecs_bytes._sources.stores import IN_MEMORY, Source, SourceOf
 
 # A byte getter or setter, the specification of the chunk, what is selected of it, where that
 # belongs in the output or the values, and whether it is the whole chunk.
@@ -65,6 +66,8 @@ class ChunkRead:
         status: Literal["present", "missing"] = "present" if exists else "missing"
         num_requests, num_bytes, _ = self.outcome.fetched  # in vain
         fetched = Fetched(num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0))
+        if self.outcome.why == IN_MEMORY:
+            fetched = Fetched(num_bytes_by_zarr=0)
         self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:
@@ -76,21 +79,21 @@ class ChunkRead:
     def trace(self, batch: "Batch") -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
+        note = partial(trace.note, self.getter, len(self.spec.shape), is_v2=batch.is_v2)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
-                trace.note_not_seen(outcome.why)
+                note({outcome.why: 1}, is_seen=False)
             return
         is_missing = outcome.status == "missing"
         if outcome.is_by_zarr and not is_missing and isinstance(self.layout, ShardLayout):
             # How much zarr fetches of a shard is not known.
-            trace.note_not_seen(outcome.why or "most of a shard is selected")
+            note({outcome.why or "most of a shard is selected": 1}, is_seen=False)
             return
         num_selected = None
         if outcome.status == "present":
             num_selected = np.size(batch.out.array[self.place]) * self.layout.item_size
         num_bytes = self.layout.num_bytes
-        counts = trace.counts_of_read(num_bytes, num_selected, outcome.fetched, outcome.why)
-        trace.note(self.getter, len(self.spec.shape), counts, is_v2=batch.is_v2)
+        note(trace.counts_of_read(num_bytes, num_selected, outcome.fetched, outcome.why))
 
 
 def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:

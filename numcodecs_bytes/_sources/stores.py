@@ -51,7 +51,7 @@ Source = File | Remote
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
 # Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
 SourceOfPart = Callable[[str, int, int | None], Source]
-_IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
+IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
 
 
 def find_source(byte_getter: Any) -> Source:
@@ -89,7 +89,7 @@ def sources_of(store: Any) -> SourceOf:
     if _is_named(store):
         return _of_any(store)
     if isinstance(store, MemoryStore):
-        raise NothingLost(_IN_MEMORY)
+        raise NothingLost(IN_MEMORY)
     raise LeftToZarr(_why_unknown(store))
 
 
@@ -124,7 +124,7 @@ def _why_unknown(instance: object) -> str:
 
 
 def _of_memory_store(_store: MemoryStore) -> SourceOf:
-    raise NothingLost(_IN_MEMORY)
+    raise NothingLost(IN_MEMORY)
 
 
 def _of_local_store(store: LocalStore) -> SourceOf:
@@ -174,7 +174,7 @@ def _in_objects(store: Any, objects: Any) -> SourceOfPart:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        raise NothingLost(_IN_MEMORY)
+        raise NothingLost(IN_MEMORY)
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:

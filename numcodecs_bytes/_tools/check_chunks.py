@@ -3,6 +3,7 @@
 Chunks are decoded by zarr's own codecs, and take as much memory as they do in zarr.
 """
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._host.names import target_of
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
     Limits,
@@ -29,7 +31,9 @@ from numcodecs_bytes._tools.hierarchy import (
     Index,
     Listing,
     array_of,
+    chunks_at,
     grid_of,
+    join,
     stored_chunks,
 )
 
@@ -51,20 +55,39 @@ def check_chunks(
     decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
     is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
     find_problem = _FindProblem(array, expected, decoded, is_blosc)
-    listing, first = Listing(), None
+    listing, first, lengths = Listing(), None, set[int]()
+    num_before = len(report.problems), report.num_problems
     chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
     while batch := list(itertools.islice(chunks, _num_at_once(array, decoded))):
         problems = sync(concurrent_map(batch, find_problem))
         for (index, key, size), problem in zip(batch, problems, strict=True):
-            if first is None and isinstance(size, int):
-                first = index
+            if isinstance(size, int):
+                first = index if first is None else first
+                lengths.add(size)
             if problem:
-                report.add_problem(f"chunk {key} {problem}")
+                report.add_problem(f"chunk {key}{target_of(array.store, key)} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))
     advance(num_in_all - report.num_chunks)
-    _report_listing(listing, num_in_all, report, limits)
+    if expected and report.num_chunks > 1 and len(lengths) == 1 and not lengths & {0, expected}:
+        del report.problems[num_before[0] :]  # the same of each chunk: said once
+        report.num_problems = num_before[1]
+        report.add_problem(_why_all_are_wrong(array, report.num_chunks, lengths.pop(), expected))
+    _report_listing(array, listing, num_in_all, report, limits)
     return first
+
+
+def _why_all_are_wrong(array: AnyArray, num_chunks: int, length: int, expected: int) -> str:
+    """Return what is wrong if all chunks have the same wrong length."""
+    item_size, rest = divmod(length, math.prod(array.chunks))
+    other = ""
+    with contextlib.suppress(TypeError):  # NumPy has no number of that size
+        if array.dtype.kind in "iufc" and not rest:
+            other = f": {length} bytes are {np.dtype(f'{array.dtype.kind}{item_size}')}"
+    return (
+        f"each of its {num_chunks} chunks holds {length} bytes, expected {expected}; the data type "
+        f"or the chunk shape may be wrong{other}"
+    )
 
 
 def _num_at_once(array: AnyArray, decoded: AnyArray | None) -> int:
@@ -186,11 +209,14 @@ def _count_invalid(elements: Array) -> int:
     return int(np.count_nonzero(elements.view("u1") > 1)) if elements.dtype.kind == "b" else 0
 
 
-def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits) -> None:
+def _report_listing(
+    array: AnyArray, listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits
+) -> None:
     """Report folders that can't be listed, how many chunks there are, and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    num_chunks, others = report.num_chunks, listing.others
+    num_chunks = report.num_chunks
+    others = listing.others + _report_misnamed(array, listing, report)
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
@@ -208,3 +234,17 @@ def _report_listing(listing: Listing, num_in_all: int, report: ArrayReport, limi
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
+
+
+def _report_misnamed(array: AnyArray, listing: Listing, report: ArrayReport) -> list[str]:
+    """Report missing chunks of which there is a file with another name; return other files."""
+    indices = (index for index, _ in listing.misnamed)
+    present = {index for index, *_ in chunks_at(array, indices)}
+    for index, name in listing.misnamed:
+        if index not in present:
+            key = join(array.path, array.metadata.encode_chunk_key(index))
+            report.add_problem(
+                f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or "
+                "the chunk key encoding in the metadata may be wrong"
+            )
+    return [name for index, name in listing.misnamed if index in present]

@@ -73,7 +73,7 @@ def dask_chunks(
 
     num_bytes = parse_size(size)
     if num_bytes is None or num_bytes < 1:
-        raise ValueError(f"size must be a number of bytes, such as '64 MiB', got {size!r}")
+        raise ValueError(f"size must be a whole number of bytes, such as '64 MiB', got {size!r}")
     if isinstance(source, zarr.Array):
         return _plan_chunks(source, num_bytes, {})
     if isinstance(source, zarr.Group):

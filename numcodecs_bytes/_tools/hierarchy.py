@@ -46,6 +46,8 @@ class Listing:
 
     is_listed: bool = False  # if not, at most `MAX_UNLISTED` chunks are looked for
     others: list[str] = field(default_factory=list)  # neither chunks nor metadata
+    # Files that have the name of a chunk under another chunk key encoding, and its index.
+    misnamed: list[tuple[Index, str]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)  # of folders that can't be listed
 
 
@@ -109,33 +111,41 @@ def _consolidated(
     documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     for key, data in documents.items() if isinstance(documents, dict) else ():
         name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
-        document = _object(data)
+        document = _object(data, key)
         is_group = isinstance(document, dict) and document.get("node_type") == "group"
         if file == ".zarray" and not is_group:
             yield join(path, name), document
 
 
 def document_at(store: Store, key: str) -> Document | None:
-    """Return a JSON object in the store, None if it is missing, or the error from reading it."""
+    """Return a JSON object in the store, None if it is missing, or the error from reading it.
+
+    It is a ValueError that names the document, unless the store fails.
+    """
     try:
         if isinstance(store, LocalStore):
             mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
             if stat.S_ISDIR(mode):
-                return IsADirectoryError("it is a folder, which zarr ignores")
+                return ValueError(f"{key} is a folder, which zarr ignores")
             if not stat.S_ISREG(mode):
                 return None  # reading a pipe, for example, might never end
         raw = sync(store.get(key, default_buffer_prototype()))
-        return None if raw is None else _object(json.loads(raw.to_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # noqa: BLE001 # files, stores and networks raise anything
         return error
+    if raw is None:
+        return None
+    try:
+        return _object(json.loads(raw.to_bytes()), key)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"{key} is not JSON: {error}")
 
 
-def _object(data: object) -> Document:
+def _object(data: object, key: str) -> Document:
     if isinstance(data, dict):
         return data
-    return TypeError(f"expected a JSON object, got {reprlib.repr(data)}")
+    return ValueError(f"{key} is not a JSON object, but {reprlib.repr(data)}")
 
 
 def names_in(store: Store, path: str) -> list[str]:
@@ -169,7 +179,13 @@ def stored_chunks(
     array: AnyArray, listing: Listing
 ) -> Iterator[tuple[Index, str, int | Exception]]:
     """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
-    indices = _indices(array, grid_of(array), listing)
+    return chunks_at(array, _indices(array, grid_of(array), listing))
+
+
+def chunks_at(
+    array: AnyArray, indices: Iterator[Index]
+) -> Iterator[tuple[Index, str, int | Exception]]:
+    """Yield the same for chunks at some indices."""
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         # A thread for each local file would take longer than reading it.
@@ -196,13 +212,24 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
                 yield index  # also for a folder
             elif _METADATA.fullmatch(name):
                 listing.is_listed = True
+            elif is_in_grid and name in _names_of_chunk(index):
+                listing.misnamed.append((index, name))
             elif name and not name.endswith("/"):
                 listing.others.append(name)
     if not listing.is_listed:  # or else it would have listed at least the metadata
         listing.others.clear()  # the links of a web page, for example
+        listing.misnamed.clear()
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         for number in range(min(math.prod(grid), MAX_UNLISTED)):
             yield tuple(map(int, np.unravel_index(number, grid)))
+
+
+def _names_of_chunk(index: Index) -> list[str]:
+    """Return the names of a chunk under all chunk key encodings."""
+    if not index:
+        return ["0", "c"]
+    numbers = [separator.join(map(str, index)) for separator in "./"]
+    return [*numbers, f"c.{numbers[0]}", f"c/{numbers[1]}"]
 
 
 def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """Which parts of this package are in use in this environment, and what sets that."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numcodecs.registry
@@ -43,7 +41,8 @@ def report() -> JSONObject:
         ("data types bfloat16, int4, ...", None, why_no_ml_dtypes, ""),
     ]
     for key in (unknown := options.unknown_keys()):
-        error = f"{key} has no effect: it is not an option ({', '.join(options.NAMES)})"
+        meant = options.did_you_mean(key)
+        error = f"{key}{meant} has no effect: it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
     is_left = unknown or defaults.why_aside
     return {
@@ -51,13 +50,13 @@ def report() -> JSONObject:
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "newest_tested_zarr": ".".join(map(str, defaults.NEWEST_MINOR)),
         "parts": [
-            {"name": name, "class": kind, "why_not": why_not, "set_by": origin_of(key)}
+            {"name": name, "class": kind, "why_not": why_not, "set_by": options.origin_of(key)}
             for name, kind, why_not, key in rows
         ],
         "options": [
-            {"key": key, "value": str(value), "error": error, "set_by": origin_of(key)}
+            {"key": key, "value": str(value), "error": error, "set_by": options.origin_of(key)}
             for key, (value, error) in values.items()
-            if error or origin_of(key)
+            if error or options.origin_of(key)
         ],
         "unknown_options": unknown,
     }
@@ -121,7 +120,7 @@ def _value_of_option(name: str) -> tuple[Any, str]:
     try:
         return options.value_of(name), ""
     except ValueError as error:
-        return None, str(error).partition("; run")[0]
+        return None, str(error).removesuffix(options.set_by(f"numcodecs_bytes.{name}"))
 
 
 def _why_no_data_types() -> str:
@@ -132,40 +131,3 @@ def _why_no_data_types() -> str:
         them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
         return f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
     return ""
-
-
-def origin_of(key: str) -> str:
-    """Return the file, variable or call that sets a key of zarr's config, or "" if none does.
-
-    It is "", too, if an untested zarr has a config of another kind.
-    """
-    try:
-        return _origin_of(key, zarr.config)
-    except Exception:  # noqa: BLE001 # of which nothing is known
-        return ""
-
-
-def _origin_of(key: str, config: Any) -> str:
-    # The last that has it wins.
-    sources: list[tuple[str, Mapping[str, Any]]] = [("", config.defaults[0])]
-    for path in map(Path, config.paths):
-        if os.access(path, os.R_OK):  # zarr ignores the others
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
-            names = [f for f in files if f == path or f.suffix in (".yaml", ".yml", ".json")]
-            sources += [(f"file {f}", config.collect(paths=[str(f)], env={})) for f in names]
-    for name, value in os.environ.items():
-        if name.startswith(config.env_prefix):
-            collected = config.collect(paths=[], env={name: value})
-            sources.append((f"environment variable {name}", collected))
-    having = [(name, _value_in(collected, key)) for name, collected in sources]
-    source, value = ([("", None)] + [each for each in having if each[1] is not None])[-1]
-    return source if _value_in(config.config, key) == value else "zarr.config.set"
-
-
-def _value_in(collected: Any, key: str) -> Any:
-    """Return the value of a key, whose names YAML may write with hyphens, or None."""
-    for name in key.split("."):
-        if not isinstance(collected, Mapping):
-            return None
-        collected = collected.get(name, collected.get(name.replace("_", "-")))
-    return collected

@@ -3,13 +3,15 @@
 import contextlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import stat
+import sys
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import zarr.storage
 from zarr.abc.store import ByteRequest, Store
@@ -134,6 +136,8 @@ def _is_zip(location: Store | str | Path) -> bool:
 def _open_zip(location: str) -> Store:
     with Path(location).open("rb") as file:
         advice = advise_references(location, file.read(8))
+        if "a FITS file" in advice and _is_scaled(file):
+            advice = _how_to_read_scaled(Path(location))
     if advice:
         raise ValueError(advice)
     try:
@@ -148,9 +152,9 @@ def _open_zip(location: str) -> Store:
         shape = [path.stat().st_size]
         code = _OF_NUMBERS.format(shape=shape, file=path.as_posix(), to=f"{path.stem}.json")
         raise ValueError(
-            f"this is a file, but neither a zip file ({error}) nor kerchunk references, whose "
-            "name must end in .json. If it holds plain numbers, put their shape, data type and "
-            f"offset in place of the three values in this line; it makes references to check:"
+            "this is a file, but neither a zip file nor kerchunk references, whose name must end "
+            "in .json. If it holds plain numbers, put their shape, data type and offset in place "
+            "of the three values in this line; it makes references to check:"
             f"{_shell_line(code)}"
         ) from error
     return archive
@@ -161,6 +165,46 @@ def _shell_line(code: str) -> str:
     # The shell of Windows knows only double quotes, in which others expand these characters.
     argument = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
     return f"\n  python -c {argument}"
+
+
+_FITS_LINES = """this is a FITS image with BZERO or BSCALE, not Zarr: VirtualiZarr opens it in
+Python, while references in kerchunk's format do not give its values:
+  # pip install "virtualizarr>=2.8" astropy obstore
+  import zarr
+  from obspec_utils.registry import ObjectStoreRegistry
+  from obstore.store import LocalStore
+  from virtualizarr.parsers import FITSParser
+  registry = ObjectStoreRegistry({{"file://": LocalStore()}})
+  store = FITSParser()(url={url!r}, registry=registry)
+  print(zarr.open_group(store, mode="r", zarr_format=3).tree())"""
+
+
+def _how_to_read_scaled(path: Path) -> str:
+    """Return how to read a FITS image whose elements are scaled."""
+    if sys.version_info >= (3, 12):  # as VirtualiZarr 2.8 needs
+        return _FITS_LINES.format(url=path.resolve().as_uri())
+    return (
+        "this is a FITS image with BZERO or BSCALE, not Zarr: read it with astropy.io.fits, or, on "
+        "Python 3.12 or newer, with VirtualiZarr 2.8; for Python 3.11, no package makes references "
+        "that give its values"
+    )
+
+
+def _is_scaled(file: BinaryIO) -> bool:
+    """Whether the first image or table of a FITS file has BZERO or BSCALE."""
+    file.seek(0)
+    has_data = False
+    for _ in range(100_000):  # lines of a header
+        line = file.read(80)
+        name, value = line[:8].rstrip(), line[10:30].strip()
+        if name in (b"BZERO", b"BSCALE"):
+            return True
+        has_data = has_data or (name == b"NAXIS" and value != b"0")
+        if not line or (name == b"END" and has_data):
+            return False
+        if name == b"END":  # the next header begins with the next block
+            file.seek(-file.tell() % 2880, os.SEEK_CUR)
+    return False
 
 
 def _is_envi(path: Path) -> bool:

@@ -9,6 +9,7 @@ from zarr.storage import LocalStore
 
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import name_of_chunk
+from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.shards import ShardLayout
@@ -153,10 +154,12 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
     """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
     for chunk in chunks:
         if not chunk.is_complete:
+            key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
+            remedy = "create the array with compressors=None, or " if "compressed" in why else ""
             raise RuntimeError(
-                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but "
-                f"numcodecs_bytes.write_in_place is 'require': {chunk.outcome.why}; run "
-                "`numcodecs-bytes` to see what sets that option"
+                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but {key} is "
+                f"'require'{set_by(key)}: {why}; {remedy}set it to True to let zarr rewrite the "
+                "chunk"
             )
 
 

@@ -387,7 +387,8 @@ class TestReferencesToWholeFiles:
         """As by zarr: the chunk must be the whole file."""
         protocol, url = target
         array = open_v3(store_of_references(folder, {"c/0/0": [url]}, protocol), mode="r")
-        with pytest.raises(ValueError, match=f"holds {NUM_BYTES + 6} bytes, expected {NUM_BYTES}"):
+        message = rf"'c/0/0' \({url}\) holds {NUM_BYTES + 6} bytes, expected {NUM_BYTES}"
+        with pytest.raises(ValueError, match=message):
             array[7]
 
     def test_a_file_that_is_missing_is_an_error(self, folder, target):

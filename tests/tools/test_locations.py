@@ -97,7 +97,8 @@ class TestStorageOptions:
         both = {"remote_options": options, "target_options": options}
         for url, given in ((tmp_path / "a.json", options), ("s3://data/a.json", both)):
             (report,) = check(url, storage_options=given)
-            assert report.problems == ["chunk a/c/0 holds 3 bytes, expected 4: it is truncated"]
+            why = "holds 3 bytes, expected 4: it is truncated"
+            assert report.problems == [f"chunk a/c/0 (s3://data/file) {why}"]
 
     def test_not_for_local_files_or_open_stores(self, tmp_path):
         """There is nothing to pass them to, so they are an error, not ignored."""
