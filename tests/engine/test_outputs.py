@@ -127,7 +127,7 @@ def test_random_outputs_are_filled_as_by_zarr_alone(tmp_path, kind, is_remote):
     rng = random.Random(f"{kind} {is_remote}")  # noqa: S311
     num_filled = num_errors = 0
     with ranges_from(CountingStore), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-        for number in range(120 if EVERYTHING else 25):
+        for number in range(60 if EVERYTHING else 25):
             path = tmp_path / str(number)
             has_structures = rng.random() < 0.1 and zarr_swaps_structures()
             stored, wanted = rng.choices(STRUCTURES if has_structures else DTYPES, k=2)
