@@ -50,15 +50,16 @@ programs() {
     echo "npm failed: zarrita.js is not run, its golden arrays are read"
 }
 
-# Run all tests, no sample of the long ones; fail if code of the pages or an example is skipped for
-# a reason that contains REASON, such as "" (recipes need packages that not every environment has):
-# all_tests PYTHON REASON
-all_tests() {
-  local log=$work/${1//\//-}
+# Run all tests, or a sample of the long ones, but all code of the pages and all examples; fail if
+# one of these is skipped for a reason that contains REASON, such as "" (recipes need packages that
+# not every environment has): run_tests PYTHON {all|sample} REASON
+run_tests() {
+  local log=$work/${1//\//-} pages=tests/test_readme_and_examples.py
   once programs programs
-  NUMCODECS_BYTES_TESTS=all ZARRITA_MODULES="$work/zarrita" \
-    "$1" -m pytest -q --ignore=tests/ecosystem | tee "$log"
-  no "SKIPPED.*test_readme_and_examples.*$2" "$log"
+  NUMCODECS_BYTES_TESTS=$2 ZARRITA_MODULES="$work/zarrita" \
+    "$1" -m pytest -q --ignore=tests/ecosystem --ignore="$pages"
+  NUMCODECS_BYTES_TESTS=all "$1" -m pytest -q "$pages" | tee "$log"
+  no "SKIPPED.*test_readme_and_examples.*$3" "$log"
 }
 
 # Fail if a file contains a pattern: no PATTERN FILE

@@ -2,7 +2,8 @@
 
 A test with the mark `matrix` has many combinations of parameters. Unless NUMCODECS_BYTES_TESTS is
 "all", as many of them are run as it takes for each value of each parameter to occur, and none that
-has the mark `long`.
+has the mark `long`. Each of the other tests that run in several pipelines is run in one of them,
+another one for the next test.
 """
 
 import collections
@@ -85,12 +86,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=f"this system has no {missing[0]}"))
     if EVERYTHING:
         return
-    matrices = {}
+    matrices, others = {}, []
     for item in items:
-        if item.get_closest_marker("matrix") and hasattr(item, "callspec"):
+        if not hasattr(item, "callspec"):
+            continue
+        if item.get_closest_marker("matrix"):
             matrices.setdefault((item.parent, item.originalname), []).append(item)
+        else:
+            others.append(item)
     left_out = {item for matrix in matrices.values() for item in set(matrix) - set(_sample(matrix))}
     left_out |= {item for item in items if item.get_closest_marker("long")}
+    left_out |= set(_in_other_pipelines(others))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
@@ -117,6 +123,19 @@ def _sample(matrix):
         missing -= values[best]
         times.update(pairs[best])
         yield best
+
+
+def _in_other_pipelines(items):
+    """Yield all items of a test and its other parameters but that of one pipeline, in turn."""
+    tests = {}
+    for item in items:
+        params = dict(item.callspec.params)
+        if params.pop("our_pipeline", params.pop("pipeline", None)):
+            others = tuple((name, id(value)) for name, value in params.items())
+            tests.setdefault((item.parent, item.originalname, others), []).append(item)
+    for number, alike in enumerate(tests.values()):
+        yield from alike[: number % len(alike)]
+        yield from alike[number % len(alike) + 1 :]
 
 
 @pytest.fixture

@@ -204,19 +204,6 @@ zarr.config.refresh()
         out, err = run(f"{SETUP}{change}\nshow()", **variables)
         assert (out, err.count(self.SAID)) == ([codec, pipeline], 1)
 
-    @pytest.mark.parametrize("attribute", ["collect", "config", "defaults"])
-    def test_the_report_on_a_config_of_another_kind(self, run, attribute):
-        """The command raised AttributeError."""
-        program = "import zarr\nclass Config:\n"
-        program += "    def __init__(self, config): self._config = config\n"
-        program += "    def __getattr__(self, name):\n"
-        program += f"        if name == {attribute!r}: raise AttributeError(name)\n"
-        program += "        return getattr(self._config, name)\n"
-        program += "zarr.config = Config(zarr.config)\n"
-        program += "from numcodecs_bytes.__main__ import main\nmain([])"
-        out, _ = run(program)
-        assert "partial reads: o" in " ".join(out)
-
     @pytest.mark.skipif(len(PIPELINES) == 1, reason="this zarr has one pipeline")
     def test_the_fused_pipeline_by_default(self, run):
         """Ours that extends it takes its place."""
@@ -324,21 +311,6 @@ print(*array[:])
         load = "print(type(__import__('pickle').load(open(PIPELINE, 'rb'))).__module__)"
         out, _ = run(f"{WITHOUT_ENTRY_POINTS}{SETUP}{load}", chosen=chosen)
         assert out == [PIPELINES[0].rpartition(".")[0]]
-
-    CHANGES = (
-        "pipeline.write = lambda self, batch, value: None",
-        "pipeline.read = lambda self, batch_info, out, drop_axes=(): None",
-        "del pipeline.__dataclass_fields__['array_bytes_codec']",
-    )
-
-    @pytest.mark.parametrize("change", CHANGES)
-    def test_methods_that_changed_in_a_tested_version(self, run, change):
-        """The pipelines step aside, which is seen when they are loaded."""
-        program = f"{SETUP}from zarr.core.codec_pipeline import BatchedCodecPipeline as pipeline\n"
-        program += f"{change}\nimport numcodecs_bytes.zarr_pipeline as ours"
-        program += "\nprint(hasattr(ours.BatchedBytesPipeline, '_read_parts'))"
-        out, err = run(program)
-        assert (out, err.count(TestUnknownZarr.SAID)) == (["False"], 1)
 
     @pytest.mark.parametrize(
         "change",

@@ -15,8 +15,11 @@ PAGES = {
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-# 50 s, mostly of processes that start.
-LONG = ("docs/write-in-place.md", "write_in_place.py", "xarray_regions.py")
+# What starts many processes, or imports much.
+LONG = (
+    *("docs/recipes.md", "docs/write-in-place.md", "dask_cluster.py", "icechunk_virtual.py"),
+    *("kerchunk_netcdf3.py", "write_in_place.py", "xarray_lazy.py", "xarray_regions.py"),
+)
 # Of AnnData, which only sets an option of pandas.
 WARNING_OF_OTHERS = "ignore:The 'future.infer_string' option"
 # Run before and after a recipe; the processes that it starts run it, too.

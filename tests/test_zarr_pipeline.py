@@ -147,18 +147,6 @@ class TestPassedOnToZarr:
             expected = outcome()
         assert outcome() == expected
 
-    @pytest.mark.parametrize("kind", [MemoryStore, Unknown])
-    @pytest.mark.parametrize("settings", [{}, {"compressors": "auto"}, {"shards": (8, 8)}], ids=str)
-    def test_before_chunks_are_made(self, kind, settings, monkeypatch):
-        """All chunks of a store, or of an array: each small read took up to 1.2 of zarr's time."""
-        array = create(kind(), (8, 8), (4, 4), **settings)
-        for name in ("_pipeline.reads.chunk_reads", "_write.batch.ChunkWrite"):
-            monkeypatch.delattr(f"numcodecs_bytes.{name}")
-        array[:] = 3
-        array[:4, :4] = 4
-        array[1, 2] = 5
-        assert (array[1].tolist(), array[7, 7]) == ([4, 4, 5, 4] + [3] * 4, 3)
-
     def test_a_data_type_of_somebodys_own(self):
         """zarr's own codec stores it, ours does not know it."""
 

@@ -1,4 +1,1 @@
-"""Which bytes of a chunk are read or written: numbers only.
-
-No file, no store, no import of zarr.
-"""
+"""Which bytes of a chunk are read or written. No file, no store, no import of zarr."""

@@ -134,25 +134,6 @@ def test_sizes_around_those_of_tiles(num_lines, length, dtype):
         assert encode_array(array, stored).tobytes() == array.astype(stored, order="C").tobytes()
 
 
-@pytest.mark.parametrize(
-    ("out", "source"),
-    [
-        (np.empty((1024, 1024), "<f4"), np.empty((1024, 1024), ">f4")),
-        (np.empty((1024, 1024), "<f4").T, np.empty((1024, 1024), ">f4").T),
-        (np.empty((1000, 1000), "<f4"), np.empty((1000, 1000), ">f4").T),
-        (
-            np.empty((1024, 1024), "<f4"),
-            np.broadcast_to(np.empty((1, 1024), "<f4").T, (1024, 1024)),
-        ),
-        (np.empty((1024, 1024), "<f4"), np.empty((2048, 2048), "<f4")[::2, ::2].T),
-        (np.empty((16, 4096), "<f4"), np.empty((4096, 512), "<f4")[:, :16].T),
-    ],
-    ids=["C", "F", "lines spread over the cache", "broadcast", "not contiguous", "short"],
-)
-def test_without_tiles_if_they_do_not_help(out, source):
-    assert not is_tiled(out, source)
-
-
 def test_a_large_array_that_is_transposed_onto_itself():
     """NumPy copies the source first; tiles would read what others have overwritten."""
     array = np.arange(1 << 18, dtype="<i8").reshape(512, 512)

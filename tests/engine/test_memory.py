@@ -1,5 +1,6 @@
 """Reads take the memory of the output and some blocks, however large chunks are."""
 
+import itertools
 import os
 import tracemalloc
 
@@ -12,7 +13,6 @@ from test_concurrency import eventually
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
 
-pytestmark = pytest.mark.usefixtures("our_pipeline")
 MIB = 1 << 20
 SHAPE = (1 << 13, 1 << 12)  # 256 MiB
 RNG = np.random.default_rng(0)
@@ -36,6 +36,7 @@ def sparse(tmp_path):
     return make
 
 
+@pytest.mark.usefixtures("our_pipeline")
 @pytest.mark.parametrize("endian", ["little", "big"])
 def test_of_a_large_chunk(sparse, track, endian):
     array = sparse(SHAPE, SHAPE, endian=endian)
@@ -115,25 +116,22 @@ class TestWhatIsKept:
             assert array[:].sum() == 1
             check_kept(lambda a=array, n=num_windows: [a[first:] for first in range(n)], MIB // 2)
 
-    def test_of_selections_of_many_arrays(self, tmp_path, check_kept):
-        """As many as of one array: these would keep 5 MiB."""
-        for k in range(30):
-            create(tmp_path / str(k), (256, 200 + k), dtype="u1")[:] = 1
-        arrays = [zarr.open_array(tmp_path / str(k), mode="r") for k in range(30)]
-        assert all(array[0, 0] == 1 for array in arrays)
-        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):  # a run for each row
-            check_kept(lambda: [array[:, k] for array in arrays for k in range(60)], 4 * MIB)
-
-    def test_of_many_runs(self, check_kept):
-        """These would keep 8 MiB."""
-        layout = Layout((1 << 16, 16), np.dtype("u1"), np.dtype("u1"))
+    @pytest.mark.parametrize(
+        ("num_arrays", "num_rows", "num_columns", "most"),
+        [(30, 256, 60, 4 * MIB), (1, 1 << 16, 16, MIB)],
+        ids=["many selections of many arrays", "many runs"],
+    )
+    def test_of_columns(self, check_kept, num_arrays, num_rows, num_columns, most):
+        """These would keep 5 and 8 MiB: each column has a run for each row."""
+        sizes = [(num_rows, 200 + k) for k in range(num_arrays)]
+        layouts = [Layout(size, np.dtype("u1"), np.dtype("u1")) for size in sizes]
 
         def plan_columns():
-            for column in range(16):
-                of_column = plan.plan_of((slice(0, 1 << 16), column), layout, gap=0)
-                assert len(of_column.starts()) == 1 << 16
+            for layout, column in itertools.product(layouts, range(num_columns)):
+                of_column = plan.plan_of((slice(0, num_rows), column), layout, gap=0)
+                assert len(of_column.starts()) == num_rows
 
-        check_kept(plan_columns, MIB)
+        check_kept(plan_columns, most)
 
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_of_chunks_of_many_shapes(self, tmp_path, check_kept):

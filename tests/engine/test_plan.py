@@ -1,4 +1,7 @@
-"""Plans read the selected bytes, small gaps, and no more; their parts fit in blocks."""
+"""Plans read the selected bytes, small gaps, and no more; their parts fit in blocks.
+
+What of a selection is stored where: the values of test_random_selections.py.
+"""
 
 import random
 
@@ -7,6 +10,7 @@ import pytest
 
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import plan_of, split
 
 I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
@@ -117,9 +121,27 @@ def test_sparse_points_are_neither_sorted_nor_spread():
     np.testing.assert_array_equal(plan.starts(), points)
 
 
-def test_plans_of_slices_are_kept():
-    layout = Layout((4096, 4096), BIG_I4, I4)
-    selection = (slice(0, 4096), slice(0, 4096))
-    plan = plan_of(selection, layout)
-    assert plan_of(selection, layout) is plan
-    assert plan_of(selection, layout, gap=0) is not plan
+@pytest.mark.parametrize(
+    "selection",
+    [
+        slice(0, 2),
+        (slice(0, 2),),
+        (slice(4, 0, -1), slice(0, 8)),
+        (6, 0),
+        (-1, 0),
+        (True, 0),
+        ("field", 0),
+        (..., 0),
+        (np.array([6]), slice(0, 8)),
+        (np.array([-1]), slice(0, 8)),
+        (np.array([1.0]), slice(0, 8)),
+        (np.array([True]), slice(0, 8)),
+        (np.array([1, 2]), np.array([1, 8])),
+        (np.array([1, 2]), np.array([1, 2, 3])),
+        (np.array(1), np.array(2)),
+    ],
+    ids=repr,
+)
+def test_selections_of_another_kind_or_out_of_bounds_are_left_to_zarr(selection):
+    with pytest.raises(LeftToZarr, match="its selection is of an unknown kind"):
+        plan_of(selection, Layout((6, 8), I4, I4))

@@ -136,7 +136,7 @@ def chunks_in(folder):
 
 
 @pytest.mark.usefixtures("_in_place")
-@pytest.mark.parametrize("seed", range(400 if EVERYTHING else 16))
+@pytest.mark.parametrize("seed", range(60 if EVERYTHING else 5))
 def test_the_same_as_numpy_and_zarr(tmp_path, set_constants, seed):
     """After each of 20 writes; each size of the engine is drawn at random, so none is special."""
     rng = random.Random(seed)  # noqa: S311

@@ -5,8 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
-from numcodecs_bytes._sources.requests import ContentRange, parse_content_range
+from numcodecs_bytes._plan.ranges import (
+    coalesce,
+    copy_runs,
+    sorted_runs,
+)
 
 ALL = 1 << 40
 
@@ -59,25 +62,3 @@ def test_what_is_fetched_of_random_runs_is_what_was_asked_for(everything):
             copy_runs(stored[found.start : found.end], found, memory)
         runs = [stored[s : s + n] for s, n in zip(starts, lengths, strict=True)]
         np.testing.assert_array_equal(memory, np.concatenate(runs))
-
-
-def test_a_run_is_copied_as_far_as_the_range_reaches():
-    memory = np.zeros(4, np.uint8)
-    copy_runs(np.array([7, 8], np.uint8), Range(12, 14, Runs(*np.array([[11], [4], [0]]))), memory)
-    assert memory.tolist() == [0, 7, 8, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("bytes 0-0/1", ContentRange(0, 1, 1)),
-        ("bytes 5-9/*", ContentRange(5, 10, None)),
-        ("bytes */7", None),
-        ("bytes 5-9", None),
-        ("bytes 5-9/10, bytes 0-0/1", None),
-        ("items 5-9/10", None),
-        ("", None),
-    ],
-)
-def test_the_header_of_an_answer(text, expected):
-    assert parse_content_range(text) == expected

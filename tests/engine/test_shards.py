@@ -247,6 +247,7 @@ class TestDamage:
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             yield
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("location", ["start", "end"])
     @pytest.mark.parametrize("kind", [*ENTRIES, *SHARDS])
     @pytest.mark.parametrize("index", ["checked", "unchecked"])
@@ -292,7 +293,7 @@ class TestDamage:
         raw = path.read_bytes()
         begin = 0 if location == "start" else len(raw) - size
         num_same = 0
-        for _ in range(60 if EVERYTHING else 20):
+        for _ in range(30 if EVERYTHING else 15):
             set_constants(PART_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
             changed = bytearray(raw)
             entries = np.frombuffer(changed, "<u8", 16, begin).reshape(8, 2)

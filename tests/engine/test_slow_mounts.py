@@ -39,9 +39,6 @@ FEW = {  # the most reads of 16 MiB, in 128 units
 }
 
 
-pytestmark = pytest.mark.usefixtures("our_pipeline")
-
-
 @pytest.fixture(scope="module")
 def mounts(tmp_path_factory):
     """Return mounts that delay reads, and reads and writes; with an array of each layout."""
@@ -67,6 +64,7 @@ def read(mount, name, selection):
     return got, mount.num_reads
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("what", SELECTIONS)
 def test_no_more_requests_than_zarr_alone(mounts, name, what):
@@ -88,6 +86,7 @@ def write(mount, name, selection, values):
     return mount.num_requests
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("what", SELECTIONS)
 def test_writes_in_place_take_no_more_requests_than_zarr_alone(mounts, name, what):

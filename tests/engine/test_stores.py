@@ -1,10 +1,11 @@
-"""The door: which stores are read in part, and that all are read as by zarr alone."""
+"""Which stores are read in part, and that all of them give the values of zarr alone."""
 
 import errno
 import functools
 import importlib
 import os
 import random
+import shutil
 import zipfile
 from base64 import b64encode
 
@@ -157,15 +158,14 @@ def icechunk_store(folder):
     return repository.readonly_session("main").store
 
 
-def manifest_store(folder, length=None):
+def manifest_store(folder):
     """Return VirtualiZarr's store of the folder's chunk, in an array at its root."""
     manifests = import_optional("virtualizarr.manifests")
     from obspec_utils.registry import ObjectStoreRegistry  # comes with it
 
     chunk = folder / "c/0/0"
     chunk.with_name("file").write_bytes(b"header" + chunk.read_bytes() + bytes(1000))
-    length = length or chunk.stat().st_size
-    place = {"path": chunk.with_name("file").as_uri(), "offset": 6, "length": length}
+    place = {"path": chunk.with_name("file").as_uri(), "offset": 6, "length": chunk.stat().st_size}
     array = manifests.ManifestArray(
         metadata=zarr.open_array(folder, mode="r").metadata,
         chunkmanifest=manifests.ChunkManifest({"0.0": place}),
@@ -453,14 +453,6 @@ class TestAllowedExceptions:
                     array[selection]
 
 
-def test_a_manifest_of_another_length_than_the_chunk(folder):
-    """VirtualiZarr's store returned bytes beyond it."""
-    at = manifest_store(folder, NUM_BYTES - 8)
-    array = zarr.open_array(at, mode="r")
-    with pytest.raises(ValueError, match=f"holds {NUM_BYTES - 8} bytes, expected {NUM_BYTES}"):
-        array[63]
-
-
 def test_a_name_that_obstore_encodes(tmp_path):
     """Whatever its LocalStore makes of it: such a name is a file, or is requested."""
     upstream = import_optional("obstore.store").LocalStore(str(tmp_path))
@@ -524,6 +516,28 @@ def test_a_store_that_is_not_known_is_named(folder):
         assert np.array_equal(array[8], DATA[8])
     (why,) = traced.report()["total"]["why_whole"]
     assert "Another is not known to have reliable byte ranges; if it does, name it in " in why
+
+
+def test_a_closed_store_whose_folder_is_gone(folder):
+    """Its chunks were read as the fill value; zarr's `get` opens it, and raises."""
+    store = zarr.storage.LocalStore(folder, read_only=True)
+    array = zarr.open_array(store, mode="r")
+    store.close()
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError):
+        array[:]
+
+
+def test_a_link_that_is_pointed_elsewhere(tmp_path):
+    """obstore's LocalStore looks at it once; the other folder was read."""
+    for number in (1, 2):
+        create(tmp_path / f"v{number}", (200, 200))[:] = number
+    link = tmp_path / "latest"
+    link.symlink_to("v1")
+    array = zarr.open_array(of_obstore("LocalStore", str(link)), mode="r")
+    link.unlink()
+    link.symlink_to("v2")
+    assert array[3, 3] == 1
 
 
 def test_a_zip_file_that_is_closed_meanwhile(folder):

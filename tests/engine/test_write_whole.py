@@ -233,12 +233,6 @@ class TestByWhom:
         assert len({thread for _, thread in opened}) == 1
         assert (array[...] == 1).all()
 
-    def test_large_ones_by_several(self, tmp_path, calls):
-        array, together = create(tmp_path, (4, LARGE), (1, LARGE)), threading.Barrier(2)
-        calls.at_open = lambda path: path.endswith(".partial") and together.wait(60)
-        array[...] = 1
-        assert len({thread for _, thread in temporary_files(calls)}) > 1
-
     def test_as_many_as_zarr_s_setting_says(self, tmp_path, calls):
         array = create(tmp_path, (4, LARGE), (1, LARGE))
         with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
@@ -577,10 +571,3 @@ def test_parts_and_whole_chunks_of_one_write(tmp_path, calls, mode):
         array[:6] = DATA[:6]
     assert len(temporary_files(calls)) == 4 + 2
     assert np.array_equal(array[...], np.concatenate([DATA[:6], np.full((2, 8), -1)]))
-
-
-def test_trace_says_nothing_of_whole_chunks(tmp_path):
-    array = create(tmp_path)
-    with numcodecs_bytes.trace() as traced:
-        array[...] = DATA
-    assert not traced.report()["arrays"]
