@@ -31,11 +31,11 @@ class KnowsLayouts(PickledAsConfigured):
 
     def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
-        layouts: ArrayLayouts | None = vars(self).get("_layouts")
-        if layouts is None:
-            # Without a lock, which a child process may find taken: the first one is kept.
-            layouts = vars(self).setdefault("_layouts", ArrayLayouts(self))
-        return layouts.of(chunk_spec)
+        known = vars(self)
+        # Without a lock, which a child process may find taken: the first one is kept.
+        layouts = known.get("_layouts") or known.setdefault("_layouts", ArrayLayouts(self))
+        layout: AnyLayout = layouts.of(chunk_spec)
+        return layout
 
     def _num_threads(self) -> int | None:
         """Return zarr's setting for the number of threads, if the user has set it."""

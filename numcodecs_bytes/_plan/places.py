@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from numcodecs_bytes._plan.selection import as_range
+from numcodecs_bytes._plan.selection import Selector, as_range
 
-Place = tuple[Any, ...]  # a slice or an array of indices for each axis
+Place = tuple[Selector, ...]  # for each axis
 
 # zarr turns slices into arrays of indices to say where elements belong. For this many elements and
 # more, they become slices again: that takes 15 us, and to assign through arrays takes 8 ns longer
@@ -16,7 +16,7 @@ Place = tuple[Any, ...]  # a slice or an array of indices for each axis
 MESH_FROM = 1 << 12
 
 
-def are_slices(place: Any) -> bool:
+def are_slices(place: object) -> bool:
     """Whether indexing the output with a place returns a view."""
     return isinstance(place, tuple) and all([type(s) is slice for s in place])
 
@@ -39,13 +39,15 @@ def place_within(outer: Place, inner: Place) -> Place:
 
     `outer` is that of the whole selection; its slices have steps of 1.
     """
-    along: list[Any] = []
+    along = list[Selector]()
     for of_all, of_some in zip(outer, inner, strict=True):
         if not isinstance(of_all, slice):
             indices = np.reshape(of_all, -1)[of_some]
-            found: Any = as_range(indices)
-            is_slice = type(found) is range and found.step == 1
-            along.append(slice(found.start, found.stop) if is_slice else indices)
+            found = as_range(indices)
+            if isinstance(found, range) and found.step == 1:
+                along.append(slice(found.start, found.stop))
+            else:
+                along.append(indices)
         elif not isinstance(of_some, slice):
             along.append(of_some + (of_all.start or 0))
         elif of_some == slice(None):
@@ -56,7 +58,7 @@ def place_within(outer: Place, inner: Place) -> Place:
     return mesh(along, None)
 
 
-def mesh(along: Sequence[Any], shape: tuple[int, ...] | None) -> Place:
+def mesh(along: Sequence[Selector], shape: tuple[int, ...] | None) -> Place:
     """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
 
     `shape` is the shape of the array that is indexed, or None if all slices have bounds.

@@ -19,7 +19,7 @@ import numpy as np
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.places import Place
-from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
+from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of, selection_of
 
 # How many plans of slices and integers are kept, of all arrays together: planning again for each
 # chunk takes 1.2 to 1.35 times as long. Most take 1 KiB, and they take up to 4 MiB in all, because
@@ -65,7 +65,7 @@ class Plan:
     def index(self) -> Place:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._index is None:  # made here, because a plan that is split never needs it
-            index: list[Any] = [slice(None)] * len(self.window_shape)
+            index: list[Selector] = [slice(None)] * len(self.window_shape)
             for axis in self.axes[self.num_outer :]:
                 if axis.selection_axis is not None and type(axis.indices) is not range:
                     index[axis.selection_axis] = axis.indices - axis.bounds[0]
@@ -116,7 +116,7 @@ def sample(placed: Sequence[tuple[Plan, int]]) -> list[int]:
 
 
 def plan_of(
-    selection: Any, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
+    selection: object, layout: Layout, drop_axes: tuple[int, ...] = (), gap: int | None = None
 ) -> Plan:
     """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
@@ -132,11 +132,11 @@ def plan_of(
 
 # Threads may share it: Python itself protects it, also in a child process.
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _kept_plan(key: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+def _kept_plan(key: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
     return _plan(selection_of(key), geometry, drop_axes, gap)
 
 
-def _plan(selection: Any, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+def _plan(selection: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
     return plan_axes(axes_of(selection, geometry, drop_axes), geometry.item_size, gap)
 
 
@@ -253,7 +253,7 @@ def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tup
     axis, is_in_hull = plan.axes[position], position >= plan.num_outer
     for selector in _selectors(plan, axis, most, is_in_hull=is_in_hull):
         axes = list(plan.axes)
-        axes[position] = axis._replace(indices=axis.indices[selector])
+        axes[position] = axis.at(selector)
         # In a block, indices may be far enough apart for a run for each.
         num_outer = None if is_in_hull else plan.num_outer
         piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
@@ -261,7 +261,7 @@ def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tup
         yield from _pieces(piece, tuple(where), item_size, most)
 
 
-def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterator[Any]:
+def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterator[Selector]:
     """Yield what selects indices of an axis that read at most `most` bytes, or one of them.
 
     Those that are in a hull and in an array are selected by block of the chunk: by slices if they
@@ -280,7 +280,7 @@ def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterat
         yield slice(first, min(first + num, len(indices)))
 
 
-def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Any]:
+def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Selector]:
     """Yield what selects indices, between `low` and `high`, by blocks of `num`."""
     order = None
     if not (indices[1:] >= indices[:-1]).all():

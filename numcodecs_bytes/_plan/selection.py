@@ -9,6 +9,7 @@ from numcodecs_bytes._plan.layout import Geometry
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 Indices = np.ndarray[Any, np.dtype[np.intp]]
+Selector = slice | Indices  # along an axis
 
 
 class Axis(NamedTuple):
@@ -17,6 +18,11 @@ class Axis(NamedTuple):
     indices: range | Indices  # a range with a positive step, or a 1-D array in any order
     stride: int  # the distance from one index to the next, in bytes of the chunk
     selection_axis: int | None  # which axis of the selected elements it is; None if it is dropped
+
+    def at(self, selector: Selector) -> "Axis":
+        """Return what a slice, or an array, selects of the indices."""
+        indices: Any = self.indices
+        return self._replace(indices=indices[selector])
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -29,21 +35,17 @@ class Axis(NamedTuple):
     @property
     def offsets(self) -> Indices:
         """The offset of each index, in bytes."""
-        indices: Any = self.indices
-        if type(indices) is range:
-            indices = np.arange(indices.start, indices.stop, indices.step)
-        offsets: Indices = indices * self.stride
-        return offsets
+        return as_array(self.indices) * self.stride
 
 
-def key_of(selection: Any) -> Any:
+def key_of(selection: object) -> object:
     """Return a key for slices and integers; with arrays, it can't be hashed."""
     if sys.version_info >= (3, 12) or not isinstance(selection, tuple):
         return selection
     return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
 
 
-def selection_of(key: Any) -> Any:
+def selection_of(key: object) -> object:
     """Return the selection that has a key."""
     if not isinstance(key, tuple):
         return key
@@ -51,7 +53,7 @@ def selection_of(key: Any) -> Any:
 
 
 def axes_of(
-    selection: Any, geometry: Geometry, drop_axes: tuple[int, ...] = ()
+    selection: object, geometry: Geometry, drop_axes: tuple[int, ...] = ()
 ) -> tuple[Axis, ...]:
     """Return what is selected along each axis of a chunk, in the order in which they are stored.
 
@@ -79,19 +81,19 @@ def axes_of(
     return tuple([axes[axis] for axis in geometry.axis_order])
 
 
-def _points(arrays: list[Any], geometry: Geometry) -> Axis:
+def _points(arrays: list[Indices], geometry: Geometry) -> Axis:
     num = len(arrays[0]) if arrays[0].ndim else 0
     if any([a.shape != (num,) or a.dtype.kind not in "iu" for a in arrays]):
         raise _unknown(arrays)
     order, shape = geometry.axis_order, geometry.shape
     try:  # checks bounds, too
-        indices: Any = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
+        indices = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
     except ValueError:
         raise _unknown(arrays) from None
     return Axis(as_range(indices), geometry.item_size, 0)
 
 
-def _indices(selector: Any, size: int) -> range | Indices:
+def _indices(selector: object, size: int) -> range | Indices:
     """Return the indices that a slice, an integer or an array selects along an axis."""
     if isinstance(selector, slice):
         indices = range(*selector.indices(size))
@@ -112,6 +114,13 @@ def _indices(selector: Any, size: int) -> range | Indices:
 
 def _unknown(selection: object) -> LeftToZarr:
     return LeftToZarr(f"its selection is of an unknown kind ({type(selection).__name__})")
+
+
+def as_array(indices: range | Indices) -> Indices:
+    """Return indices as an array."""
+    if type(indices) is range:
+        return np.arange(indices.start, indices.stop, indices.step)
+    return indices
 
 
 def as_range(along: Indices) -> range | Indices:

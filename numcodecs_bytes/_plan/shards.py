@@ -20,7 +20,7 @@ from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
-from numcodecs_bytes._plan.selection import Axis, Indices, axes_of, key_of, selection_of
+from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of, selection_of
 
 # How many plans of shards are kept, and for up to how many inner chunks. They take 0.3 MiB in all,
 # or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for a shard of 4
@@ -51,7 +51,7 @@ class ShardPlan(NamedTuple):
     coordinates: tuple[Indices, ...]  # of the inner chunks, along each axis of their grid
     plans: list[Plan]  # for each inner chunk
     # Along each axis of the selection, the place of what is selected of the inner chunks there.
-    places_along: list[list[Any]]
+    places_along: list[list[Selector]]
 
     @property
     def places(self) -> list[Place]:
@@ -137,7 +137,7 @@ class ShardLayout:
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def plan_of(
-        self, selection: Any, drop_axes: tuple[int, ...] = (), gap: int | None = None
+        self, selection: object, drop_axes: tuple[int, ...] = (), gap: int | None = None
     ) -> AnyShardPlan:
         """Return what a selection takes from the inner chunks.
 
@@ -154,13 +154,13 @@ class ShardLayout:
 # Threads may share it; see `plan._kept_plan`.
 @functools.lru_cache(maxsize=KEPT_SHARD_PLANS)
 def _kept_plan(
-    key: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+    key: object, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
 ) -> AnyShardPlan:
     return _plan(selection_of(key), shard, inner, drop_axes, gap)
 
 
 def _plan(
-    selection: Any, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
+    selection: object, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
 ) -> AnyShardPlan:
     axes = axes_of(selection, shard, drop_axes)
     if len(axes) < len(shard.shape):  # points are a single axis
@@ -169,7 +169,7 @@ def _plan(
         list(_cut_at_chunks(axis._replace(stride=stride), size))
         for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
     ]
-    made: dict[Any, Plan] = {}  # many inner chunks have the same plan
+    made: dict[tuple[int, ...], Plan] = {}  # many inner chunks have the same plan
     plans = []
     for of_chunk in itertools.product(*[[each.axis for each in along] for along in cut]):
         key = tuple(map(id, of_chunk))
@@ -205,7 +205,7 @@ class _GridSlice(NamedTuple):
 
     position: int
     axis: Axis  # the same object for slices that are equal
-    place: Any  # in the selection
+    place: Selector  # in the selection
 
 
 def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:

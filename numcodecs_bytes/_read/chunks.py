@@ -38,7 +38,7 @@ class ChunkRead:
     item: ZarrItem  # passed on if the chunk is left to zarr
     getter: StorePath
     spec: ArraySpec
-    selection: Any
+    selection: object
     place: Place  # in the output
     layout: AnyLayout
     source: Source | None = None

@@ -11,12 +11,12 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
@@ -76,7 +76,7 @@ def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[list[Chun
     Threads that begin together get different files: from a slow one, they would read the same.
     """
     most = -(-len(chunks) // num_threads)
-    in_file = collections.defaultdict[Any, list[ChunkRead]](list)
+    in_file = collections.defaultdict[Hashable, list[ChunkRead]](list)
     for chunk in chunks:
         in_file[_key_of(chunk)].append(chunk)
     for together in in_file.values():
@@ -87,7 +87,7 @@ def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[list[Chun
                 yield group
 
 
-def _key_of(chunk: ChunkRead) -> Any:
+def _key_of(chunk: ChunkRead) -> Hashable:
     """Return what identifies the file of a chunk."""
     key = _file_of(chunk).key
     return id(chunk) if key is None else key
@@ -207,7 +207,7 @@ class _FileReader:
         return Fetched(num_requests, num_read, by_zarr)
 
     def _find_inner_chunks(
-        self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: Any
+        self, chunk: ChunkRead, shard: ShardLayout, file: OpenFile, index: UInt64Array
     ) -> InnerChunks:
         """Return where the selected inner chunks are; prefetch them if the file is slow."""
         drop_axes, latency = self.out.drop_axes, self.latency

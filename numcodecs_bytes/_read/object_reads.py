@@ -6,8 +6,8 @@ An object is a chunk, a shard, or a file that references point into.
 import asyncio
 import collections
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.layout import Layout
@@ -103,7 +103,7 @@ class _Planner:
 
     def grouped(self, chunks: Sequence[ChunkRead]) -> Iterator[list[ChunkRead]]:
         """Yield what is read together: single chunks, or chunks side by side in an object."""
-        in_object = collections.defaultdict[Any, list[ChunkRead]](list)
+        in_object = collections.defaultdict[tuple[Hashable, Layout], list[ChunkRead]](list)
         total = 0  # the length of the chunks that are parts of objects, in bytes
         for chunk in chunks:
             remote, layout = remote_of(chunk), chunk.layout

@@ -59,7 +59,7 @@ def check_output(out: object, dtype: AnyDType) -> None:
         raise LeftToZarr("elements of the output may overlap each other")
 
 
-def may_be_mapped(array: Any) -> bool:
+def may_be_mapped(array: object) -> bool:
     """Whether the memory of an array may be mapped from a file, not private to this process."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
@@ -79,7 +79,9 @@ def _may_overlap(array: Array) -> bool:
     return False
 
 
-def write_selected(raw: Any, plan: Plan, layout: Layout, out: Array, place: Place) -> None:
+def write_selected(
+    raw: bytes | memoryview | UInt8Array, plan: Plan, layout: Layout, out: Array, place: Place
+) -> None:
     """Copy the runs of a plan, which `raw` holds end to end, to their place in the output."""
     if not plan.num_runs:
         return

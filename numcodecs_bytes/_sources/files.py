@@ -9,8 +9,8 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class File(NamedTuple):
     # Exceptions that mean that the chunk does not exist if `open` raises them; nothing else does.
     missing_errors: tuple[type[Exception], ...]
     # Identifies a file that may hold other chunks, too, which are then read one after the other.
-    key: Any = None
+    key: Hashable = None
     start: int = 0  # the offset of the chunk in the file, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
     # If only the open file tells, as an archive does: takes the descriptor, and returns the offset
@@ -145,7 +145,9 @@ def _prefetch_range(descriptor: int, begin: int, end: int) -> None:
         os.posix_fadvise(descriptor, start, num_bytes, os.POSIX_FADV_WILLNEED)
 
 
-def read_runs(descriptor: int, starts: Sequence[int], length: int, memory: Any) -> Any:
+def read_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: Callable[[int], memoryview]
+) -> bytes | memoryview:
     """Return runs of a file, end to end, all of the same length in bytes.
 
     Short ones are returned as bytes; others are read into what `memory` returns for a number of

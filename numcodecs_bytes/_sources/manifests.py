@@ -7,7 +7,7 @@ import re
 import types
 import uuid
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsInt
 
 from zarr.core.buffer import default_buffer_prototype
 
@@ -34,7 +34,9 @@ class _Recorder:
                 setattr(self, name, getattr(objects, name))
 
     @types.coroutine
-    def get_range_async(self, path: str, *, start: Any, end: Any) -> Generator[Request]:
+    def get_range_async(
+        self, path: str, *, start: SupportsInt, end: SupportsInt
+    ) -> Generator[Request]:
         yield Request(self._objects, path, int(start), int(end))  # they may be uint64
 
 

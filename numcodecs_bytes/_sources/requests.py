@@ -22,6 +22,8 @@ Check = Callable[[int | None, object], None]
 # and a `Check`. Returns the bytes, or None if the object is missing.
 Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
 
+Errors = tuple[type[Exception], ...]
+
 NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -59,7 +61,7 @@ async def from_objects(
 
 
 async def from_file_system(
-    request: Any, missing: Any, start: int, end: int | None, _check: Any, **options: Any
+    request: Any, missing: Errors, start: int, end: int | None, _check: Check, **options: object
 ) -> UInt8Array | None:
     """Return a range from a file system, which states neither length nor version.
 
@@ -79,7 +81,7 @@ async def from_file_system(
 
 
 async def from_http(
-    request: Any, missing: Any, start: int, end: int | None, check: Check
+    request: Any, missing: Errors, start: int, end: int | None, check: Check
 ) -> UInt8Array | None:
     """Return a range from a web server; its headers are checked before the body arrives."""
     seen = []

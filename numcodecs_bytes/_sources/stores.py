@@ -10,7 +10,7 @@ store and returns a function from paths to sources; add a file system of fsspec 
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from numcodecs_bytes._sources.files import File, open_file, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.requests import (
     NOT_FOUND,
+    Errors,
     Get,
     from_file_system,
     from_http,
@@ -39,11 +40,11 @@ class Remote(NamedTuple):
     """Where a chunk, or a shard, is in an object that is requested."""
 
     get: Get
-    store: Any  # how it answers is remembered
+    store: object  # how it answers is remembered
     tells_versions: bool = False  # whether answers may tell the version of the object
     start: int = 0  # the offset of the chunk in the object, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
-    key: Any = None  # identifies the object, if it may hold several chunks
+    key: Hashable = None  # identifies the object, if it may hold several chunks
     must_tell_length: bool = False  # whether answers must tell the length of the object
 
 
@@ -78,7 +79,7 @@ def is_in_shard(byte_getter: object) -> bool:
     return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
 
 
-def sources_of(store: Any) -> SourceOf:
+def sources_of(store: object) -> SourceOf:
     """Return a function that says where the chunks of a store are.
 
     Raises `LeftToZarr` if all of them are left to zarr.
@@ -170,7 +171,7 @@ def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
     return _whole_files(_in_objects(store, store.store))
 
 
-def _in_objects(store: Any, objects: Any) -> SourceOfPart:
+def _in_objects(store: object, objects: object) -> SourceOfPart:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
@@ -187,7 +188,7 @@ def _in_objects(store: Any, objects: Any) -> SourceOfPart:
     return find
 
 
-def _in_file(path: str, missing: Any, start: int, num_bytes: int | None) -> File:
+def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> File:
     """Return the source of a chunk that is a local file, or `num_bytes` of one."""
     if num_bytes is None:
         return File(partial(open_file, path), missing)

@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
-from numcodecs_bytes._core.dtypes import Array, UInt8Array
+from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
 from numcodecs_bytes._host import unexpected
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
@@ -32,7 +32,7 @@ class Space:
     file: LockedFile
     parts: list[Part]
     missing: Sequence[Part] = ()  # what has no space, which only shards may lack
-    index: Any = None  # of a shard
+    index: UInt64Array | None = None  # of a shard
     end: int = 0  # of the inner chunks of a shard
 
 
@@ -83,7 +83,7 @@ class ChunkFile:
             leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
         return True
 
-    def _make_parts(self, selection: Any) -> list[Part]:
+    def _make_parts(self, selection: object) -> list[Part]:
         """Return what is written to each of the chunks in the file, without hulls."""
         runs = plan_of(selection, self._layout, self._batch.drop_axes, gap=0)
         elements = self._elements_of(shape_of(runs.axes))

@@ -8,8 +8,6 @@ Zeros take no space on disk, so a shard is completed at once if the fill value i
 gets space for at least as many more inner chunks as it has, so that it is copied only a few times.
 """
 
-from typing import Any
-
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
@@ -19,7 +17,7 @@ from numcodecs_bytes._host.zarr_versions import encode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import mesh
 from numcodecs_bytes._plan.plan import plan_axes
-from numcodecs_bytes._plan.selection import Axis
+from numcodecs_bytes._plan.selection import Axis, Indices
 from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
 from numcodecs_bytes._read.chunks import index_of
 from numcodecs_bytes._sources import files
@@ -42,7 +40,7 @@ class ShardFile(ChunkFile):
         # Where inner chunks may begin: after the index, if that is at the start.
         self._data_start = shard.index_bytes if shard.is_index_first else 0
 
-    def _make_parts(self, selection: Any) -> list[Part]:
+    def _make_parts(self, selection: object) -> list[Part]:
         shard_plan = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
         elements = self._elements_of(shard_plan.shape)
         self._shard_plan, self._elements = shard_plan, elements
@@ -56,7 +54,7 @@ class ShardFile(ChunkFile):
             parts.append(Part(runs, selected, self._layout, hulls=runs))
         return parts
 
-    def _points(self, positions: Any, elements: Array) -> list[Part]:
+    def _points(self, positions: Indices, elements: Array) -> list[Part]:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
         return [Part(runs, elements, self._layout, hulls=runs)]
@@ -71,7 +69,7 @@ class ShardFile(ChunkFile):
         missing = self._parts_at(starts, starts == MISSING)
         return Space(file, self._parts_at(starts, starts != MISSING), missing, index, end)
 
-    def _check_index(self, index: Any, num_bytes: int) -> int:
+    def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
         entries, length = index.reshape(-1, 2), self._layout.num_bytes
         entries = entries[(entries != MISSING).any(axis=1)]
@@ -104,7 +102,7 @@ class ShardFile(ChunkFile):
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
-        if old is not None:
+        if old is not None and old.index is not None:
             index, end = old.index.copy(), old.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
         num = int(np.count_nonzero(is_new))
