@@ -73,8 +73,9 @@ def test_no_more_requests_than_zarr_alone(mounts, name, what):
     with zarr.config.set(ZARR_ALONE):
         expected, num_by_zarr = read(mounts["reads"], name, SELECTIONS[what])
     np.testing.assert_array_equal(got, expected)
-    # It looks at a few positions first, and Linux reads ahead at the start of a file.
-    assert num_reads <= FEW.get((name, what), 1.5 * num_by_zarr + 16)
+    # It looks at a few positions first, Linux reads ahead at the start of a file, and on a busy
+    # machine, a chunk may be read before its file is known to be slow.
+    assert num_reads <= FEW.get((name, what), 2 * num_by_zarr + 16)
 
 
 def write(mount, name, selection, values):
