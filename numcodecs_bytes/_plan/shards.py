@@ -5,8 +5,6 @@ wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
 import bisect
-import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -20,11 +18,11 @@ from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
-from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of, selection_of
+from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of
 
-# How many plans of shards are kept, and for up to how many inner chunks. They take 0.3 MiB in all,
-# or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for a shard of 4
-# inner chunks, and 0.2 ms for one of 256, which takes 4 ms to read.
+# How many plans of shards are kept, and of up to how many selected inner chunks. They take 0.3 MiB
+# in all, or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for 4
+# inner chunks, and 0.2 ms for 256, which take 4 ms to read.
 KEPT_SHARD_PLANS, KEPT_INNER_CHUNKS = 1 << 4, 1 << 8
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
@@ -141,22 +139,28 @@ class ShardLayout:
     ) -> AnyShardPlan:
         """Return what a selection takes from the inner chunks.
 
-        It is kept, unless the selection has arrays, or the shard many inner chunks. Raises
-        `LeftToZarr` if the selection is of an unknown kind.
+        It is kept, unless the selection has arrays, or takes something from many inner chunks.
+        Raises `LeftToZarr` if the selection is of an unknown kind.
         """
-        how = drop_axes, constants.GAP_BYTES if gap is None else gap
-        if self.num_chunks <= KEPT_INNER_CHUNKS:
-            with contextlib.suppress(TypeError):  # arrays have no hash
-                return _kept_plan(key_of(selection), self.geometry, self.inner.geometry, *how)
-        return _plan(selection, self.geometry, self.inner.geometry, *how)
+        gap = constants.GAP_BYTES if gap is None else gap
+        how = self.geometry, self.inner.geometry, drop_axes, gap
+        key = key_of(selection), how
+        try:
+            kept = _kept_plans.get(key)
+        except TypeError:  # arrays have no hash
+            return _plan(selection, *how)
+        if kept is not None:
+            return kept
+        shard_plan = _plan(selection, *how)
+        if isinstance(shard_plan, ShardPlan) and len(shard_plan.plans) <= KEPT_INNER_CHUNKS:
+            if len(_kept_plans) >= KEPT_SHARD_PLANS:
+                _kept_plans.clear()
+            _kept_plans[key] = shard_plan
+        return shard_plan
 
 
-# Threads may share it; see `plan._kept_plan`.
-@functools.lru_cache(maxsize=KEPT_SHARD_PLANS)
-def _kept_plan(
-    key: object, shard: Geometry, inner: Geometry, drop_axes: tuple[int, ...], gap: int
-) -> AnyShardPlan:
-    return _plan(selection_of(key), shard, inner, drop_axes, gap)
+# By selection, and what else plans depend on. Threads may share it: a dict needs no lock.
+_kept_plans: dict[tuple[object, ...], ShardPlan] = {}
 
 
 def _plan(

@@ -46,12 +46,12 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
     outputs = list[Output]()
     latency = Latency(looks_first=len(chunks) > 1)
 
-    def work(workers: Workers[list[ChunkRead]], groups: Iterator[list[ChunkRead]]) -> None:
+    def work(workers: "Workers[_Group]", groups: "Iterator[_Group]") -> None:
         out = batch.out.for_thread(workers.is_wanted)
         outputs.append(out)
         reader = _FileReader(out, batch.gap, latency, workers)
-        for _, in_file in itertools.groupby(itertools.chain.from_iterable(groups), _key_of):
-            reader.read_file(in_file)
+        for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
+            reader.read_file(chunk for _, some in in_file for chunk in some)
 
     workers = Workers(
         list(_groups(chunks, batch.num_workers or concurrency() or MAX_FILE_THREADS)),
@@ -69,7 +69,10 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
                 pass
 
 
-def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[list[ChunkRead]]:
+_Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
+
+
+def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_Group]:
     """Yield chunks in the same file, in the order of their offsets, if these are known.
 
     If there are few files, they are divided, so that there is something to do for each thread.
@@ -78,19 +81,15 @@ def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[list[Chun
     most = -(-len(chunks) // num_threads)
     in_file = collections.defaultdict[Hashable, list[ChunkRead]](list)
     for chunk in chunks:
-        in_file[_key_of(chunk)].append(chunk)
+        key = _file_of(chunk).key
+        in_file[id(chunk) if key is None else key].append(chunk)
     for together in in_file.values():
-        together.sort(key=lambda chunk: _file_of(chunk).start)
+        if len(together) > 1:
+            together.sort(key=lambda chunk: _file_of(chunk).start)
     for first in range(0, max(map(len, in_file.values())), most):
-        for together in in_file.values():
-            if group := together[first : first + most]:
-                yield group
-
-
-def _key_of(chunk: ChunkRead) -> Hashable:
-    """Return what identifies the file of a chunk."""
-    key = _file_of(chunk).key
-    return id(chunk) if key is None else key
+        for key, together in in_file.items():
+            if some := together[first : first + most]:
+                yield key, some
 
 
 def _file_of(chunk: ChunkRead) -> File:
@@ -110,7 +109,7 @@ class _FileReader:
     out: Output
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
     latency: Latency  # of the batch
-    workers: Workers[list[ChunkRead]]
+    workers: Workers[_Group]
 
     def read_file(self, chunks: Iterator[ChunkRead]) -> None:
         """Read chunks in the same file, or fill them if it is missing."""

@@ -76,7 +76,7 @@ async def _try_all(
     """
     locked = list[ChunkFile]()
 
-    def work(workers: Workers[ChunkFile], some: Iterator[ChunkFile]) -> None:
+    def work(workers: "Workers[ChunkFile]", some: "Iterator[ChunkFile]") -> None:
         for file in some:
             try:
                 if not file.attempt(workers.is_wanted):

@@ -114,7 +114,7 @@ async def _write_together(
     latency = Latency()
     usual_seconds = layout.num_bytes / WRITTEN_PER_SECOND if layout else 0.0
 
-    def work(workers: Workers[ChunkWrite], some: Iterator[ChunkWrite]) -> None:
+    def work(workers: "Workers[ChunkWrite]", some: "Iterator[ChunkWrite]") -> None:
         for chunk in some:
             before = time.perf_counter()
             _write_or_leave(chunk, values, suffix, workers.is_wanted)

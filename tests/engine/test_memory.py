@@ -97,7 +97,7 @@ class TestWhatIsKept:
 
         def check(use, most):
             plan._kept_plan.cache_clear()  # what was kept before is not counted
-            shards._kept_plan.cache_clear()
+            shards._kept_plans.clear()
             tracemalloc.start()
             try:
                 use()
