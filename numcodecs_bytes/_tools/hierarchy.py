@@ -13,7 +13,7 @@ import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -175,17 +175,21 @@ def grid_of(array: AnyArray) -> list[int]:
     return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
-def stored_chunks(
-    array: AnyArray, listing: Listing
-) -> Iterator[tuple[Index, str, int | Exception]]:
-    """Yield the index and key of each chunk that exists, and its length or why it can't be read."""
+class StoredChunk(NamedTuple):
+    """A chunk that exists, or a shard."""
+
+    at: Index
+    key: str
+    size: int | Exception  # its length in bytes, or why it can't be read
+
+
+def stored_chunks(array: AnyArray, listing: Listing) -> Iterator[StoredChunk]:
+    """Yield the chunks of an array that exist."""
     return chunks_at(array, _indices(array, grid_of(array), listing))
 
 
-def chunks_at(
-    array: AnyArray, indices: Iterator[Index]
-) -> Iterator[tuple[Index, str, int | Exception]]:
-    """Yield the same for chunks at some indices."""
+def chunks_at(array: AnyArray, indices: Iterator[Index]) -> Iterator[StoredChunk]:
+    """Yield those chunks at some indices that exist."""
     while batch := list(itertools.islice(indices, 64)):
         keys = [join(array.path, array.metadata.encode_chunk_key(index)) for index in batch]
         # A thread for each local file would take longer than reading it.
@@ -193,7 +197,7 @@ def chunks_at(
         sizes = itertools.chain(*sync(concurrent_map(groups, _sizes_of)))
         for index, key, size in zip(batch, keys, sizes, strict=True):
             if size is not None:
-                yield index, key, size
+                yield StoredChunk(index, key, size)
 
 
 def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Index]:
