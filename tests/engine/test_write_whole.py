@@ -479,11 +479,11 @@ def test_what_was_cancelled_and_has_returned_writes_nothing_more(tmp_path, calls
         writing = asyncio.ensure_future(array.async_array.setitem(..., np.full((100, 4), 2.0)))
         await asyncio.to_thread(is_waiting.wait, 60)
         writing.cancel()
+        asyncio.get_running_loop().call_later(0.1, go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await writing
 
     calls.at_open = wait
-    threading.Timer(0.2, go_on.set).start()
     with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
         asyncio.run(cancel())
     before = files_in(tmp_path)
