@@ -169,6 +169,27 @@ def counting(request, tmp_path):
         yield request.param(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def s3_server():
+    """Return the address of an S3 server."""
+    moto_server = pytest.importorskip("moto.server", reason="the group servers is not installed")
+    logging.getLogger("werkzeug").disabled = True
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
+    server.stop()
+
+
+@pytest.fixture
+def s3_client(s3_server):
+    """Return a client of the S3 server, which has the bucket `data`."""
+    boto3 = pytest.importorskip("boto3", reason="the group servers is not installed")
+    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
+    client = boto3.client("s3", endpoint_url=s3_server, region_name="us-east-1", **keys)
+    client.create_bucket(Bucket="data")
+    return client
+
+
 def pytest_ignore_collect(collection_path, config):
     """Leave out programs, and the benchmarks, which need more than the tests do, unless named."""
     if collection_path.name in ("changed_zarr", "systems"):

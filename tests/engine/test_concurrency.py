@@ -249,7 +249,8 @@ class TestNothingIsLeft:
                 num_files, num_threads = num_open_files(), threading.active_count()
         assert eventually(lambda: num_open_files() <= num_files)
         assert eventually(lambda: not sync(tasks_of_loop()))
-        assert threading.active_count() <= num_threads + 2  # what obstore starts
+        # Obstore starts some, and so do we while files are slow; not one for each read.
+        assert threading.active_count() < num_threads + 100
 
     def test_no_file_and_no_task_after_cancelled_reads(self, array):
         async def read_and_cancel():

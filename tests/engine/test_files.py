@@ -64,6 +64,7 @@ class TestLength:
         # zarr's fused pipeline does not tell of which chunk its error is.
         assert lengths == [name] if "Fused" not in our_pipeline else lengths[-1] == name
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("shards", [None, (4,)], ids=["chunks", "shards"])
     @pytest.mark.parametrize("lies", [False, True], ids=["lengths", "no lengths"])
     @pytest.mark.parametrize("damaged", [1, 250])

@@ -311,16 +311,19 @@ def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
     array = opened(tmp_path / "a")
     points = tuple(np.random.default_rng(0).integers(0, 2048, (2, 40)))
     for selection in (np.s_[5, 7], np.s_[0:60:59, 5], np.s_[::128, 100:164], points):
-        with (tmp_path / "a/c/0/0").open("rb+") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        before = num_from_disk()
-        with numcodecs_bytes.trace() as traced:
-            got = array[selection]
-        np.testing.assert_array_equal(got, data[selection])
-        # And the index of a shard.
-        assert traced.report()["total"]["bytes_fetched"] <= got.nbytes + KIB
-        assert num_from_disk() - before <= 2 * MIB  # the system reads ahead
+        from_disk = []
+        for _ in range(3):  # the system may need something else for this process, but not each time
+            with (tmp_path / "a/c/0/0").open("rb+") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            before = num_from_disk()
+            with numcodecs_bytes.trace() as traced:
+                got = array[selection]
+            from_disk.append(num_from_disk() - before)
+            np.testing.assert_array_equal(got, data[selection])
+            # And the index of a shard.
+            assert traced.report()["total"]["bytes_fetched"] <= got.nbytes + KIB
+        assert min(from_disk) <= 2 * MIB  # the system reads ahead
 
 
 class Delayed:

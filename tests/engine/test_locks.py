@@ -12,8 +12,6 @@ import pytest
 import zarr
 from helpers import create, module_or_none
 
-from numcodecs_bytes._plan import constants
-
 fcntl = module_or_none("fcntl")
 pytestmark = [pytest.mark.needs("fcntl"), pytest.mark.usefixtures("_in_place")]
 IF_POSSIBLE = {"numcodecs_bytes.write_in_place": True}
@@ -228,44 +226,44 @@ def test_a_lock_that_a_forked_process_holds_is_given_back(array, monkeypatch):
 
 
 class TestWaiting:
-    @pytest.mark.parametrize("how", ["lock", "write"])
-    def test_a_write_that_is_cancelled_is_not_done_later(self, tmp_path, monkeypatch, how):
-        """While it waits for a lock, or between two blocks."""
-        array = create(tmp_path, (8, 8))
-        array[...] = 1
-        if how == "write":
-            monkeypatch.setattr(constants, "BLOCK_BYTES", 64)
-            pwrite = os.pwrite
-            monkeypatch.setattr(os, "pwrite", lambda *args: time.sleep(0.05) or pwrite(*args))
-
+    def test_a_write_that_waits_for_a_lock_while_it_is_cancelled_is_not_done_later(
+        self, array, chunk
+    ):
         async def write_for_a_while():
             await asyncio.wait_for(array.async_array.setitem(np.s_[1:], 5), 0.1)
 
-        is_locked = fcntl.LOCK_EX if how == "lock" else fcntl.LOCK_UN
-        with locked(tmp_path / "c/0/0", is_locked), pytest.raises(TimeoutError):
+        with locked(chunk, fcntl.LOCK_EX), pytest.raises(TimeoutError):
             asyncio.run(write_for_a_while())
-        written = array[...].sum()
-        assert written == 64 if how == "lock" else written < 64 + 56 * 4
         time.sleep(0.2)
-        assert array[...].sum() == written
+        assert array[...].sum() == 64
 
-    def test_a_write_that_hangs_while_it_is_cancelled_ends_there(self, array, chunk, monkeypatch):
+    @pytest.mark.parametrize("answers", [True, False], ids=["the disk answers", "it hangs"])
+    def test_a_write_that_is_cancelled_ends_after_the_present_block(
+        self, array, chunk, monkeypatch, answers
+    ):
         """Its caller may change the values, which must not be written once the disk answers."""
-        monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 0.01)
-        values, pwrite, has_answer = np.full((8, 2), 5.0, ">f8"), os.pwrite, threading.Event()
+        monkeypatch.setattr("numcodecs_bytes._host.threads.LAST_SECONDS", 60 if answers else 0.01)
+        values, pwrite = np.full((8, 2), 5.0, ">f8"), os.pwrite
+        is_writing, has_answer = threading.Event(), threading.Event()
 
         def hang(*args):
             num_bytes = pwrite(*args)
-            has_answer.wait(20)
+            is_writing.set()
+            assert has_answer.wait(60)
             return num_bytes
 
         monkeypatch.setattr(os, "pwrite", hang)
 
-        async def write_for_a_while():
-            await asyncio.wait_for(array.async_array.setitem(np.s_[:, 3:5], values), 0.1)
+        async def cancel():
+            writing = asyncio.ensure_future(array.async_array.setitem(np.s_[:, 3:5], values))
+            assert await asyncio.to_thread(is_writing.wait, 60)
+            writing.cancel()
+            if answers:
+                asyncio.get_running_loop().call_later(0.1, has_answer.set)
+            with pytest.raises(asyncio.CancelledError):
+                await writing
 
-        with pytest.raises(TimeoutError):
-            asyncio.run(write_for_a_while())
+        asyncio.run(cancel())
         values[...] = 9
         has_answer.set()
         with locked(chunk, fcntl.LOCK_EX):

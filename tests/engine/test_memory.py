@@ -107,6 +107,7 @@ class TestWhatIsKept:
 
         return check
 
+    @pytest.mark.long
     def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
         """60 of them over 65,536 inner chunks kept 619 MiB; these would keep 3.3 and 1 MiB."""
         for num, num_windows in ((1 << 13, 3), (shards.KEPT_INNER_CHUNKS, 50)):
@@ -133,6 +134,7 @@ class TestWhatIsKept:
 
         check_kept(plan_columns, most)
 
+    @pytest.mark.long
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
     def test_of_chunks_of_many_shapes(self, tmp_path, check_kept):
         """These would keep 1.8 MiB."""

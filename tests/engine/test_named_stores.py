@@ -230,7 +230,8 @@ class TestLostConnections:
             assert np.array_equal(lost[SOME], FLAT[SOME])
         assert lost.store.asked == [None]
 
-    def test_soon_the_chunk_is_asked_again(self, lost):
+    def test_soon_the_chunk_is_asked_again(self, lost, monkeypatch):
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 60)
         assert lost[5] == FLAT[5]
         lost.store.is_lost, lost.store.seconds = lambda byte_range: byte_range is not None, 0
         assert np.array_equal(lost[SOME], FLAT[SOME])

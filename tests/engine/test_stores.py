@@ -45,26 +45,14 @@ def http(folder):
         yield f"{server.url('properly', 'token')}/array"
 
 
-@pytest.fixture(scope="module")
-def s3_server():
-    """Return the address of an S3 server."""
-    moto_server = import_optional("moto.server")
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    server.stop()
-
-
 @pytest.fixture
-def s3(folder, s3_server, monkeypatch):
-    """Return its address; its bucket `data` holds the folder."""
+def s3(folder, s3_server, s3_client, monkeypatch):
+    """Return the address of a server whose bucket `data` holds the folder."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = import_optional("boto3").client("s3", endpoint_url=s3_server)
-    client.create_bucket(Bucket="data")
     for path in files_in(folder):
-        client.upload_file(str(path), "data", f"array/{path.relative_to(folder)}")
+        s3_client.upload_file(str(path), "data", f"array/{path.relative_to(folder)}")
     return s3_server
 
 
@@ -348,11 +336,9 @@ class TestWhyWhole:
         store = store_of_references(stored, {})
         self.assert_whole(store, "there is no reference to it", np.zeros(SHAPE))
 
-    def test_a_whole_file_on_a_server_that_tells_no_length(self, stored, s3):
+    def test_a_whole_file_on_a_server_that_tells_no_length(self, stored, s3, s3_client):
         """It may begin with a header: zarr raises an error then."""
-        import_optional("boto3").client("s3", endpoint_url=s3).upload_file(
-            str(stored / "c/0/0"), "data", "file"
-        )
+        s3_client.upload_file(str(stored / "c/0/0"), "data", "file")
         store = store_of_references(stored, {"c/0/0": ["s3://data/file"]}, "s3", endpoint_url=s3)
         why = "its reference has no offset and length; with both, it is read in part"
         self.assert_whole(store, why)

@@ -143,13 +143,13 @@ def _values_in(folder, zarr_format=None):
 
 def complaints_about(root, done):
     """Return what is wrong with what check says of a damaged store."""
-    started = time.monotonic()
+    started = time.process_time()
     try:
         store = zarr.storage.LocalStore(root, read_only=True)
         reports = {report.path: report for report in check(store)}
     except BaseException:
         return [traceback.format_exc()]
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     complaints = [f"took {seconds:.0f} s"] if seconds > MAX_SECONDS else []
     for name in ARRAYS:
         changed = [d for d in done if d[1].startswith(f"{name}/")]

@@ -3,7 +3,6 @@
 import ast
 import inspect
 import json
-import logging
 import textwrap
 
 import pytest
@@ -22,23 +21,13 @@ REPOSITORY = zarr.storage.MemoryStore(
 
 
 @pytest.fixture
-def s3(monkeypatch):
+def s3(s3_server, s3_client, monkeypatch):
     """Return a client of an S3 server with the bucket `data`, and fsspec's options for it."""
     pytest.importorskip("s3fs", reason="the extra stores is not installed")
-    moto_server = pytest.importorskip("moto.server", reason="the group servers is not installed")
-    boto3 = pytest.importorskip("boto3")
-    logging.getLogger("werkzeug").disabled = True
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    address = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    where = {"endpoint_url": address, "region_name": "us-east-1"}
-    keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-    client = boto3.client("s3", **where, **keys)
-    client.create_bucket(Bucket="data")
-    yield client, {"key": "key", "secret": "secret", "client_kwargs": where}
-    server.stop()
+    where = {"endpoint_url": s3_server, "region_name": "us-east-1"}
+    return s3_client, {"key": "key", "secret": "secret", "client_kwargs": where}
 
 
 def upload(client, folder, name):
