@@ -171,7 +171,10 @@ def _origin_of(key: str, config: Any) -> str:
 def set_by(key: str) -> str:
     """Return who sets a key of zarr's config, as the end of a clause in a message, or ""."""
     origin = origin_of(key)
-    return f", set{' in this program' * (origin == 'zarr.config.set')} by {origin}" * bool(origin)
+    if not origin:
+        return ""
+    where = " in this program" if origin == "zarr.config.set" else ""
+    return f", set{where} by {origin}"
 
 
 def _value_in(collected: Any, key: str) -> Any:
