@@ -3,9 +3,8 @@
 import math
 from typing import NamedTuple
 
-from numcodecs_bytes._core.dtypes import AnyDType, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, check_length, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._plan.conversion import Conversion
 
 

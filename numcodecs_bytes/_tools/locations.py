@@ -14,18 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import zarr.storage
-from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
-from numcodecs_bytes._tools.icechunk_storage import (
-    is_repository,
-    lines_that_check,
-    open_repository,
-)
 
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references, given the file, its folder, and the file to write.
@@ -52,13 +47,13 @@ _REFERABLE = (
         _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
     ),
 )
-_OF_NUMBERS = (
-    "import json, math, numpy; shape, dtype, offset = {shape!r}, '|u1', 0; "
-    "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
-    "filters=None, compressor=None); "
-    "chunk = [{file!r}, offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
-    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open({to!r}, 'w'))"
-)
+_REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python, with
+the storage that fits (or icechunk.gcs_storage, azure_storage, http_storage, ...):
+  import icechunk
+  from numcodecs_bytes.check import check
+  storage = icechunk.s3_storage(bucket={bucket!r}, prefix={prefix!r}, from_env=True)
+  repository = icechunk.Repository.open(storage)
+  print(*check(repository.readonly_session("main").store), sep="\\n")"""
 
 
 def open_store(
@@ -81,14 +76,41 @@ def open_store(
         return location
     location, options = str(location), dict(storage_options or {})
     store = _open_location(location, options, read_only=read_only)
-    if read_only and sync(is_repository(store)):
+    if read_only and sync(_is_repository(store)):
         folder = location.removeprefix("file://")
         if "://" in folder:
-            raise ValueError(lines_that_check(location))
+            bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
+            raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
         _need("icechunk", "icechunk")
-        return open_repository(folder, version or {"branch": "main"})
+        return _open_repository(folder, version or {"branch": "main"})
     if version:
         raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
+    return store
+
+
+async def _is_repository(store: Store) -> bool:
+    """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
+    prototype = default_buffer_prototype()
+    with contextlib.suppress(Exception):  # it is raised again when the store is read
+        file = await store.get("repo", prototype, RangeByteRequest(0, 3))
+        if file is not None and file.to_bytes().startswith(b"ICE"):
+            return True
+        return await store.get("refs/branch.main/ref.json", prototype) is not None
+    return False
+
+
+def _open_repository(folder: str, version: dict[str, str]) -> Store:
+    """Open a version of a repository in a folder."""
+    import icechunk  # optional, but installed if this is called
+
+    storage = icechunk.local_filesystem_storage(folder)
+    config = icechunk.Repository.fetch_config(storage)
+    # Chunks in other files are read with the credentials of this environment, if any.
+    others = dict.fromkeys((config and config.virtual_chunk_containers) or ())
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
+    arguments = {"snapshot": "snapshot_id"}
+    chosen: Any = {arguments.get(kind, kind): name for kind, name in version.items()}
+    store: Store = repository.readonly_session(**chosen).store
     return store
 
 
@@ -143,28 +165,14 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
+        what = (
+            "a file, but neither a zip file nor kerchunk references, whose name must end in .json"
+        )
+        recipe = "How do I read a raw binary file?"
         if _is_envi(Path(location)):
-            raise ValueError(
-                "this is an ENVI image, not Zarr: VirtualiZarr reads it, as the recipe "
-                '"How do I read an ENVI image?" in docs/recipes.md shows'
-            ) from error
-        path = Path(location).resolve()
-        shape = [path.stat().st_size]
-        code = _OF_NUMBERS.format(shape=shape, file=path.as_posix(), to=f"{path.stem}.json")
-        raise ValueError(
-            "this is a file, but neither a zip file nor kerchunk references, whose name must end "
-            "in .json. If it holds plain numbers, put their shape, data type and offset in place "
-            "of the three values in this line; it makes references to check:"
-            f"{_shell_line(code)}"
-        ) from error
+            what, recipe = "an ENVI image, not Zarr", "How do I read an ENVI image?"
+        raise ValueError(f'this is {what}: see the recipe "{recipe}" in docs/recipes.md') from error
     return archive
-
-
-def _shell_line(code: str) -> str:
-    """Return a line for a shell that runs Python code."""
-    # The shell of Windows knows only double quotes, in which others expand these characters.
-    argument = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
-    return f"\n  python -c {argument}"
 
 
 _FITS_LINES = """this is a FITS image with BZERO or BSCALE, not Zarr: VirtualiZarr opens it in
@@ -223,8 +231,10 @@ def advise_references(location: str, start: bytes = b"") -> str:
             file = location if "://" in location else Path(location).resolve().as_posix()
             folder, _, name = file.rpartition("/")
             to = f"{name.rpartition('.')[0] or name}.json"
-            line = _shell_line(template.format(file=file, folder=folder, to=to))
-            return f"this is {what}, not Zarr: make references first:{line}"
+            code = template.format(file=file, folder=folder, to=to)
+            # The shell of Windows knows only double quotes, in which others expand these characters.
+            line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+            return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
     return ""
 
 
