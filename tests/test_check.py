@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -807,16 +806,10 @@ class TestCommand:
             fits.HDUList([*first, image]).writeto(tmp_path / f"{dtype}.fits")
         with pytest.raises(ValueError, match="FITS file, not Zarr: make references first"):
             open_store(tmp_path / "i2.fits")
-        with pytest.raises(ValueError, match="a FITS image with BZERO or BSCALE") as raised:
+        with pytest.raises(ValueError, match="this is a FITS image with BZERO") as raised:
             open_store(tmp_path / "u2.fits")
-        if sys.version_info < (3, 12):
-            assert "read it with astropy.io.fits" in str(raised.value)
-            return
-        for name in ("virtualizarr", "obstore"):
-            pytest.importorskip(name)
-        lines = textwrap.dedent(str(raised.value).split("\n", 2)[2])
-        done = run_program("-W", "ignore", "-c", lines)
-        assert "(3, 4) float64" in done.stdout
+        is_old = sys.version_info < (3, 12)
+        assert ("astropy.io.fits" if is_old else "How do I read a FITS") in str(raised.value)
 
     @pytest.mark.parametrize("given", ["a.img", "a.hdr", "b", "b.hdr"])
     def test_an_image_that_has_a_header_beside_it(self, tmp_path, given):

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import os
 import re
 import shlex
 import stat
@@ -47,8 +46,8 @@ _REFERABLE = (
         _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
     ),
 )
-_REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python, with
-the storage that fits (or icechunk.gcs_storage, azure_storage, http_storage, ...):
+_REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
+(if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
   import icechunk
   from numcodecs_bytes.check import check
   storage = icechunk.s3_storage(bucket={bucket!r}, prefix={prefix!r}, from_env=True)
@@ -156,62 +155,45 @@ def _is_zip(location: Store | str | Path) -> bool:
 
 
 def _open_zip(location: str) -> Store:
-    with Path(location).open("rb") as file:
-        advice = advise_references(location, file.read(8))
-        if "a FITS file" in advice and _is_scaled(file):
-            advice = _how_to_read_scaled(Path(location))
-    if advice:
+    path = Path(location)
+    with path.open("rb") as file:
+        start = file.read(8)
+        is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
+    if is_scaled and sys.version_info < (3, 12):  # VirtualiZarr 2.8 needs 3.12
+        raise ValueError(
+            "this is a FITS image with BZERO or BSCALE, which no package for this version of "
+            "Python reads through zarr: read it with astropy.io.fits"
+        )
+    if is_scaled:
+        raise ValueError(_name_recipe("a FITS image with BZERO", "a FITS image with BZERO"))
+    if advice := advise_references(location, start):
         raise ValueError(advice)
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
-        what = (
-            "a file, but neither a zip file nor kerchunk references, whose name must end in .json"
-        )
-        recipe = "How do I read a raw binary file?"
-        if _is_envi(Path(location)):
-            what, recipe = "an ENVI image, not Zarr", "How do I read an ENVI image?"
-        raise ValueError(f'this is {what}: see the recipe "{recipe}" in docs/recipes.md') from error
+        what = "a file, but neither a zip file nor references, whose name must end in .json"
+        recipe = _name_recipe(what, "a raw binary file")
+        if _is_envi(path):
+            recipe = _name_recipe("an ENVI image, not Zarr", "an ENVI image")
+        raise ValueError(recipe) from error
     return archive
 
 
-_FITS_LINES = """this is a FITS image with BZERO or BSCALE, not Zarr: VirtualiZarr opens it in
-Python, while references in kerchunk's format do not give its values:
-  # pip install "virtualizarr>=2.8" astropy obstore
-  import zarr
-  from obspec_utils.registry import ObjectStoreRegistry
-  from obstore.store import LocalStore
-  from virtualizarr.parsers import FITSParser
-  registry = ObjectStoreRegistry({{"file://": LocalStore()}})
-  store = FITSParser()(url={url!r}, registry=registry)
-  print(zarr.open_group(store, mode="r", zarr_format=3).tree())"""
-
-
-def _how_to_read_scaled(path: Path) -> str:
-    """Return how to read a FITS image whose elements are scaled."""
-    if sys.version_info >= (3, 12):  # as VirtualiZarr 2.8 needs
-        return _FITS_LINES.format(url=path.resolve().as_uri())
-    return (
-        "this is a FITS image with BZERO or BSCALE, not Zarr: read it with astropy.io.fits, or, on "
-        "Python 3.12 or newer, with VirtualiZarr 2.8; for Python 3.11, no package makes references "
-        "that give its values"
-    )
+def _name_recipe(what: str, title: str) -> str:
+    return f'this is {what}: see the recipe "How do I read {title}?" in docs/recipes.md'
 
 
 def _is_scaled(file: BinaryIO) -> bool:
     """Whether the first image or table of a FITS file has BZERO or BSCALE."""
     file.seek(0)
     has_data = False
-    for _ in range(100_000):  # lines of a header
-        line = file.read(80)
+    while line := file.read(80):  # of a header; files without data consist of headers
         name, value = line[:8].rstrip(), line[10:30].strip()
         if name in (b"BZERO", b"BSCALE"):
             return True
         has_data = has_data or (name == b"NAXIS" and value != b"0")
-        if not line or (name == b"END" and has_data):
+        if name == b"END" and has_data:
             return False
-        if name == b"END":  # the next header begins with the next block
-            file.seek(-file.tell() % 2880, os.SEEK_CUR)
     return False
 
 
@@ -232,7 +214,7 @@ def advise_references(location: str, start: bytes = b"") -> str:
             folder, _, name = file.rpartition("/")
             to = f"{name.rpartition('.')[0] or name}.json"
             code = template.format(file=file, folder=folder, to=to)
-            # The shell of Windows knows only double quotes, in which others expand these characters.
+            # Windows knows only double quotes, in which other shells expand these characters.
             line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
             return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
     return ""
