@@ -22,7 +22,7 @@ from numcodecs_bytes._tools.check_report import (
     Limits,
     ProgressBar,
     count,
-    describe_error,
+    explain_error,
 )
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
@@ -55,13 +55,6 @@ def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | 
     return bar
 
 
-def _describe(error: Exception) -> str:
-    """Return the text of an error, with its class unless that adds nothing."""
-    is_ours = isinstance(error, FileNotFoundError | ImportError | ValueError)
-    is_ours = is_ours or (isinstance(error, OSError) and error.errno is None)
-    return str(error) if is_ours and str(error) else describe_error(error)
-
-
 def _check(options: argparse.Namespace) -> _Answer:
     """Report for each array in a Zarr hierarchy whether it can be read in part, and its problems.
 
@@ -91,7 +84,7 @@ def _check(options: argparse.Namespace) -> _Answer:
                         with contextlib.nullcontext() if bar is None else bar.external_write_mode():
                             _say(report.format(location if len(options.stores) > 1 else ""))
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-            unreadable.append({"store": location, "error": _describe(error)})
+            unreadable.append({"store": location, "error": explain_error(error)})
             print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
             continue
         if len(reports) == num_before:
@@ -138,7 +131,7 @@ def _migrate(options: argparse.Namespace) -> _Answer:
         with _progress_bar(" nodes") as bar:
             nodes = migrate(options.store, bar=bar, **given)
     except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        why = _describe(error)
+        why = explain_error(error)
         print(f"can't migrate {options.store}: {why}", file=sys.stderr)
         return 2, {"error": why}, ""
     nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children

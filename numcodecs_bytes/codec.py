@@ -40,6 +40,7 @@ from numcodecs_bytes._core.dtypes import (
     AnyDType,
     Array,
     Endian,
+    check_length,
     check_storable,
     has_byte_order,
     has_same_elements,
@@ -47,7 +48,6 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._host.names import add_name_of_array
 
 if TYPE_CHECKING:

@@ -256,7 +256,7 @@ def _why_kept(documents: _Documents) -> str:
     try:
         document = _convert(documents, [])
     except Exception as error:  # noqa: BLE001 # metadata raise anything
-        return explain_error(error) or type(error).__name__
+        return explain_error(error)
     differing = _differing(_without_consolidated(documents["zarr.json"]), document)
     return differing and f"zarr.json differs from what migrate writes in {differing}"
 

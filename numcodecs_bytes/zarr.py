@@ -37,6 +37,7 @@ from numcodecs_bytes._core.dtypes import (
     AnyDType,
     Endian,
     are_swapped_alike,
+    check_length,
     check_storable,
     copied_as,
     has_byte_order,
@@ -47,7 +48,6 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._host.defaults import make_default, step_aside
 from numcodecs_bytes._host.names import add_name_of_array
 from numcodecs_bytes._host.options import warn_of_other_pipeline

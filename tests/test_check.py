@@ -9,12 +9,10 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 from pathlib import Path
 from unittest.mock import Mock
@@ -748,7 +746,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
-            ("a.txt", "text", "this is a file, but neither a zip file nor kerchunk references"),
+            ("a.txt", "text", 'see the recipe "How do I read a raw binary file?" in docs/recipes'),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
@@ -770,23 +768,14 @@ class TestCommand:
     @pytest.mark.parametrize("name", ["it's", "`touch b`", "$HOME $(touch b)", 'a "b" !c', "\\n"])
     def test_lines_are_quoted_for_the_shell(self, tmp_path, name):
         """Names of files were pasted into them."""
-        pytest.importorskip("fsspec")
         folder = tmp_path / name
-        folder.mkdir()
-        (folder / f"{name}.bin").write_bytes(bytes(8))
-        done = run_program("-m", "numcodecs_bytes", "check", folder / f"{name}.bin", status=2)
-        _, line = done.stderr.rstrip().rsplit("\n", 1)
-        line = line.strip().replace("python", sys.executable, 1)
-        subprocess.run(line, shell=True, cwd=tmp_path, check=True)  # noqa: S602 # it is quoted
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, f"{name}.json"])
-        (report,) = checks.check(tmp_path / f"{name}.json")
-        assert (report.num_chunks, report.problems) == (1, [])
         for suffix in (".nc", ".nc3", ".tif", ".fits"):
             line = locations.advise_references(str(folder / f"{name}{suffix}")).rsplit("\n", 1)[1]
-            program, option, code = shlex.split(line)
-            texts = [n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Constant)]
-            assert (program, option) == ("python", "-c")
-            assert {(folder / f"{name}{suffix}").as_posix(), f"{name}.json"} < set(texts)
+            shown = line.strip().replace("python -c", "printf %s", 1)
+            done = subprocess.run(shown, shell=True, check=True, capture_output=True, text=True)  # noqa: S602 # it is quoted
+            tree = ast.walk(ast.parse(done.stdout))
+            texts = {node.value for node in tree if isinstance(node, ast.Constant)}
+            assert {(folder / f"{name}{suffix}").as_posix(), f"{name}.json"} < texts
 
     @pytest.mark.parametrize(
         ("data_type", "fill_value"),
@@ -807,18 +796,6 @@ class TestCommand:
         assert (hint in str(report.notes)) == bool(done.returncode)
         run_program("-W", "ignore", "-c", f"{hint}; {open_it}")
 
-    def test_the_line_for_numbers(self, tmp_path):
-        """It makes references to the bytes of any file."""
-        pytest.importorskip("fsspec")
-        (tmp_path / "a.img").write_bytes(bytes(10) + np.arange(24, dtype=">i2").tobytes())
-        done = run_program("-m", "numcodecs_bytes", "check", tmp_path / "a.img", status=2)
-        line = done.stderr.partition('python -c "')[2].rpartition('"')[0]
-        run_program("-c", line.replace("[58], '|u1', 0", "[4, 6], '>i2', 10"), folder=tmp_path)
-        array = zarr.open_array(open_store(tmp_path / "a.json"), mode="r", zarr_format=2)
-        np.testing.assert_array_equal(array[...], np.arange(24).reshape(4, 6))
-        (report,) = checks.check(tmp_path / "a.json")
-        assert (report.problems, report.notes) == ([], [])
-
     @pytest.mark.parametrize("hdu", ["PrimaryHDU", "ImageHDU"])
     def test_fits_images_that_are_scaled(self, tmp_path, hdu):
         """The line with kerchunk made references that can't be read."""
@@ -829,16 +806,10 @@ class TestCommand:
             fits.HDUList([*first, image]).writeto(tmp_path / f"{dtype}.fits")
         with pytest.raises(ValueError, match="FITS file, not Zarr: make references first"):
             open_store(tmp_path / "i2.fits")
-        with pytest.raises(ValueError, match="a FITS image with BZERO or BSCALE") as raised:
+        with pytest.raises(ValueError, match="this is a FITS image with BZERO") as raised:
             open_store(tmp_path / "u2.fits")
-        if sys.version_info < (3, 12):
-            assert "read it with astropy.io.fits" in str(raised.value)
-            return
-        for name in ("virtualizarr", "obstore"):
-            pytest.importorskip(name)
-        lines = textwrap.dedent(str(raised.value).split("\n", 2)[2])
-        done = run_program("-W", "ignore", "-c", lines)
-        assert "(3, 4) float64" in done.stdout
+        is_old = sys.version_info < (3, 12)
+        assert ("astropy.io.fits" if is_old else "How do I read a FITS") in str(raised.value)
 
     @pytest.mark.parametrize("given", ["a.img", "a.hdr", "b", "b.hdr"])
     def test_an_image_that_has_a_header_beside_it(self, tmp_path, given):
@@ -850,7 +821,7 @@ class TestCommand:
         (tmp_path / "c.hdr").write_text("another header")
         with pytest.raises(ValueError, match="an ENVI image, not Zarr") as raised:
             open_store(tmp_path / given)
-        _, recipe, page, *_ = re.split('" in | shows|"', str(raised.value))
+        _, recipe, page = re.split('" in |"', str(raised.value))
         text = Path(__file__).parent.parent.joinpath(page).read_text(encoding="utf-8")
         assert f"## {recipe}\n" in text
         with pytest.raises(ValueError, match="neither a zip file"):

@@ -10,6 +10,7 @@ To add a data type of ml_dtypes, add a row to `ML_DTYPES`; the rest is in ``docs
 import contextlib
 import functools
 import importlib.metadata
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -250,6 +251,10 @@ class DataTypeError(TypeError):
     """Elements of a data type can't be stored."""
 
 
+class LengthError(ValueError):
+    """A chunk has the wrong length."""
+
+
 def missing_endian(dtype: AnyDType) -> EndianError:
     """Return the error for a multi-byte data type without `endian`."""
     return EndianError(
@@ -275,3 +280,16 @@ def check_storable(dtype: AnyDType) -> None:
                 "NumPy (with floats of up to 64 bits), a structure of them, or a registered type "
                 "of ml_dtypes; for variable-length strings use the codecs vlen-utf8 and vlen-bytes"
             )
+
+
+def check_length(
+    num_bytes: int, shape: tuple[int, ...], dtype: AnyDType, stored: AnyDType, name: str
+) -> None:
+    """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype."""
+    expected = math.prod(shape) * stored.itemsize
+    if num_bytes != expected:
+        why = "truncated" if num_bytes < expected else "compressed or have another shape"
+        raise LengthError(
+            f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
+            f"it may be {why}"
+        )

@@ -18,7 +18,7 @@ from typing import Any
 
 import zarr
 
-from numcodecs_bytes._core.lengths import parse_size
+from numcodecs_bytes._core.configuration import parse_size
 
 
 class OptionError(ValueError):

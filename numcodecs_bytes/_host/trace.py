@@ -6,7 +6,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._host.names import name_of_store
 
@@ -61,13 +61,14 @@ class Trace:
         self._counts: dict[tuple[int, ArrayName, bool], Counter[str | tuple[str, str]]] = {}
 
     def __enter__(self) -> Self:
-        active.append(self._add)
+        active.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        active.remove(self._add)
+        active.remove(self)
 
-    def _add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
+    def add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
+        """Add counts of an array; if zarr read chunks itself, their number by reason."""
         key = threading.get_ident(), name, is_seen
         self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
 
@@ -105,13 +106,8 @@ class Trace:
         return "\n".join(_lines(self.report(), paths))
 
 
-class _Add(Protocol):
-    def __call__(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None: ...
-
-
-# What adds counts to each trace that is open. It is called once for each, hence the sets below,
-# although a trace that is entered again is here again.
-active: list[_Add] = []
+# The traces that are open; one that is entered again is here again, but counts once.
+active: list[Trace] = []
 
 
 def trace() -> Trace:
@@ -161,13 +157,10 @@ def counts_of_read(
 def note(
     byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool, is_seen: bool = True
 ) -> None:
-    """Add to the counts of the array of a chunk, given its byte getter or setter.
-
-    If zarr read chunks itself, `is_seen` is false, and `counts` has the number for each reason.
-    """
+    """Add to the counts of the array of a chunk, given its byte getter or setter."""
     name = name_of_array(byte_getter, num_axes, is_v2=is_v2)
-    for add in set(active):
-        add(name, counts, is_seen=is_seen)
+    for each in set(active):
+        each.add(name, counts, is_seen=is_seen)
 
 
 def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> ArrayName:

@@ -7,8 +7,7 @@ version of zarr that is not as we know it.
 import concurrent.futures
 import logging
 
-from numcodecs_bytes._core.dtypes import DataTypeError, EndianError
-from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
 from numcodecs_bytes._host.options import OptionError
 
 _EXPECTED = (

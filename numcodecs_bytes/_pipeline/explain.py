@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zarr.storage import StorePath
 
-from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout

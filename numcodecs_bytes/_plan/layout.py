@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, Array, check_length, copied_as
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._core.lengths import check_length
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # What codecs raise if they can't convert an element, and what NumPy's warnings may be turned into.

@@ -22,8 +22,10 @@ def describe_error(error: Exception) -> str:
 
 
 def explain_error(error: Exception) -> str:
-    """Return the message of a ValueError, which says everything, and describe other errors."""
-    return str(error) if isinstance(error, ValueError) else describe_error(error)
+    """Return the message of an error that says everything, and describe other errors."""
+    says_all = isinstance(error, FileNotFoundError | ImportError | ValueError)
+    says_all = says_all or (isinstance(error, OSError) and error.errno is None)
+    return str(error) if says_all and str(error) else describe_error(error)
 
 
 @dataclass

@@ -8,8 +8,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from numcodecs_bytes._core.configuration import parse_size
 from numcodecs_bytes._core.dtypes import has_variable_length
-from numcodecs_bytes._core.lengths import parse_size
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def dask_chunks(
 
 def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_sizes`
     # It imports `numcodecs_bytes.zarr`, and so zarr.
-    from numcodecs_bytes._tools.partial_reads import read_in_part
+    from numcodecs_bytes._tools.hierarchy import read_in_part
 
     axes = tuple(range(array.ndim))
     try:

@@ -25,7 +25,9 @@ from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._host.defaults import why_aside
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.stores import find_source, name_of_class
 
@@ -167,6 +169,34 @@ def join(path: str, name: str) -> str:
 def array_of(document: Any, store_path: StorePath) -> AnyArray:
     """Return the array with a metadata document, which need not be stored."""
     return zarr.Array(zarr.AsyncArray(document, store_path))
+
+
+def read_in_part(array: AnyArray) -> Layout:
+    """Return the layout of an array's (inner) chunks, parts of which can be read.
+
+    Raises `LeftToZarr` if that is not so. Nothing is requested.
+    """
+    pipeline = array.async_array.codec_pipeline
+    if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
+        why = f"{name_of_class(pipeline)} is the codec pipeline"
+        raise LeftToZarr(why_aside.get("arrays", why))
+    from numcodecs_bytes._pipeline.array_layouts import (
+        layout_of_array,  # not with any version of zarr
+    )
+
+    layout = layout_of_array(array)
+    first = array.metadata.encode_chunk_key((0,) * array.ndim)
+    try:
+        source = find_source(array.store_path / first)
+        if isinstance(source, File):
+            length_of_file(source)
+    except NothingLost:
+        pass
+    except LeftToZarr:
+        raise
+    except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
+        pass
+    return layout if isinstance(layout, Layout) else layout.inner
 
 
 def grid_of(array: AnyArray) -> list[int]:

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import os
 import re
 import shlex
 import stat
@@ -14,18 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import zarr.storage
-from zarr.abc.store import ByteRequest, Store
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
-from numcodecs_bytes._tools.icechunk_storage import (
-    is_repository,
-    lines_that_check,
-    open_repository,
-)
 
 # Files that references can point into: what they are, their first bytes, the ends of their names,
 # and the code that makes references, given the file, its folder, and the file to write.
@@ -52,13 +46,13 @@ _REFERABLE = (
         _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
     ),
 )
-_OF_NUMBERS = (
-    "import json, math, numpy; shape, dtype, offset = {shape!r}, '|u1', 0; "
-    "array = dict(zarr_format=2, shape=shape, chunks=shape, dtype=dtype, order='C', fill_value=0, "
-    "filters=None, compressor=None); "
-    "chunk = [{file!r}, offset, math.prod(shape) * numpy.dtype(dtype).itemsize]; "
-    "json.dump({{'.zarray': array, '.'.join('0' * len(shape)): chunk}}, open({to!r}, 'w'))"
-)
+_REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
+(if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
+  import icechunk
+  from numcodecs_bytes.check import check
+  storage = icechunk.s3_storage(bucket={bucket!r}, prefix={prefix!r}, from_env=True)
+  repository = icechunk.Repository.open(storage)
+  print(*check(repository.readonly_session("main").store), sep="\\n")"""
 
 
 def open_store(
@@ -81,14 +75,41 @@ def open_store(
         return location
     location, options = str(location), dict(storage_options or {})
     store = _open_location(location, options, read_only=read_only)
-    if read_only and sync(is_repository(store)):
+    if read_only and sync(_is_repository(store)):
         folder = location.removeprefix("file://")
         if "://" in folder:
-            raise ValueError(lines_that_check(location))
+            bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
+            raise ValueError(_REPOSITORY_LINES.format(bucket=bucket, prefix=prefix))
         _need("icechunk", "icechunk")
-        return open_repository(folder, version or {"branch": "main"})
+        return _open_repository(folder, version or {"branch": "main"})
     if version:
         raise ValueError(f"this is not an Icechunk repository, so it has no {next(iter(version))}")
+    return store
+
+
+async def _is_repository(store: Store) -> bool:
+    """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
+    prototype = default_buffer_prototype()
+    with contextlib.suppress(Exception):  # it is raised again when the store is read
+        file = await store.get("repo", prototype, RangeByteRequest(0, 3))
+        if file is not None and file.to_bytes().startswith(b"ICE"):
+            return True
+        return await store.get("refs/branch.main/ref.json", prototype) is not None
+    return False
+
+
+def _open_repository(folder: str, version: dict[str, str]) -> Store:
+    """Open a version of a repository in a folder."""
+    import icechunk  # optional, but installed if this is called
+
+    storage = icechunk.local_filesystem_storage(folder)
+    config = icechunk.Repository.fetch_config(storage)
+    # Chunks in other files are read with the credentials of this environment, if any.
+    others = dict.fromkeys((config and config.virtual_chunk_containers) or ())
+    repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=others)
+    arguments = {"snapshot": "snapshot_id"}
+    chosen: Any = {arguments.get(kind, kind): name for kind, name in version.items()}
+    store: Store = repository.readonly_session(**chosen).store
     return store
 
 
@@ -134,76 +155,45 @@ def _is_zip(location: Store | str | Path) -> bool:
 
 
 def _open_zip(location: str) -> Store:
-    with Path(location).open("rb") as file:
-        advice = advise_references(location, file.read(8))
-        if "a FITS file" in advice and _is_scaled(file):
-            advice = _how_to_read_scaled(Path(location))
-    if advice:
+    path = Path(location)
+    with path.open("rb") as file:
+        start = file.read(8)
+        is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
+    if is_scaled and sys.version_info < (3, 12):  # VirtualiZarr 2.8 needs 3.12
+        raise ValueError(
+            "this is a FITS image with BZERO or BSCALE, which no package for this version of "
+            "Python reads through zarr: read it with astropy.io.fits"
+        )
+    if is_scaled:
+        raise ValueError(_name_recipe("a FITS image with BZERO", "a FITS image with BZERO"))
+    if advice := advise_references(location, start):
         raise ValueError(advice)
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
-        if _is_envi(Path(location)):
-            raise ValueError(
-                "this is an ENVI image, not Zarr: VirtualiZarr reads it, as the recipe "
-                '"How do I read an ENVI image?" in docs/recipes.md shows'
-            ) from error
-        path = Path(location).resolve()
-        shape = [path.stat().st_size]
-        code = _OF_NUMBERS.format(shape=shape, file=path.as_posix(), to=f"{path.stem}.json")
-        raise ValueError(
-            "this is a file, but neither a zip file nor kerchunk references, whose name must end "
-            "in .json. If it holds plain numbers, put their shape, data type and offset in place "
-            "of the three values in this line; it makes references to check:"
-            f"{_shell_line(code)}"
-        ) from error
+        what = "a file, but neither a zip file nor references, whose name must end in .json"
+        recipe = _name_recipe(what, "a raw binary file")
+        if _is_envi(path):
+            recipe = _name_recipe("an ENVI image, not Zarr", "an ENVI image")
+        raise ValueError(recipe) from error
     return archive
 
 
-def _shell_line(code: str) -> str:
-    """Return a line for a shell that runs Python code."""
-    # The shell of Windows knows only double quotes, in which others expand these characters.
-    argument = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
-    return f"\n  python -c {argument}"
-
-
-_FITS_LINES = """this is a FITS image with BZERO or BSCALE, not Zarr: VirtualiZarr opens it in
-Python, while references in kerchunk's format do not give its values:
-  # pip install "virtualizarr>=2.8" astropy obstore
-  import zarr
-  from obspec_utils.registry import ObjectStoreRegistry
-  from obstore.store import LocalStore
-  from virtualizarr.parsers import FITSParser
-  registry = ObjectStoreRegistry({{"file://": LocalStore()}})
-  store = FITSParser()(url={url!r}, registry=registry)
-  print(zarr.open_group(store, mode="r", zarr_format=3).tree())"""
-
-
-def _how_to_read_scaled(path: Path) -> str:
-    """Return how to read a FITS image whose elements are scaled."""
-    if sys.version_info >= (3, 12):  # as VirtualiZarr 2.8 needs
-        return _FITS_LINES.format(url=path.resolve().as_uri())
-    return (
-        "this is a FITS image with BZERO or BSCALE, not Zarr: read it with astropy.io.fits, or, on "
-        "Python 3.12 or newer, with VirtualiZarr 2.8; for Python 3.11, no package makes references "
-        "that give its values"
-    )
+def _name_recipe(what: str, title: str) -> str:
+    return f'this is {what}: see the recipe "How do I read {title}?" in docs/recipes.md'
 
 
 def _is_scaled(file: BinaryIO) -> bool:
     """Whether the first image or table of a FITS file has BZERO or BSCALE."""
     file.seek(0)
     has_data = False
-    for _ in range(100_000):  # lines of a header
-        line = file.read(80)
+    while line := file.read(80):  # of a header; files without data consist of headers
         name, value = line[:8].rstrip(), line[10:30].strip()
         if name in (b"BZERO", b"BSCALE"):
             return True
         has_data = has_data or (name == b"NAXIS" and value != b"0")
-        if not line or (name == b"END" and has_data):
+        if name == b"END" and has_data:
             return False
-        if name == b"END":  # the next header begins with the next block
-            file.seek(-file.tell() % 2880, os.SEEK_CUR)
     return False
 
 
@@ -223,8 +213,10 @@ def advise_references(location: str, start: bytes = b"") -> str:
             file = location if "://" in location else Path(location).resolve().as_posix()
             folder, _, name = file.rpartition("/")
             to = f"{name.rpartition('.')[0] or name}.json"
-            line = _shell_line(template.format(file=file, folder=folder, to=to))
-            return f"this is {what}, not Zarr: make references first:{line}"
+            code = template.format(file=file, folder=folder, to=to)
+            # Windows knows only double quotes, in which other shells expand these characters.
+            line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+            return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
     return ""
 
 

@@ -26,7 +26,7 @@ from helpers import (
 from zarr.core.buffer import cpu
 
 import numcodecs_bytes
-from numcodecs_bytes._core.lengths import LengthError
+from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import threads
 from numcodecs_bytes._sources import files, stores
 
