@@ -295,6 +295,15 @@ def ranges_from(*classes):
     return zarr.config.set({"numcodecs_bytes.stores_with_ranges": classes})
 
 
+def reference_store(references, protocol="file", **options):
+    """Return a store of fsspec's references; skip the test if fsspec is missing."""
+    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+    how = {"asynchronous": True, "skip_instance_cache": True}
+    remote = {"remote_protocol": protocol, "remote_options": how | options}
+    files = fsspec.filesystem("reference", fo=references, **how, **remote)
+    return zarr.storage.FsspecStore(files, read_only=True, path="")
+
+
 class CountingStore(zarr.storage.LocalStore):
     """Count what is asked of a store for chunks, and answer as told."""
 

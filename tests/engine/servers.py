@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
+from helpers import reference_store
 
 import numcodecs_bytes
 
 pytest.importorskip("aiohttp", reason="the extra stores is not installed")
-fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
+pytest.importorskip("fsspec", reason="the extra stores is not installed")
 obstore_store = pytest.importorskip("obstore.store", reason="the extra stores is not installed")
 
 
@@ -44,12 +45,7 @@ def store_of(client, url):
 def references(url, parts, metadata):
     """Return a store of an array whose chunks are parts of a file on a server."""
     refs = {key: [url, *part] for key, part in parts.items()}
-    options = {"asynchronous": True, "skip_instance_cache": True}
-    fo = refs | {"zarr.json": metadata.decode()}
-    files = fsspec.filesystem(
-        "reference", fo=fo, remote_protocol="http", remote_options=options, **options
-    )
-    return zarr.storage.FsspecStore(files, read_only=True)
+    return reference_store(refs | {"zarr.json": metadata.decode()}, "http")
 
 
 def is_struck(array, selection):

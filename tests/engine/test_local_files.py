@@ -19,6 +19,7 @@ from helpers import (
     ZARR_ALONE,
     create,
     random_selections,
+    reference_store,
     run_python,
     select,
     use_threads,
@@ -72,7 +73,6 @@ def opened_zip(folder, tmp_path, compression=zipfile.ZIP_STORED):
 
 def opened_many_references(tmp_path, num_files):
     """Return an array with two chunks in each of many files."""
-    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
     data = np.random.default_rng(0).random((2 * num_files, 32))
     create(tmp_path / "a", data.shape, (1, 32))
     references = {"zarr.json": (tmp_path / "a/zarr.json").read_text()}
@@ -81,14 +81,11 @@ def opened_many_references(tmp_path, num_files):
         path.write_bytes(rows.astype(">f8").tobytes())
         for row in range(2):
             references[f"c/{2 * number + row}/0"] = [str(path), row * 256, 256]
-    how = {"asynchronous": True, "skip_instance_cache": True}
-    system = fsspec.filesystem("reference", fo=references, remote_options=how, **how)
-    return opened(zarr.storage.FsspecStore(system, read_only=True)), data
+    return opened(reference_store(references)), data
 
 
 def opened_references(folder, tmp_path, changed=None):
     """Return an array whose chunks lie in one file; `changed` are other references."""
-    fsspec = pytest.importorskip("fsspec", reason="the extra stores is not installed")
     references = {"zarr.json": (folder / "zarr.json").read_text()}
     with (tmp_path / "all").open("wb") as file:
         for chunk in sorted(folder.glob("c/*/*")):
@@ -97,9 +94,7 @@ def opened_references(folder, tmp_path, changed=None):
             file.write(chunk.read_bytes())
     references |= changed or {}
     references = {name: place for name, place in references.items() if place is not None}
-    how = {"asynchronous": True, "skip_instance_cache": True}
-    files = fsspec.filesystem("reference", fo=references, remote_options=how, **how)
-    return opened(zarr.storage.FsspecStore(files, read_only=True))
+    return opened(reference_store(references))
 
 
 class TestOutputs:

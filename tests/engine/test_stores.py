@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import create, has, random_selections, ranges_from, select
+from helpers import create, has, random_selections, ranges_from, reference_store, select
 from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
@@ -83,9 +83,7 @@ def references(folder, protocol, target, start=0, **options):
 
 def store_of_references(folder, chunks, protocol="file", **options):
     parts = {"zarr.json": (folder / "zarr.json").read_text()} | chunks
-    remote = {"remote_protocol": protocol, "remote_options": ASYNC | options}
-    files = import_optional("fsspec").filesystem("reference", fo=parts, **ASYNC, **remote)
-    return zarr.storage.FsspecStore(files, read_only=True, path="")
+    return reference_store(parts, protocol, **options)
 
 
 def references_to_file(folder):
@@ -278,15 +276,11 @@ def test_a_chunk_of_the_wrong_length(open_store, folder, name, length):
 
 def test_references_of_three_digits(folder, monkeypatch):
     """They are the bytes of a chunk, and no name of a file, offset and length."""
-    files = import_optional("fsspec").filesystem
     create(folder / "b", 3, dtype="u1", endian=None)
     (folder / "1").write_bytes(b"xyzabc")
     monkeypatch.chdir(folder)
     parts = {"zarr.json": (folder / "b/zarr.json").read_text(), "c/0": "133"}
-    store = zarr.storage.FsspecStore(
-        files("reference", fo=parts, remote_protocol="file", **ASYNC), read_only=True, path=""
-    )
-    array = zarr.open_array(store, mode="r")
+    array = zarr.open_array(reference_store(parts), mode="r")
     assert array[:2].tobytes() == b"13"
     assert array[:].tobytes() == b"133"
 
