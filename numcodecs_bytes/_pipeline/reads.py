@@ -11,8 +11,8 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
+from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
-from numcodecs_bytes._pipeline.known_arrays import KnowsLayouts
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (

@@ -7,8 +7,7 @@ from zarr.storage import LocalStore
 from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import write_in_place
-from numcodecs_bytes._pipeline.array_layouts import check_readable
-from numcodecs_bytes._pipeline.known_arrays import KnowsLayouts
+from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.chunks import ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._sources.stores import is_in_shard

@@ -22,12 +22,8 @@ BLOCK_BYTES = 1 << 20
 # - A transposed chunk that is written: 2 to 8 MB took 0.6 to 0.9 of the time in blocks.
 GROUP_BYTES = 1 << 23
 
-# Of LOOK_FROM and more runs of a chunk, up to NUM_LOOKED_AT are looked at first, which takes 4 us.
-# If two looks take longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold
-# points take 12 ms instead of 60; if nothing is cold, always asking takes 1.6 times as long as
-# never. A read takes 1 us from memory, and 30 from a fast disk. Three more looks tell whether
-# prefetching helps.
-LOOK_FROM, NUM_LOOKED_AT, WAIT_SECONDS = 5, 5, 2e-5
+# At how many positions of a file, far apart, it is looked at.
+NUM_LOOKED_AT = 5
 
 # Of a longer range, Linux prefetches only the first part, which has this size by default.
 PREFETCH_BYTES = 1 << 17

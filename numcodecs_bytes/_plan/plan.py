@@ -24,7 +24,8 @@ from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, ke
 # How many plans of slices and integers are kept, of all arrays together: planning again for each
 # chunk takes 1.2 to 1.35 times as long. Most take 1 KiB, and they take up to 4 MiB in all, because
 # the offsets of more than KEPT_RUNS runs are not kept: to make them takes 2 % of the time to read.
-KEPT_PLANS, KEPT_RUNS = 1 << 10, 1 << 8
+KEPT_PLANS = 1 << 10
+KEPT_RUNS = 1 << 8
 
 Bounds = tuple[int, int]  # the lowest and the highest index along an axis
 

@@ -23,7 +23,8 @@ from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, ke
 # How many plans of shards are kept, and of up to how many selected inner chunks. They take 0.3 MiB
 # in all, or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for 4
 # inner chunks, and 0.2 ms for 256, which take 4 ms to read.
-KEPT_SHARD_PLANS, KEPT_INNER_CHUNKS = 1 << 4, 1 << 8
+KEPT_SHARD_PLANS = 1 << 4
+KEPT_INNER_CHUNKS = 1 << 8
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 

@@ -21,7 +21,9 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 # the gap of a far store, parts of 16 MiB took Icechunk 1.7 times as long as all of it in a folder;
 # as requests take turns, each counts as two of the fastest: 100 points took 1.1 of zarr's time, and
 # 1.7 if each counted as one.
-NEAR_SECONDS, NEAR_BYTES_PER_SECOND, LONG_BYTES = 1e-3, 4e9, 1 << 20
+NEAR_SECONDS = 1e-3
+NEAR_BYTES_PER_SECOND = 4e9
+LONG_BYTES = 1 << 20
 
 # How long zarr reads a store after a strike. Its server may have been replaced by then.
 STRUCK_SECONDS = 600.0

@@ -23,11 +23,14 @@ from numcodecs_bytes._write.shard_file import ShardFile
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
 # these limits. A try takes 0.2 ms. With a quarter of the time, some of eight writers of strides got
 # no lock for a second.
-NUM_WAITS, FIRST_WAIT_SECONDS, MAX_WAIT_SECONDS = 16, 2e-4, 0.1
+NUM_WAITS = 16
+FIRST_WAIT_SECONDS = 2e-4
+MAX_WAIT_SECONDS = 0.1
 
 # How long a write waits before a log message says what it waits for, and how long it waits while
 # the program ends.
-LONG_SECONDS, EXIT_SECONDS = 5.0, 1.0
+LONG_SECONDS = 5.0
+EXIT_SECONDS = 1.0
 
 logger = logging.getLogger("numcodecs_bytes")
 
