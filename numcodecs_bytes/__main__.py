@@ -48,10 +48,10 @@ def _report(_options: argparse.Namespace) -> _Answer:
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped] # optional
+        tqdm = importlib.import_module("tqdm")  # optional
     except ImportError:
         return contextlib.nullcontext()
-    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm(unit=unit, disable=None)
+    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm.tqdm(unit=unit, disable=None)
     return bar
 
 

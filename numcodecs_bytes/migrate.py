@@ -26,7 +26,12 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
-from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.check_report import (
+    ProgressBar,
+    explain_error,
+    printable,
+    result_of,
+)
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -253,10 +258,9 @@ def _why_kept(documents: _Documents) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
         return "it has no Zarr v2 metadata"
-    try:
-        document = _convert(documents, [])
-    except Exception as error:  # noqa: BLE001 # metadata raise anything
-        return explain_error(error)
+    document = result_of(_convert, documents, [])
+    if isinstance(document, Exception):
+        return explain_error(document)
     differing = _differing(_without_consolidated(documents["zarr.json"]), document)
     return differing and f"zarr.json differs from what migrate writes in {differing}"
 
@@ -293,10 +297,9 @@ class _Migration:
             )
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
-        try:
-            document = self._document(path, documents, report.notes)
-        except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
-            report.status, report.reasons, report.notes = "refused", [explain_error(error)], []
+        document = result_of(self._document, path, documents, report.notes)
+        if isinstance(document, Exception):
+            report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return
         if existing is None or _differing(existing, document):
             documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document

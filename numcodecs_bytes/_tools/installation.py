@@ -12,6 +12,7 @@ import zarr.registry
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host import defaults, options
+from numcodecs_bytes._tools.check_report import result_of
 from numcodecs_bytes.codec import Bytes
 
 
@@ -79,11 +80,8 @@ def _set_by(row: JSONObject) -> str:
 
 def explain_other_codec() -> str:
     """Return which other class numcodecs uses and how to fix that, or ""."""
-    try:
-        kind = _numcodecs_class()
-    except Exception:  # noqa: BLE001 # an entry point can raise anything
-        return ""
-    if issubclass(kind, Bytes):
+    kind = result_of(_numcodecs_class)
+    if isinstance(kind, Exception) or issubclass(kind, Bytes):
         return ""
     return (
         f'numcodecs uses {_name_of(kind)} for "bytes", because a program or a package registered '
@@ -104,10 +102,10 @@ def _name_of(kind: type) -> str:
 
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
-    try:
-        name = _name_of(find_class())
-    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        return None, f"{type(error).__name__}: {error}"
+    kind = result_of(find_class)
+    if isinstance(kind, Exception):  # of a wrong setting
+        return None, f"{type(kind).__name__}: {kind}"
+    name = _name_of(kind)
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
