@@ -13,7 +13,7 @@ import json
 import operator
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,9 +125,11 @@ def migrate(  # noqa: PLR0913 # the options of the command
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
-    if dry_run:
-        return [_as_planned(report) for report in reports]
-    _write(opened, changes, bar)
+    if not dry_run:
+        _write(opened, changes, bar)
+    for report in reports:
+        if dry_run and report.status in ("migrated", "undone"):
+            report.status = f"to be {report.status}"
     return reports
 
 
@@ -143,12 +145,6 @@ def _plan(
         return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
-def _as_planned(report: NodeReport) -> NodeReport:
-    """Return the report on a node that was not changed, because it is a dry run."""
-    is_change = report.status in ("migrated", "undone")
-    return replace(report, status=f"to be {report.status}") if is_change else report
-
-
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
         try:
@@ -162,7 +158,6 @@ def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
-    """Return the paths of nodes that are excluded."""
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     paths = {path.strip("/") if isinstance(path, str) else path for path in exclude}
@@ -287,7 +282,6 @@ class _Migration:
         return self.reports, self.changes
 
     def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
-        """Plan to migrate a node, and report the outcome."""
         path, existing = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded"
@@ -387,7 +381,6 @@ def _text(value: object) -> str:
 
 
 def _differing(existing: JSONObject, document: JSONObject) -> str:
-    """Return the names of the members in which two documents differ."""
     names = {**existing, **document}
     return ", ".join(n for n in names if _text(existing.get(n)) != _text(document.get(n)))
 

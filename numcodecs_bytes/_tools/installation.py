@@ -25,8 +25,8 @@ def report() -> JSONObject:
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
-    values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in options.NAMES}
-    in_place = "numcodecs_bytes.write_in_place"
+    values = {option.key: _value_of(option) for option in options.OPTIONS}
+    in_place = options.write_in_place.key
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
@@ -113,12 +113,12 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     return name, f"zarr uses {name}{hint}"
 
 
-def _value_of_option(name: str) -> tuple[Any, str]:
+def _value_of(option: options.Option[Any]) -> tuple[object, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return options.value_of(name), ""
+        return option(), ""
     except ValueError as error:
-        return None, str(error).removesuffix(options.set_by(f"numcodecs_bytes.{name}"))
+        return None, str(error).removesuffix(options.set_by(option.key))
 
 
 def _why_no_data_types() -> str:

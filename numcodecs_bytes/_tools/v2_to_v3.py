@@ -73,7 +73,6 @@ def v3_document(old: JSONObject) -> JSONObject:
 
 
 def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
-    """Return the members of a Zarr v3 document other than `codecs`."""
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
     if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
@@ -120,7 +119,6 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
 
 
 def _is_of_bytes(codec: Numcodec) -> bool:
-    """Whether a codec of Zarr v2 has a counterpart in Zarr v3 from bytes to bytes."""
     try:
         kind = get_codec_class(f"numcodecs.{codec.codec_id}")
     except (KeyError, zarr.errors.UnknownCodecError):
