@@ -48,10 +48,10 @@ def _report(_options: argparse.Namespace) -> _Answer:
 def _progress_bar(unit: str) -> contextlib.AbstractContextManager[ProgressBar | None]:
     """Return a context manager of a progress bar, shown if stderr is a terminal, or of None."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped] # optional
+        tqdm = importlib.import_module("tqdm")  # optional
     except ImportError:
         return contextlib.nullcontext()
-    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm(unit=unit, disable=None)
+    bar: contextlib.AbstractContextManager[ProgressBar] = tqdm.tqdm(unit=unit, disable=None)
     return bar
 
 
@@ -156,14 +156,12 @@ def _migrate(options: argparse.Namespace) -> _Answer:
 
 
 def _number(text: str) -> int:
-    """Return a positive number."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
     return int(text)
 
 
 def _json_object(text: str) -> JSONObject:
-    """Return a JSON object."""
     with contextlib.suppress(ValueError):
         if isinstance(document := json.loads(text), dict):
             return document
@@ -198,7 +196,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_check_options(check: argparse.ArgumentParser) -> None:
-    """Add the options of `check`."""
     kinds = "folder, zip file, kerchunk references (.json, .parq), or URL of one of these"
     text = f"{kinds}; folder of an Icechunk repository"
     check.add_argument("stores", metavar="store", nargs="+", help=text)
@@ -217,7 +214,6 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
 
 
 def _add_migrate_options(migrate: argparse.ArgumentParser) -> None:
-    """Add the options of `migrate`."""
     migrate.add_argument("store", help="folder, or URL that fsspec can write to")
     migrate.add_argument("--dry-run", action="store_true", help="write nothing")
     text = "list all arrays and groups, not only those that are refused, kept, excluded or noted"

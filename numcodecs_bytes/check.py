@@ -40,6 +40,7 @@ from numcodecs_bytes._tools.check_report import (
     ProgressBar,
     describe_error,
     explain_error,
+    result_of,
 )
 from numcodecs_bytes._tools.hierarchy import (
     Document,
@@ -110,10 +111,9 @@ def _check_array(
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {explain_error(document)}")
         return
-    try:
-        array: Any = array_of(document, store_path)
-    except Exception as error:  # noqa: BLE001 # every error is reported to the user
-        report.add_problem(f"zarr can't open it: {describe_error(error)}")
+    array = result_of(array_of, document, store_path)
+    if isinstance(array, Exception):
+        report.add_problem(f"zarr can't open it: {describe_error(array)}")
         report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
         return
     names = array.dtype.names
@@ -180,19 +180,18 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
         return
     _v2_document(store_path, ".zattrs", report)
     unknown_codec = (numcodecs.errors.UnknownCodecError, zarr.errors.UnknownCodecError)
-    try:
-        with contextlib.suppress(*unknown_codec):  # then they can't be compared
-            ArrayV2Metadata.from_dict(old)
-    except Exception as error:  # noqa: BLE001 # every error is reported to the user
-        report.add_problem(f".zarray can't be opened: {describe_error(error)}")
+    opened = result_of(ArrayV2Metadata.from_dict, old)
+    if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
+        report.add_problem(f".zarray can't be opened: {describe_error(opened)}")
         return
-    try:
-        for disagreement in disagreements(old, document):
-            report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
-    except MixedByteOrderError as error:
-        report.add_problem(f".zarray and zarr.json disagree: {error}")
-    except Exception as error:  # noqa: BLE001 # for example, a codec has no counterpart
-        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(error)}")
+    found = result_of(disagreements, old, document)
+    if isinstance(found, MixedByteOrderError):
+        found = [str(found)]
+    if isinstance(found, Exception):  # for example, a codec has no counterpart
+        report.notes.append(f".zarray and zarr.json can't be compared: {describe_error(found)}")
+        return
+    for disagreement in found:
+        report.add_problem(f".zarray and zarr.json disagree: {disagreement}")
 
 
 def _v2_document(store_path: StorePath, name: str, report: ArrayReport) -> JSONObject | None:

@@ -291,7 +291,6 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
 
 def _as_array(buf: "ArrayOrBuffer") -> Array:
-    """Return an array or buffer as an array that shares its memory."""
     if type(buf) is np.ndarray:
         return buf
     if isinstance(buf, np.generic):

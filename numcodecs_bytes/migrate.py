@@ -13,7 +13,7 @@ import json
 import operator
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,12 @@ from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
-from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
+from numcodecs_bytes._tools.check_report import (
+    ProgressBar,
+    explain_error,
+    printable,
+    result_of,
+)
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -120,9 +125,11 @@ def migrate(  # noqa: PLR0913 # the options of the command
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
-    if dry_run:
-        return [_as_planned(report) for report in reports]
-    _write(opened, changes, bar)
+    if not dry_run:
+        _write(opened, changes, bar)
+    for report in reports:
+        if dry_run and report.status in ("migrated", "undone"):
+            report.status = f"to be {report.status}"
     return reports
 
 
@@ -138,12 +145,6 @@ def _plan(
         return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
-def _as_planned(report: NodeReport) -> NodeReport:
-    """Return the report on a node that was not changed, because it is a dry run."""
-    is_change = report.status in ("migrated", "undone")
-    return replace(report, status=f"to be {report.status}") if is_change else report
-
-
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
         try:
@@ -157,7 +158,6 @@ def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
 
 
 def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
-    """Return the paths of nodes that are excluded."""
     if isinstance(exclude, str):
         raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
     paths = {path.strip("/") if isinstance(path, str) else path for path in exclude}
@@ -253,10 +253,9 @@ def _why_kept(documents: _Documents) -> str:
     """Return why the Zarr v3 metadata of a node are not what `migrate` writes, or ""."""
     if not _has_v2(documents):
         return "it has no Zarr v2 metadata"
-    try:
-        document = _convert(documents, [])
-    except Exception as error:  # noqa: BLE001 # metadata raise anything
-        return explain_error(error)
+    document = result_of(_convert, documents, [])
+    if isinstance(document, Exception):
+        return explain_error(document)
     differing = _differing(_without_consolidated(documents["zarr.json"]), document)
     return differing and f"zarr.json differs from what migrate writes in {differing}"
 
@@ -283,7 +282,6 @@ class _Migration:
         return self.reports, self.changes
 
     def _plan_node(self, report: NodeReport, documents: _Documents) -> None:
-        """Plan to migrate a node, and report the outcome."""
         path, existing = report.path, documents.get("zarr.json")
         if not self.excluded.isdisjoint([path, *_above(path)]):
             report.status = "excluded"
@@ -293,10 +291,9 @@ class _Migration:
             )
             report.reasons = [how_to_open if existing is None else "its zarr.json stays as it is"]
             return
-        try:
-            document = self._document(path, documents, report.notes)
-        except Exception as error:  # noqa: BLE001 # metadata and stores raise anything
-            report.status, report.reasons, report.notes = "refused", [explain_error(error)], []
+        document = result_of(self._document, path, documents, report.notes)
+        if isinstance(document, Exception):
+            report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return
         if existing is None or _differing(existing, document):
             documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
@@ -384,7 +381,6 @@ def _text(value: object) -> str:
 
 
 def _differing(existing: JSONObject, document: JSONObject) -> str:
-    """Return the names of the members in which two documents differ."""
     names = {**existing, **document}
     return ", ".join(n for n in names if _text(existing.get(n)) != _text(document.get(n)))
 

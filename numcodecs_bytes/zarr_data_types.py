@@ -419,7 +419,6 @@ class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
 
 
 def _class_of(row: MLDType) -> type[_MLDataType]:
-    """Return a new class for a row of the table."""
     kind = {"float": _MLDataType, "complex": _Complex, "integer": _Integer}[row.kind]
     bases = (kind,) if row.num_bits <= 8 else (_HasByteOrder, kind)
     members = {"__module__": __name__, "__doc__": f"`{row.name}`.", "_zarr_v3_name": row.name}

@@ -237,7 +237,8 @@ assert traced.report()["total"]["chunks_in_place"] == 1
 """
         variables = {"ZARR_CODEC_PIPELINE__PATH": path, IN_PLACE: "require"}
         said = run_program("-c", program, tmp_path, **variables).stderr.split("---")
-        named = f"is 'require', but codec_pipeline.path is {path}, set by "
+        where = "set by environment variable ZARR_CODEC_PIPELINE__PATH"
+        named = f"is 'require', but codec_pipeline.path is {path}, {where}: "
         expected = [1, 1, 0, 0, 0] if path in PIPELINES else [0] * 5
         assert [each.count(named) for each in said] == expected
         run_program("-W", "error", "-c", program, tmp_path, **variables)

@@ -13,10 +13,10 @@ from numcodecs_bytes._host.defaults import step_aside
 
 __all__ = ["BytesCodec"]
 
+BytesCodec: type = zarr.codecs.BytesCodec
 try:
     from numcodecs_bytes.zarr import BytesCodec
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    BytesCodec = zarr.codecs.BytesCodec  # type: ignore[misc,assignment]
     step_aside("arrays", error)
     with contextlib.suppress(Exception):  # zarr's config may name ours
         for name in ("bytes", "endian"):

@@ -6,9 +6,8 @@ from numcodecs_bytes._host.defaults import step_aside
 
 __all__ = ["RawBits"]
 
+RawBits: type = zarr.dtype.Bool  # zarr registers whatever it loads here
 try:
     from numcodecs_bytes.zarr_data_types import RawBits
 except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    # zarr registers whatever it loads here, so give it one of its own data types.
-    RawBits = zarr.dtype.Bool  # type: ignore[misc,assignment]
     step_aside("data types", error)

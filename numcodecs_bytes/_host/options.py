@@ -12,13 +12,16 @@ import logging
 import os
 import pkgutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import zarr
 
 from numcodecs_bytes._core.configuration import parse_size
+
+T = TypeVar("T")
 
 
 class OptionError(ValueError):
@@ -48,7 +51,7 @@ def _resolve(name: str) -> object:
         return None
 
 
-def _parse_classes(value: Any) -> list[type]:
+def _parse_classes(value: object) -> list[type]:
     """Return those classes that are installed."""
     classes = []
     for named in value if isinstance(value, list | tuple) else [value]:
@@ -61,40 +64,49 @@ def _parse_classes(value: Any) -> list[type]:
     return classes
 
 
-# By name: what parses a value, returning None or raising if it is wrong; what is expected; and what
-# is used if none is set.
-_OPTIONS: dict[str, tuple[Callable[[object], Any], str, Any]] = {
-    "max_gap_bytes": (parse_size, "a whole number of bytes, or a size such as '64 KiB'", None),
-    "stores_with_ranges": (_parse_classes, "a list of classes such as 'package.module.Store'", ()),
-    "untested_zarr": (_parse_bool, "True or False", None),
-    "write_in_place": (_parse_mode, "True, False or 'require'", False),
-}
-NAMES = tuple(_OPTIONS)
+@dataclass(frozen=True)
+class Option(Generic[T]):
+    """An option; called, it returns the value, which an empty variable does not set."""
+
+    name: str
+    parse: Callable[[object], T | None]  # returns None, or raises an error, if a value is wrong
+    expected: str
+    unset: T  # the value if none is set
+
+    @property
+    def key(self) -> str:
+        """The key in zarr's config."""
+        return f"numcodecs_bytes.{self.name}"
+
+    def __call__(self) -> T:
+        warn_of_unknown_keys()  # again, because they may be set after an array is opened
+        value, parsed, why = zarr.config.get(self.key, None), None, ""
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return self.unset
+        try:
+            parsed = self.parse(value)
+        except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
+            why = f" ({error})"
+        if parsed is None:
+            raise OptionError(
+                f"{self.key} in zarr's config must be {self.expected}, got {value!r}{why}"
+                f"{set_by(self.key)}"
+            )
+        return parsed
 
 
-def value_of(name: str) -> Any:
-    """Return the value of an option, which an empty variable does not set."""
-    warn_of_unknown_keys()  # again, because they may be set after an array is opened
-    parse, expected, unset = _OPTIONS[name]
-    value, parsed, why = zarr.config.get(f"numcodecs_bytes.{name}", None), None, ""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return unset
-    try:
-        parsed = parse(value)
-    except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
-        why = f" ({error})"
-    if parsed is None:
-        key = f"numcodecs_bytes.{name}"
-        raise OptionError(
-            f"{key} in zarr's config must be {expected}, got {value!r}{why}{set_by(key)}"
-        )
-    return parsed
-
-
-max_gap_bytes = functools.partial(value_of, "max_gap_bytes")
-stores_with_ranges = functools.partial(value_of, "stores_with_ranges")
-untested_zarr = functools.partial(value_of, "untested_zarr")
-write_in_place = functools.partial(value_of, "write_in_place")
+max_gap_bytes = Option[int | None](
+    "max_gap_bytes", parse_size, "a whole number of bytes, or a size such as '64 KiB'", None
+)
+stores_with_ranges = Option[Sequence[type]](
+    "stores_with_ranges", _parse_classes, "a list of classes such as 'package.module.Store'", ()
+)
+untested_zarr = Option[bool | None]("untested_zarr", _parse_bool, "True or False", None)
+write_in_place = Option[bool | str](
+    "write_in_place", _parse_mode, "True, False or 'require'", unset=False
+)
+OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
+NAMES = tuple(option.name for option in OPTIONS)
 
 
 def unknown_keys() -> list[str]:
@@ -153,7 +165,7 @@ def origin_of(key: str) -> str:
 
 def _origin_of(key: str, config: Any) -> str:
     # The last that has it wins.
-    sources: list[tuple[str, Mapping[str, Any]]] = [("", config.defaults[0])]
+    sources: list[tuple[str, object]] = [("", config.defaults[0])]
     for path in map(Path, config.paths):
         if os.access(path, os.R_OK):  # zarr ignores the others
             files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -164,20 +176,19 @@ def _origin_of(key: str, config: Any) -> str:
             collected = config.collect(paths=[], env={name: value})
             sources.append((f"environment variable {name}", collected))
     having = [(name, _value_in(collected, key)) for name, collected in sources]
-    source, value = ([("", None)] + [each for each in having if each[1] is not None])[-1]
-    return source if _value_in(config.config, key) == value else "zarr.config.set"
+    origin, last = next((each for each in reversed(having) if each[1] is not None), ("", None))
+    return origin if _value_in(config.config, key) == last else "zarr.config.set"
 
 
 def set_by(key: str) -> str:
     """Return who sets a key of zarr's config, as the end of a clause in a message, or ""."""
     origin = origin_of(key)
-    if not origin:
-        return ""
-    where = " in this program" if origin == "zarr.config.set" else ""
-    return f", set{where} by {origin}"
+    if origin == "zarr.config.set":
+        return f", set in this program by {origin}"
+    return f", set by {origin}" if origin else ""
 
 
-def _value_in(collected: Any, key: str) -> Any:
+def _value_in(collected: object, key: str) -> object:
     """Return the value of a key, whose names YAML may write with hyphens, or None."""
     for name in key.split("."):
         if not isinstance(collected, Mapping):

@@ -223,7 +223,6 @@ def _chunks(num: int) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the first names of a list."""
     more = [f"{len(names) - 5} more"] if len(names) > 5 else []
     return ", ".join(names[:5] + more)
 
@@ -248,7 +247,6 @@ def _table(rows: dict[str, Totals]) -> Iterator[str]:
 
 
 def _size(num_bytes: int) -> str:
-    """Return a number of bytes in readable units."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"

@@ -30,6 +30,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.stores import find_source, name_of_class
+from numcodecs_bytes._tools.check_report import result_of
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -124,24 +125,27 @@ def document_at(store: Store, key: str) -> Document | None:
 
     It is a ValueError that names the document, unless the store fails.
     """
-    try:
-        if isinstance(store, LocalStore):
-            mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
-            if stat.S_ISDIR(mode):
-                return ValueError(f"{key} is a folder, which zarr ignores")
-            if not stat.S_ISREG(mode):
-                return None  # reading a pipe, for example, might never end
-        raw = sync(store.get(key, default_buffer_prototype()))
-    except (FileNotFoundError, NotADirectoryError):
+    raw = result_of(_read, store, key)
+    if isinstance(raw, FileNotFoundError | NotADirectoryError):
         return None
-    except Exception as error:  # noqa: BLE001 # files, stores and networks raise anything
-        return error
-    if raw is None:
-        return None
+    if raw is None or isinstance(raw, Exception):
+        return raw
     try:
-        return _object(json.loads(raw.to_bytes()), key)
+        return _object(json.loads(raw), key)
     except (ValueError, RecursionError) as error:
         return ValueError(f"{key} is not JSON: {error}")
+
+
+def _read(store: Store, key: str) -> bytes | None:
+    """Return a document in a store, None if it is missing, or raise an error."""
+    if isinstance(store, LocalStore):
+        mode = (store.root / key).stat().st_mode  # Path.is_file hides some errors
+        if stat.S_ISDIR(mode):
+            raise ValueError(f"{key} is a folder, which zarr ignores")
+        if not stat.S_ISREG(mode):
+            return None  # reading a pipe, for example, might never end
+    raw = sync(store.get(key, default_buffer_prototype()))
+    return None if raw is None else raw.to_bytes()
 
 
 def _object(data: object, key: str) -> Document:
@@ -186,16 +190,11 @@ def read_in_part(array: AnyArray) -> Layout:
 
     layout = layout_of_array(array)
     first = array.metadata.encode_chunk_key((0,) * array.ndim)
-    try:
-        source = find_source(array.store_path / first)
-        if isinstance(source, File):
-            length_of_file(source)
-    except NothingLost:
-        pass
-    except LeftToZarr:
-        raise
-    except Exception:  # noqa: BLE001, S110 # it is missing, or damaged, which is checked later
-        pass
+    source = result_of(find_source, array.store_path / first)
+    found: object = result_of(length_of_file, source) if isinstance(source, File) else source
+    # Other errors say that it is missing, or damaged, which is checked later.
+    if isinstance(found, LeftToZarr) and not isinstance(found, NothingLost):
+        raise found
     return layout if isinstance(layout, Layout) else layout.inner
 
 
@@ -290,37 +289,27 @@ async def _next(keys: AsyncIterator[str]) -> str | None:
     return await anext(keys, None)
 
 
-def _size_of_file(file: File) -> int | Exception | None:
-    """Return the length of a chunk in a local file, None if it is missing, or why that failed."""
-    try:
-        return length_of_file(file)
-    except LeftToZarr:
-        raise
-    except Exception as error:  # noqa: BLE001 # files and archives raise anything
-        is_missing = isinstance(error, file.missing_errors) and not isinstance(
-            error, IsADirectoryError
-        )
-        return None if is_missing else error
-
-
 async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
     """Return the length of each chunk in bytes, None if it is missing, or why it can't be read."""
-    sizes = await asyncio.to_thread(_sizes_of_files, store, keys)
-    others = [key for key in keys if key not in sizes]
-    found = await concurrent_map([(store, key) for key in others], _size_of)
-    sizes.update(zip(others, found, strict=True))
-    return [sizes[key] for key in keys]
-
-
-def _sizes_of_files(store: Store, keys: list[str]) -> dict[str, int | Exception | None]:
-    """Return the same by key, for chunks in local files."""
-    sizes = {}
-    for key in keys:
-        with contextlib.suppress(LeftToZarr):  # compressed in an archive, for example
-            source = find_source(StorePath(store, key))
-            if isinstance(source, File):  # which is opened, to see whether it can be read
-                sizes[key] = _size_of_file(source)
+    sizes = await asyncio.to_thread(lambda: [_size_of_file(store, key) for key in keys])
+    others = [k for k, size in enumerate(sizes) if isinstance(size, LeftToZarr)]
+    found = await concurrent_map([(store, keys[k]) for k in others], _size_of)
+    for k, size in zip(others, found, strict=True):
+        sizes[k] = size
     return sizes
+
+
+def _size_of_file(store: Store, key: str) -> int | Exception | None:
+    """Return the same for a chunk in a local file; `LeftToZarr` for others.
+
+    The file is opened, to see whether it can be read.
+    """
+    source = result_of(find_source, StorePath(store, key))
+    if not isinstance(source, File):  # in an archive, compressed members are left, too
+        return LeftToZarr("not a file")
+    size = result_of(length_of_file, source)
+    is_missing = isinstance(size, source.missing_errors) and not isinstance(size, IsADirectoryError)
+    return None if is_missing else size
 
 
 async def _size_of(store: Store, key: str) -> int | Exception | None:

@@ -12,6 +12,7 @@ import zarr.registry
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host import defaults, options
+from numcodecs_bytes._tools.check_report import result_of
 from numcodecs_bytes.codec import Bytes
 
 
@@ -24,8 +25,8 @@ def report() -> JSONObject:
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
-    values = {f"numcodecs_bytes.{name}": _value_of_option(name) for name in options.NAMES}
-    in_place = "numcodecs_bytes.write_in_place"
+    values = {option.key: _value_of(option) for option in options.OPTIONS}
+    in_place = options.write_in_place.key
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
@@ -79,11 +80,8 @@ def _set_by(row: JSONObject) -> str:
 
 def explain_other_codec() -> str:
     """Return which other class numcodecs uses and how to fix that, or ""."""
-    try:
-        kind = _numcodecs_class()
-    except Exception:  # noqa: BLE001 # an entry point can raise anything
-        return ""
-    if issubclass(kind, Bytes):
+    kind = result_of(_numcodecs_class)
+    if isinstance(kind, Exception) or issubclass(kind, Bytes):
         return ""
     return (
         f'numcodecs uses {_name_of(kind)} for "bytes", because a program or a package registered '
@@ -104,10 +102,10 @@ def _name_of(kind: type) -> str:
 
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
-    try:
-        name = _name_of(find_class())
-    except Exception as error:  # noqa: BLE001 # a wrong setting can raise anything
-        return None, f"{type(error).__name__}: {error}"
+    kind = result_of(find_class)
+    if isinstance(kind, Exception):  # of a wrong setting
+        return None, f"{type(kind).__name__}: {kind}"
+    name = _name_of(kind)
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
@@ -115,12 +113,12 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     return name, f"zarr uses {name}{hint}"
 
 
-def _value_of_option(name: str) -> tuple[Any, str]:
+def _value_of(option: options.Option[Any]) -> tuple[object, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return options.value_of(name), ""
+        return option(), ""
     except ValueError as error:
-        return None, str(error).removesuffix(options.set_by(f"numcodecs_bytes.{name}"))
+        return None, str(error).removesuffix(options.set_by(option.key))
 
 
 def _why_no_data_types() -> str:

@@ -99,7 +99,6 @@ async def _is_repository(store: Store) -> bool:
 
 
 def _open_repository(folder: str, version: dict[str, str]) -> Store:
-    """Open a version of a repository in a folder."""
     import icechunk  # optional, but installed if this is called
 
     storage = icechunk.local_filesystem_storage(folder)

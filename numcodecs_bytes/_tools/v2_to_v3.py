@@ -5,7 +5,6 @@ filters of bytes such as `shuffle`, and variable-length text and bytes.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.check_report import explain_error
+from numcodecs_bytes._tools.check_report import explain_error, result_of
 from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
@@ -60,11 +59,11 @@ def v3_document(old: JSONObject) -> JSONObject:
     for endian in candidates if has_endian else [None, *candidates]:
         configuration = {} if endian is None else {"configuration": {"endian": endian}}
         new["codecs"] = [*before, {"name": name, **configuration}, *after]
-        try:
-            if _reads_the_same(old, new, dtype):
-                return new
-        except Exception as error:  # noqa: BLE001 # text in the wrong byte order may be invalid
-            why = f"({error})"
+        is_same = result_of(_reads_the_same, old, new, dtype)
+        if isinstance(is_same, Exception):  # text in the wrong byte order may be invalid
+            why = f"({is_same})"
+        elif is_same:
+            return new
     if len({leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}) > 1:
         raise MixedByteOrderError(
             f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
@@ -74,7 +73,6 @@ def v3_document(old: JSONObject) -> JSONObject:
 
 
 def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
-    """Return the members of a Zarr v3 document other than `codecs`."""
     data_type = struct_of(dtype) if dtype.names else metadata.dtype
     scalar: object = metadata.fill_value
     if old.get("fill_value") is None:  # as zarr reads an element of a missing chunk
@@ -121,7 +119,6 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
 
 
 def _is_of_bytes(codec: Numcodec) -> bool:
-    """Whether a codec of Zarr v2 has a counterpart in Zarr v3 from bytes to bytes."""
     try:
         kind = get_codec_class(f"numcodecs.{codec.codec_id}")
     except (KeyError, zarr.errors.UnknownCodecError):
@@ -198,15 +195,14 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
         raise ValueError(f"{name} would read different values as Zarr v3")
 
 
-def disagreements(old: JSONObject, new: JSONObject) -> Iterator[str]:
-    """Yield each property that differs between an array's Zarr v2 and Zarr v3 metadata.
+def disagreements(old: JSONObject, new: JSONObject) -> list[str]:
+    """Return each property that differs between an array's Zarr v2 and Zarr v3 metadata.
 
     Codecs are compared by what affects the values: their names, byte order and axis order.
     """
     of_v2, of_v3 = map(_compared_properties, (v3_document(old), new))
-    for name, value in of_v2.items():
-        if value != of_v3[name]:
-            yield f"{name} is {value} in .zarray, {of_v3[name]} in zarr.json"
+    differing = [name for name, value in of_v2.items() if value != of_v3[name]]
+    return [f"{n} is {of_v2[n]} in .zarray, {of_v3[n]} in zarr.json" for n in differing]
 
 
 def _compared_properties(document: JSONObject) -> dict[str, object]:
