@@ -126,16 +126,17 @@ def _sample(matrix):
 
 
 def _in_other_pipelines(items):
-    """Yield all items of a test and its other parameters but that of one pipeline, in turn."""
+    """Yield items until each test is left in one pipeline, and the next test in another one."""
     tests = {}
     for item in items:
-        params = dict(item.callspec.params)
-        if params.pop("our_pipeline", params.pop("pipeline", None)):
-            others = tuple((name, id(value)) for name, value in params.items())
-            tests.setdefault((item.parent, item.originalname, others), []).append(item)
-    for number, alike in enumerate(tests.values()):
-        yield from alike[: number % len(alike)]
-        yield from alike[number % len(alike) + 1 :]
+        params = item.callspec.params
+        others = {name: params[name] for name in params if "pipeline" not in name}
+        if len(others) < len(params):
+            values = tuple((name, id(value)) for name, value in others.items())
+            tests.setdefault((item.parent, item.originalname, values), []).append(item)
+    for number, in_pipelines in enumerate(tests.values()):
+        chosen = in_pipelines[number % len(in_pipelines)]
+        yield from (item for item in in_pipelines if item is not chosen)
 
 
 @pytest.fixture

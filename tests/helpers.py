@@ -3,6 +3,7 @@
 Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
+import contextlib
 import functools
 import importlib
 import json
@@ -18,7 +19,7 @@ import pytest
 import quick_start
 import zarr
 import zarr.storage
-from data_types import CASES, ENDIANS, LAYOUTS
+from data_types import CASES, ENDIANS
 from hypothesis import HealthCheck, settings
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
@@ -48,13 +49,22 @@ ZARR_ALONE = {"codec_pipeline.path": ZARRS_PIPELINE, "codecs.bytes": "zarr.codec
 
 ZARR_CASES = [case for case in CASES if case.zarr_v3]
 BY_ENDIAN = pytest.mark.parametrize("endian", ENDIANS)
-BY_LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 ignore_unstable_data_types = pytest.mark.filterwarnings(
     # Of data types that Zarr v3 does not specify; which they are differs between zarr versions.
     "ignore:The data type:FutureWarning",
     "ignore:.*does not have a Zarr V3 specification",
     "ignore:.*Numcodecs codecs are not in the Zarr version 3 specification",
 )
+
+
+@contextlib.contextmanager
+def case_of(*values):
+    """Name a case of a test that loops over many, if it fails."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the case {values}")
+        raise
 
 
 def bounded(max_examples, **more):

@@ -6,6 +6,7 @@ More data types and layouts are searched in test_properties.py.
 import array
 import copy
 import functools
+import itertools
 import json
 import mmap
 import pickle
@@ -23,6 +24,7 @@ from data_types import (
     ALIGNED,
     CASES,
     ENDIANS,
+    LAYOUTS,
     MIXED,
     NESTED,
     SIMPLE,
@@ -30,7 +32,7 @@ from data_types import (
     flat_bytes,
     laid_out,
 )
-from helpers import BY_ENDIAN, BY_LAYOUT
+from helpers import BY_ENDIAN, case_of
 from numcodecs.compat import ensure_bytes, ensure_ndarray
 
 from numcodecs_bytes import Bytes
@@ -80,27 +82,25 @@ def assert_holds(decoded, elements):
 
 
 class TestStoredBytes:
-    @pytest.mark.matrix
-    @BY_LAYOUT
-    @BY_ENDIAN
     @BY_NAME
-    def test_elements_are_in_c_order_and_the_byte_order_of_endian(self, case, endian, layout):
+    def test_elements_are_in_c_order_and_the_byte_order_of_endian(self, case):
         """Guards against every symmetric mistake: a round trip would not show it."""
-        for dtype in case.dtypes():
-            elements, order = laid_out(case, layout, dtype)
-            before = elements.copy()
-            codec = Bytes(endian, dtype=dtype)
+        for dtype, endian, layout in itertools.product(case.dtypes(), ENDIANS, LAYOUTS):
+            with case_of(dtype, endian, layout):
+                elements, order = laid_out(case, layout, dtype)
+                before = elements.copy()
+                codec = Bytes(endian, dtype=dtype)
 
-            encoded = codec.encode(elements)
+                encoded = codec.encode(elements)
 
-            assert bytes(encoded) == case.stored(endian, order)
-            assert_same(elements, before)
-            assert_same(codec.decode(bytes(encoded)), before.reshape(-1))
-            # An array that was encoded is decoded in its memory order, as numcodecs does.
-            assert_holds(codec.decode(encoded), elements)
-            out = np.zeros(elements.shape, dtype, order="F" if elements.flags.fnc else "C")
-            assert codec.decode(encoded, out=out) is out
-            assert_same(out, before)
+                assert bytes(encoded) == case.stored(endian, order)
+                assert_same(elements, before)
+                assert_same(codec.decode(bytes(encoded)), before.reshape(-1))
+                # An array that was encoded is decoded in its memory order, as numcodecs does.
+                assert_holds(codec.decode(encoded), elements)
+                out = np.zeros(elements.shape, dtype, order="F" if elements.flags.fnc else "C")
+                assert codec.decode(encoded, out=out) is out
+                assert_same(out, before)
 
     @BY_ENDIAN
     @pytest.mark.parametrize("dtype", ["<M8", ">m8", [("a", ">M8"), ("b", "<m8")]])
@@ -151,25 +151,26 @@ class TestStoredBytes:
 
 
 class TestBuffers:
-    @pytest.mark.matrix
-    @pytest.mark.parametrize("layout", ["1-d", "C", "F", "3-d F", "empty"])
-    @BY_ENDIAN
     @BY_NAME
-    def test_arrays_and_buffers_of_their_memory_are_encoded_alike(self, case, endian, layout):
+    def test_arrays_and_buffers_of_their_memory_are_encoded_alike(self, case):
         """Zarr v2 stores the memory of a column-major chunk, and numcodecs flattens by it."""
-        elements, _ = laid_out(case, layout)
-        memory = elements.tobytes(order="A")
-        codec = Bytes(endian, dtype=elements.dtype)
-        stored = ensure_bytes(codec.encode(elements))
-        for make in BUFFERS:
-            given, taken = make(memory), make(stored)
-            assert ensure_bytes(codec.encode(given)) == stored
-            assert_holds(codec.decode(taken), elements)
-            assert (bytes(given), bytes(taken)) == (memory, stored)
-        for make in OUTS:
-            out = make(elements.nbytes)
-            assert codec.decode(stored, out=out) is out
-            assert_holds(out, elements)
+        layouts = "1-d", "C", "F", "3-d F", "empty"
+        for endian, layout in itertools.product(ENDIANS, layouts):
+            elements, _ = laid_out(case, layout)
+            memory = elements.tobytes(order="A")
+            codec = Bytes(endian, dtype=elements.dtype)
+            stored = ensure_bytes(codec.encode(elements))
+            for number, make in enumerate(BUFFERS):
+                with case_of(endian, layout, number):
+                    given, taken = make(memory), make(stored)
+                    assert ensure_bytes(codec.encode(given)) == stored
+                    assert_holds(codec.decode(taken), elements)
+                    assert (bytes(given), bytes(taken)) == (memory, stored)
+            for number, make in enumerate(OUTS):
+                with case_of(endian, layout, number):
+                    out = make(elements.nbytes)
+                    assert codec.decode(stored, out=out) is out
+                    assert_holds(out, elements)
 
     def test_typed_buffers_have_elements(self):
         expected = struct.pack(">3d", 1.5, -2, 1e300)

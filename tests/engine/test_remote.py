@@ -347,22 +347,6 @@ class TestReferencesToShards:
         array = zarr.open_array(references(url, parts, objects["a/zarr.json"]), mode="r")
         return array, data, [start for start, _ in parts.values()], server.requests[token]
 
-    @pytest.mark.parametrize("location", ["start", "end"])
-    def test_what_is_requested(self, server, location):
-        """The index of each by its position in the file, then what is selected."""
-        array, data, starts, requests = self.open(server, location)
-        assert np.array_equal(array[3:20:8, 5:9], data[3:20:8, 5:9])
-        num = self.NUM_INDEX_BYTES
-        index, rows = (0, num) if location == "start" else (8 * 64, 0)
-        expected = []
-        for start in starts:
-            expected += [(start + index, num), (start + rows + 3 * 64 + 5, 4)]
-        expected = [f"bytes={first}-{first + length - 1}" for first, length in expected]
-        assert sorted(asked for _, asked in requests) == sorted(expected)
-        for selection in (np.s_[...], np.s_[:, 7], np.s_[6:18:2]):
-            assert np.array_equal(array[selection], data[selection])
-        assert not is_struck(array, FIRST)
-
     @pytest.mark.parametrize("num_times", [1, 2])
     def test_a_file_that_is_replaced_after_an_index(self, server, monkeypatch, num_times):
         """All is of one version: it is asked for once more, then left to zarr."""
