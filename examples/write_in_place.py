@@ -10,13 +10,15 @@ The array is uncompressed, and in local files: see docs/write-in-place.md.
 import multiprocessing
 import tempfile
 import time
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
-NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 65_536
+NUM_PROCESSES, NUM_STEPS, ROW = 8, 8, 16_384
 ALONE: dict[str, Any] = {}  # by default, chunks are written as by zarr alone
 # With True instead of "require", zarr would rewrite what can't be written in place.
 IN_PLACE = {
@@ -26,35 +28,24 @@ IN_PLACE = {
 
 
 def create(path: Path, *, is_shard: bool) -> "zarr.Array[Any]":
-    """Create an array of one uncompressed chunk of 32 MiB, or of one shard of 16 inner chunks."""
+    """Create an array of one uncompressed chunk of 8 MiB, or of one shard of 16 inner chunks."""
     shape = (NUM_PROCESSES * NUM_STEPS, ROW)
     chunks = {"chunks": (16, ROW // 4), "shards": shape} if is_shard else {"chunks": shape}
     return zarr.create_array(path, shape=shape, dtype="f8", compressors=None, **chunks)
 
 
-def simulate(path: Path, settings: dict[str, Any], rank: int, start: Any) -> None:
+def simulate(path: Path, settings: dict[str, Any], rank: int) -> None:
     """Write the rows of one process, one after the other."""
     with zarr.config.set(settings):
         array = zarr.open_array(path, mode="r+")
-        start.wait()
         for step in range(NUM_STEPS):
             array[step * NUM_PROCESSES + rank] = np.arange(1, ROW + 1)
 
 
-def num_lost(path: Path, settings: dict[str, Any], *, is_shard: bool) -> int:
+def num_lost(path: Path, settings: dict[str, Any], processes: Executor, *, is_shard: bool) -> int:
     """Let all processes write, and return how many rows are lost."""
     array = create(path, is_shard=is_shard)
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(NUM_PROCESSES)
-    processes = [
-        context.Process(target=simulate, args=(path, settings, rank, start))
-        for rank in range(NUM_PROCESSES)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
+    list(processes.map(partial(simulate, path, settings), range(NUM_PROCESSES)))
     return int((array[...] != np.arange(1, ROW + 1)).any(axis=1).sum())
 
 
@@ -92,18 +83,23 @@ def record(path: Path, settings: dict[str, Any]) -> float:
 
 def main() -> None:
     """Write with zarr alone and in place, and print what was lost and how long it took."""
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
+    print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        ProcessPoolExecutor(NUM_PROCESSES, spawn) as processes,
+    ):
+        folder = Path(name)
         num_rows = NUM_PROCESSES * NUM_STEPS
         for is_shard in (False, True):
-            what, path = "shard" if is_shard else "chunk", Path(folder, str(is_shard))
-            lost = num_lost(path / "alone", ALONE, is_shard=is_shard)
+            what = "shard" if is_shard else "chunk"
+            lost = num_lost(folder / f"{what}_alone", ALONE, processes, is_shard=is_shard)
             print(f"eight processes, one {what}, zarr alone: {lost} of {num_rows} rows are lost")
-            assert num_lost(path / "in_place", IN_PLACE, is_shard=is_shard) == 0
+            assert num_lost(folder / what, IN_PLACE, processes, is_shard=is_shard) == 0
             print(f"eight processes, one {what}, in place:   none")
-        ratio = log(Path(folder, "log_alone"), ALONE) / log(Path(folder, "log"), IN_PLACE)
+        ratio = log(folder / "log_alone", ALONE) / log(folder / "log", IN_PLACE)
         print(f"a logger that appends rows to a chunk of 32 MiB: {ratio:.0f} times as fast")
-        ratio = record(Path(folder, "m_alone"), ALONE) / record(Path(folder, "m"), IN_PLACE)
+        ratio = record(folder / "m_alone", ALONE) / record(folder / "m", IN_PLACE)
         print(f"a movie of 64 frames in a shard of 8 MiB: {ratio:.0f} times as fast")
 
 

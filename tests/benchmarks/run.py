@@ -30,21 +30,22 @@ PAGE = Path(__file__).parents[2] / "docs/performance.md"
 QUESTIONS = {  # and how they are called in the picture
     "one_large_chunk": "Read part of one chunk of 128 MiB",
     "many_chunks": "Read 1,024 chunks of 128 KiB",
-    "slow_mount": "Read one chunk of 64 MiB from a mount that is 1 ms away",
-    "elementwise": "Read part of a chunk behind FixedScaleOffset",
+    "slow_mount": "Read one chunk from a slow mount (1 ms)",
+    "elementwise": "Read a chunk behind FixedScaleOffset",
     "far_stores": "Read from a server that is 30 ms away",
     "whole_chunks": "Write whole chunks",
     "writes_in_place": "Write in place",
 }
 PACKAGES = ("numcodecs_bytes", "zarr", "numpy", "zarrs", "tensorstore", "fsspec", "obstore")
 GREEN, GREY = "#1a9e77", "#808890"  # can be read on light and on dark pages
-# Colour and name in the picture.
+# Colour and name in the picture, and how far below the middle of the bar a dot is.
 SHOWN = {
-    "ours": (GREEN, "this package"),
-    "zarr fused": ("#d9730d", "zarr's fused pipeline"),
-    "zarrs": ("#8a7fd1", "zarrs"),
-    "TensorStore": ("#d1589b", "TensorStore"),
+    "ours": (GREEN, "this package", 0),
+    "zarr fused": ("#d9730d", "zarr's fused pipeline", -6),
+    "zarrs": ("#8a7fd1", "zarrs", 0),
+    "TensorStore": ("#d1589b", "TensorStore", 6),
 }
+LEFT, TOP = 170, 65  # of the bars
 
 
 def table(cases: list[Case]) -> str:
@@ -74,45 +75,73 @@ def digits(number: float, num: int = 3) -> str:
 
 def picture(answers: dict[str, list[Case]]) -> str:
     """Return an SVG of how many times as fast as zarr alone each contender is."""
-    left, y, lines = 170, 15, []
-
-    def x_of(ratio: float) -> float:
-        return left + 100 * (1 + math.log10(min(max(ratio, 0.1), 1000)))
-
-    def text(x: float, words: str, colour: str = GREY, more: str = "") -> None:
-        lines.append(f'<text x="{x:.0f}" y="{y + 4}" fill="{colour}" {more}>{words}</text>')
-
-    def dot(x: float, colour: str) -> None:
-        lines.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{colour}" stroke="white"/>')
-
-    for i, (colour, name) in enumerate(SHOWN.values()):
-        dot(15 + 145 * i, colour)
-        text(23 + 145 * i, name, colour)
-    text(left + 420, "times as fast as zarr alone")
+    y, lines = TOP, []
     for question, cases in answers.items():
         y += 30
-        text(5, QUESTIONS[question], more='font-weight="bold"')
+        lines.append(text(5, y, QUESTIONS[question], more='font-weight="bold"'))
         pictured = (case for case in cases if case.is_pictured)
-        for selection, of, seconds, _ in itertools.filterfalse(is_noisy, pictured):
-            y += 20
-            zarr, ours = seconds["zarr"], seconds["ours"]
-            start, end = sorted((x_of(1), x_of(zarr / ours)))
-            bar = f'x="{start:.1f}" y="{y - 6}" width="{end - start:.1f}" height="12"'
-            lines.append(f'<rect {bar} fill="{GREEN}"/>')
-            for who, (colour, _) in SHOWN.items():
-                if who in seconds and who != "ours":
-                    dot(x_of(zarr / seconds[who]), colour)
-            name = f"{selection} of a {of.split()[0]}" if "writes" in question else selection
-            name = of.rpartition(",")[0] if question == "whole_chunks" else name
-            text(left - 8, name, more='text-anchor="end"')
-            text(left + 420, f"{digits(zarr / ours, 2)} x", GREEN, 'font-weight="bold"')
-            text(left + 475, f"{digits(1e3 * ours)} ms instead of {digits(1e3 * zarr)} ms")
-    y += 30
-    for tick in (1, 10, 100, 1000):
-        lines.append(f'<path d="M{x_of(tick)} 30V{y - 10}" stroke="{GREY}" opacity="0.4"/>')
-        text(x_of(tick), f"{tick:g}", more='text-anchor="middle"')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 660}" height="{y + 15}"'
+        for case in itertools.filterfalse(is_noisy, pictured):
+            y += 24
+            lines += row(question, case, y)
+    lines = [*legend(), *axis(y + 20), *lines]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{LEFT + 660}" height="{y + 50}"'
     return "\n".join([f'{head} font-family="sans-serif" font-size="12">', *lines, "</svg>\n"])
+
+
+def row(question: str, case: Case, y: int) -> list[str]:
+    """Return a line of the picture: a bar for this package, and a dot for each other contender."""
+    selection, of, seconds, _ = case
+    zarr, ours = seconds["zarr"], seconds["ours"]
+    start, end = sorted((x_of(1), x_of(zarr / ours)))
+    lines = [bar(start, y, end - start)]
+    for who, (colour, _, below) in SHOWN.items():
+        if who in seconds and who != "ours":
+            lines.append(dot(x_of(zarr / seconds[who]), y + below, colour))
+    name = f"{selection} of a {of.split()[0]}" if "writes" in question else selection
+    name = of.rpartition(",")[0] if question == "whole_chunks" else name
+    milliseconds = f"{digits(1e3 * ours)} ms instead of {digits(1e3 * zarr)} ms"
+    return [
+        *lines,
+        text(LEFT - 8, y, name, more='text-anchor="end"'),
+        text(LEFT + 420, y, f"{digits(zarr / ours, 2)} x", GREEN, 'font-weight="bold"'),
+        text(LEFT + 475, y, milliseconds),
+    ]
+
+
+def legend() -> list[str]:
+    x, lines = 10, []
+    for who, (colour, name, _) in SHOWN.items():
+        lines.append(bar(x, 15, 16) if who == "ours" else dot(x + 12, 15, colour))
+        lines.append(text(x + 22, 15, name, colour))
+        x += 50 + 7 * len(name)
+    return lines
+
+
+def axis(bottom: int) -> list[str]:
+    middle = 'text-anchor="middle"'
+    lines = [text(x_of(10), 42, "times as fast as zarr alone (logarithmic scale)", more=middle)]
+    for tick in (0.1, 1, 10, 100, 1000):
+        style = f'stroke="{GREY}" ' + ('stroke-width="2"' if tick == 1 else 'opacity="0.4"')
+        lines.append(f'<path d="M{x_of(tick):.1f} {TOP + 10}V{bottom - 5}" {style}/>')
+        lines += [text(x_of(tick), y, f"{tick:g} x", more=middle) for y in (TOP, bottom + 8)]
+    return lines
+
+
+def x_of(ratio: float) -> float:
+    """Return where a ratio is on the axis."""
+    return LEFT + 95 * math.log10(min(max(ratio, 0.05), 1000) / 0.05)
+
+
+def text(x: float, y: float, words: str, colour: str = GREY, more: str = "") -> str:
+    return f'<text x="{x:.0f}" y="{y + 4}" fill="{colour}" {more}>{words}</text>'
+
+
+def dot(x: float, y: float, colour: str) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y}" r="3" fill="{colour}" stroke="white"/>'
+
+
+def bar(x: float, y: float, width: float) -> str:
+    return f'<rect x="{x:.1f}" y="{y - 8}" width="{width:.1f}" height="16" fill="{GREEN}"/>'
 
 
 def machine(seconds: float, what: str) -> str:
