@@ -1,8 +1,13 @@
-"""Names of chunks, stores and arrays in messages."""
+"""Names of chunks, stores and arrays, and numbers of them, in messages."""
 
 import contextlib
 import inspect
 from typing import Any
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things, such as "2 arrays"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def name_of_chunk(byte_getter: object) -> str:

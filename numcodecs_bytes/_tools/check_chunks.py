@@ -18,13 +18,12 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._host.names import target_of
+from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
     Limits,
     ProgressBar,
-    count,
     describe_error,
 )
 from numcodecs_bytes._tools.hierarchy import (
