@@ -54,8 +54,9 @@ def add_name_of_array(error: Exception) -> None:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if "store_path" in frame.f_locals:
-            add_note(error, f"while opening or creating {frame.f_locals['store_path']}")
+        store_path = frame.f_locals.get("store_path")
+        if hasattr(store_path, "store"):  # not a variable of the user's
+            add_note(error, f"while opening or creating {store_path}")
             return
         frame = frame.f_back
 
