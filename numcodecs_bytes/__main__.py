@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.names import count
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
     Limits,
     ProgressBar,
-    count,
     explain_error,
 )
 

@@ -111,7 +111,7 @@ def _check_array(
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {explain_error(document)}")
         return
-    array = result_of(array_of, document, store_path)
+    array: Any = result_of(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
         report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
@@ -167,7 +167,7 @@ def _what_to_import(array: AnyArray) -> str:
     return f"zarr {zarr.__version__} opens its data type only after `import {module}`"
 
 
-def _is_our_data_type(data_type: Any) -> bool:
+def _is_our_data_type(data_type: object) -> bool:
     fields = getattr(data_type, "fields", ())
     is_ours = type(data_type).__module__ == zarr_data_types.__name__
     return is_ours or any(_is_our_data_type(field) for _, field in fields)

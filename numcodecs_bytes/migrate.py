@@ -13,7 +13,7 @@ import json
 import operator
 import warnings
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ T = TypeVar("T")
 # The metadata documents of a node by name; in place of one that can't be read, the error.
 _Documents = dict[str, Any]
 _Changes = dict[str, JSONObject | None]  # documents to write or, if None, to remove, by key
+_PLANNED = {"migrated": "to be migrated", "undone": "to be undone"}  # statuses in a dry run
 
 
 @dataclass
@@ -125,11 +126,9 @@ def migrate(  # noqa: PLR0913 # the options of the command
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
     reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
-    if not dry_run:
-        _write(opened, changes, bar)
-    for report in reports:
-        if dry_run and report.status in ("migrated", "undone"):
-            report.status = f"to be {report.status}"
+    if dry_run:
+        return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
+    _write(opened, changes, bar)
     return reports
 
 

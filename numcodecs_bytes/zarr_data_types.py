@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, SupportsFloat, cast
+from typing import Any, ClassVar, Self, SupportsFloat, TypeGuard, cast
 
 import numpy as np
 import zarr.dtype
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> type[AnyDataType]:
     raise AttributeError(why or f"module {__name__!r} has no attribute {name!r}")
 
 
-def parse_numpy_descr(descr: list[Any]) -> AnyDataType:
+def parse_numpy_descr(descr: list[object]) -> AnyDataType:
     """Return the `struct` data type for a list of fields in the notation of NumPy's `dtype.descr`.
 
     Early drafts of the struct data type used such lists as `data_type`. zarr rejects them before it
@@ -250,20 +250,20 @@ class _Complex(_MLDataType):
 
 
 class _Integer(_MLDataType):
-    def from_json_scalar(self, data: Any, *, zarr_format: ZarrFormat) -> Scalar:
+    def from_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> Scalar:
         import ml_dtypes  # optional
 
         limits = cast("Any", ml_dtypes).iinfo(self.to_native_dtype())
-        if not _is_number(data) or data not in range(limits.min, limits.max + 1):
-            expected = f"an integer from {limits.min} to {limits.max}"
-            raise _not_a_value(self._row.name, data, expected)
-        return self.to_native_dtype().type(int(data))
+        if _is_number(data) and limits.min <= data <= limits.max and int(data) == data:
+            return self.to_native_dtype().type(int(data))
+        expected = f"an integer from {limits.min} to {limits.max}"
+        raise _not_a_value(self._row.name, data, expected)
 
     def to_json_scalar(self, data: object, *, zarr_format: ZarrFormat) -> int:
         return int(self.cast_scalar(data))
 
 
-def _is_number(data: object) -> bool:
+def _is_number(data: object) -> TypeGuard[int | float]:
     return isinstance(data, (int, float)) and not isinstance(data, bool)
 
 
@@ -276,7 +276,7 @@ def _float_from_json(data: object, dtype: AnyDType) -> Scalar:
     import ml_dtypes  # optional
 
     largest = float(cast("Any", ml_dtypes).finfo(dtype).max)
-    number: Any = data
+    number = data
     if isinstance(data, str) and data in ("NaN", "Infinity", "-Infinity"):
         number = float(data)
     if _is_number(number) and not largest < abs(number) < math.inf:

@@ -272,6 +272,9 @@ class TestWrongMetadata:
         )
         (tmp_path / "c/0").write_bytes(bytes(5))
         assert [found.split()[1] for found in check(tmp_path)[""].problems] == ["c/0", "c/1"]
+        (tmp_path / "c/0").unlink()
+        (tmp_path / "c/0").mkdir()
+        assert sorted(f.split()[1] for f in check(tmp_path)[""].problems) == ["c/0", "c/1"]
 
     @pytest.mark.parametrize("zarr_format", [2, 3])
     @pytest.mark.parametrize("name", ["0.1", "0/1", "c.0.1", "c/0/1"])

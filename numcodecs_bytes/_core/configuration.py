@@ -106,7 +106,7 @@ def _from_descr(data: object) -> object:
     return [_field_from_descr(field) for field in data] if isinstance(data, list) else data
 
 
-def _field_from_descr(field: object) -> tuple[Any, ...]:
+def _field_from_descr(field: object) -> tuple[object, ...]:
     """Convert a field; if it has a title and a name, only the name is kept."""
     match field:
         case [[*_, str(name)] | str(name), data, *shape] if (
@@ -117,11 +117,11 @@ def _field_from_descr(field: object) -> tuple[Any, ...]:
     raise TypeError(f"expected [name, type] or [name, type, shape], got {field!r}")
 
 
-def dtype_to_json(dtype: AnyDType) -> str | list[Any]:
+def dtype_to_json(dtype: AnyDType) -> str | list[object]:
     """Return a dtype in Zarr v2 notation: a string, or nested lists for structured types."""
     if dtype.names is None:
         return name_of_ml_dtype(dtype) or dtype.str
-    fields = []
+    fields: list[object] = []
     for name, field in fields_of(dtype):
         if field.subdtype is None:
             fields.append([name, dtype_to_json(field)])

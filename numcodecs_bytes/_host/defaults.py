@@ -87,7 +87,7 @@ def make_default(section: str, name: str, ours: str) -> None:
     defaults[name] = ours
 
 
-def _open_scopes() -> list[Any]:
+def _open_scopes() -> list[object]:
     """Return each open `with zarr.config.set(...)`, whose end restores zarr's own default.
 
     donfig keeps no list of them, so only the garbage collector can find them. That is done once,

@@ -1,8 +1,13 @@
-"""Names of chunks, stores and arrays in messages."""
+"""Names of chunks, stores and arrays, and numbers of them, in messages."""
 
 import contextlib
 import inspect
 from typing import Any
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things, such as "2 arrays"."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def name_of_chunk(byte_getter: object) -> str:
@@ -49,8 +54,9 @@ def add_name_of_array(error: Exception) -> None:
     """
     frame = inspect.currentframe()
     while frame is not None:
-        if "store_path" in frame.f_locals:
-            add_note(error, f"while opening or creating {frame.f_locals['store_path']}")
+        store_path = frame.f_locals.get("store_path")
+        if hasattr(store_path, "store"):  # not a variable of the user's
+            add_note(error, f"while opening or creating {store_path}")
             return
         frame = frame.f_back
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
-from numcodecs_bytes._host.names import name_of_store
+from numcodecs_bytes._host.names import count, name_of_store
 
 # Numbers by column or, for chunks that are counted by reason, by kind and reason.
 Counts = dict[str | tuple[str, str], int]
@@ -194,11 +194,11 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
         rows["all arrays"] = total
     yield from _table(rows)
     if num := total["chunks_missing"]:
-        yield f"{_chunks(num)} missing, read as the fill value"
+        yield f"{count(num, 'chunk')} missing, read as the fill value"
     for what, by_array in reasons.items():
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
-            chunks = _chunks(sum(numbers.values()))
+            chunks = count(sum(numbers.values()), "chunk")
             names = _listed([paths.get(name, name) for name in numbers])
             # Each on one line with one colon, also errors.
             yield f"{chunks} of {names} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
@@ -216,10 +216,6 @@ def _why_nothing() -> str:
                 how = "run `numcodecs-bytes` to see what sets it"
                 return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
     return "nothing was read through zarr in this process"
-
-
-def _chunks(num: int) -> str:
-    return f"{num} chunk{'' if num == 1 else 's'}"
 
 
 def _listed(names: list[str]) -> str:

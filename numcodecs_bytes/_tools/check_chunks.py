@@ -18,13 +18,12 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtype, stored_dtype
-from numcodecs_bytes._host.names import target_of
+from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
     Limits,
     ProgressBar,
-    count,
     describe_error,
 )
 from numcodecs_bytes._tools.hierarchy import (
@@ -54,22 +53,25 @@ def check_chunks(
         bar.total = (bar.total or 0) + num_in_all
         bar.refresh()
     num_before = len(report.problems), report.num_problems
-    checks = _plan_checks(array, codecs, report, limits)
-    listing, first, lengths = Listing(), None, set[int]()
+    expected = _expected_length(array, codecs)
+    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
+    decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
+    checks = _Checks(array, expected, is_blosc, decoded)
+    listing, first, sizes = Listing(), None, set[int | None]()
     chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
         for chunk in batch:
-            if isinstance(chunk.size, int):
-                first = chunk.at if first is None else first
-                lengths.add(chunk.size)
+            size = chunk.size if isinstance(chunk.size, int) else None
+            first = chunk.at if first is None and size is not None else first
+            sizes.add(size)
             if problem := problems[chunk.at]:
                 target = target_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{target} {problem}")
         report.num_chunks += len(batch)
         advance(len(batch))
     advance(num_in_all - report.num_chunks)
-    if why := _why_all_are_wrong(array, report.num_chunks, lengths, checks.expected):
+    if why := _why_all_are_wrong(array, report.num_chunks, sizes, expected):
         del report.problems[num_before[0] :]  # the same of each chunk
         report.num_problems = num_before[1]
         report.add_problem(why)
@@ -78,12 +80,12 @@ def check_chunks(
 
 
 def _why_all_are_wrong(
-    array: AnyArray, num_chunks: int, lengths: set[int], expected: int | None
+    array: AnyArray, num_chunks: int, sizes: set[int | None], expected: int | None
 ) -> str:
     """Return what is wrong if all of several chunks have the same wrong length, or ""."""
-    if expected is None or num_chunks == 1 or len(lengths) != 1 or lengths & {0, expected}:
+    length = next(iter(sizes)) if len(sizes) == 1 else None
+    if not length or expected in (None, length) or num_chunks == 1:
         return ""
-    (length,) = lengths
     item_size, rest = divmod(length, math.prod(array.chunks))
     other = ""
     with contextlib.suppress(TypeError):  # NumPy has no number of that size
@@ -125,15 +127,6 @@ class _Checks:
             whole = [index for index, problem in problems.items() if not problem]
             problems |= sync(_problems_in(self.decoded, self.array.dtype, whole))
         return problems
-
-
-def _plan_checks(
-    array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits
-) -> _Checks:
-    expected = _expected_length(array, codecs)
-    decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
-    is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
-    return _Checks(array, expected, is_blosc, decoded)
 
 
 def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:

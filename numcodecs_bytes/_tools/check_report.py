@@ -14,11 +14,6 @@ def printable(line: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
-def count(number: int, what: str) -> str:
-    """Return a number of things, such as "2 arrays"."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def describe_error(error: Exception) -> str:
     """Return the class of an error, and the first line of its message."""
     text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
