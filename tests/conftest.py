@@ -139,12 +139,6 @@ def _in_other_pipelines(items):
         yield from (item for item in in_pipelines if item is not chosen)
 
 
-@pytest.fixture
-def everything():
-    """Return whether a test is to repeat what it does as often as it can."""
-    return EVERYTHING
-
-
 @pytest.fixture(
     params=[*PIPELINES, *OUR_PIPELINES] if EVERYTHING else [OUR_PIPELINES[0], PIPELINES[-1]],
     ids=lambda path: path.rsplit(".", 1)[-1],

@@ -26,6 +26,7 @@ import quick_start
 import zarr
 import zarr.storage
 from helpers import (
+    EVERYTHING,
     OPEN_FILES,
     IgnoringStore,
     create,
@@ -175,7 +176,7 @@ CUT = "expected 1024 for shape|Out of range of file"
 @BY_STORE
 @pytest.mark.usefixtures("our_pipeline")
 def test_no_selection_mixes_versions_that_another_process_writes(
-    tmp_path, set_constants, open_array, everything
+    tmp_path, set_constants, open_array
 ):
     """LocalStore mixed 0.2 to 2 % of selections, ObjectStore 4 to 9 %, fsspec 15 %."""
     set_constants(GAP_BYTES=0)
@@ -190,7 +191,7 @@ def test_no_selection_mixes_versions_that_another_process_writes(
     try:
         for num_reads, selection in enumerate(itertools.cycle(selections)):
             # Until the writer has been seen at work, however late it starts.
-            if num_reads >= (2000 if everything else 500) and num_short and len(seen) > 2:
+            if num_reads >= (1000 if EVERYTHING else 500) and num_short and len(seen) > 2:
                 break
             assert writer.is_alive()
             try:

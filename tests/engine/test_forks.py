@@ -4,7 +4,7 @@ import os
 
 import pytest
 import zarr.core.codec_pipeline
-from helpers import run_python
+from helpers import EVERYTHING, run_python
 
 pytestmark = pytest.mark.needs("os.fork")
 # A thread stops at each line where it may hold something (and at some other lines, which change as
@@ -16,8 +16,8 @@ import numpy as np, zarr, numcodecs_bytes
 class Named(zarr.storage.MemoryStore):
     pass
 
-folder, pipeline, everything = sys.argv[1:]
-OTHERS = 4 if everything == "True" else 40  # one line of so many
+folder, pipeline = sys.argv[1:3]
+OTHERS = int(sys.argv[3])  # one line of so many
 zarr.config.set({
     "codec_pipeline.path": pipeline,
     "numcodecs_bytes.write_in_place": True,
@@ -104,12 +104,12 @@ print(len(stops))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_while_another_thread_is_in_the_package(tmp_path, our_pipeline, everything):
+def test_while_another_thread_is_in_the_package(tmp_path, our_pipeline):
     """It found the lock of traces taken."""
     has_reset = hasattr(zarr.core.codec_pipeline, "_reset_pool_after_fork")
     if our_pipeline.endswith("FusedBytesPipeline") and not has_reset:  # before zarr 3.4.2
         pytest.skip("the threads of this zarr's fused pipeline are missing in a child")
-    arguments = "-W", "ignore", "-c", PROGRAM, tmp_path, our_pipeline, everything
+    arguments = "-W", "ignore", "-c", PROGRAM, tmp_path, our_pipeline, 4 if EVERYTHING else 40
     done = run_python(*arguments, status=None)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert int(done.stdout) > 20

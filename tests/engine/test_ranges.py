@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from helpers import EVERYTHING
 
 from numcodecs_bytes._plan.ranges import (
     coalesce,
@@ -46,11 +47,11 @@ def test_runs_that_are_close_share_a_range(starts, lengths, settings, expected):
     assert bounds_of(starts, lengths, **settings) == expected
 
 
-def test_what_is_fetched_of_random_runs_is_what_was_asked_for(everything):
+def test_what_is_fetched_of_random_runs_is_what_was_asked_for():
     """Runs that overlap, too: what was copied of one ran over those after it."""
     rng = random.Random(0)  # noqa: S311
     stored = np.random.default_rng(0).integers(0, 256, 200, np.uint8)
-    for _ in range(3000 if everything else 300):
+    for _ in range(3000 if EVERYTHING else 300):
         num = rng.randint(1, 12)
         lengths = [rng.choice([1, 3, rng.randint(1, 60)]) for _ in range(num)]
         starts = [rng.randint(0, len(stored) - length) for length in lengths]

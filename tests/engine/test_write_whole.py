@@ -541,10 +541,10 @@ def is_on_fuse(path):
 
 
 @pytest.mark.needs("fcntl", "os.fork", "/proc/mounts")
-def test_a_killed_writer_leaves_whole_chunks(tmp_path, our_pipeline, everything):
+def test_a_killed_writer_leaves_whole_chunks(tmp_path, our_pipeline):
     """Of one write or the other; and a reader sees nothing else meanwhile."""
     create(tmp_path, (16, 4096), (1, 4096))[...] = 0
-    for number in range(8 if everything else 3):
+    for number in range(8 if EVERYTHING else 3):
         program = start_program("-c", WRITER, tmp_path, our_pipeline)
         with contextlib.closing(program):  # which kills it
             assert program.stdout.readline() == "ready\n"

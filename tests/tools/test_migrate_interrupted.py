@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import run_program, start_program, write_v2
+from helpers import EVERYTHING, run_program, start_program, write_v2
 
 from numcodecs_bytes.migrate import migrate
 
@@ -87,13 +87,13 @@ EXCLUDE = ("--exclude", "deep/y")
 @pytest.mark.parametrize(
     "options", [(), ("--undo",), pytest.param(EXCLUDE, marks=pytest.mark.long)], ids=str
 )
-def test_killed(tmp_path, path, options, everything):
+def test_killed(tmp_path, path, options):
     if "--undo" in options:
         migrate(path)
     whole = run(shutil.copytree(path, tmp_path / "whole"), *options)
     num_calls = int(whole.stdout.split()[-1])
     assert num_calls >= 6
-    for number in range(1, num_calls + 1, 1 if everything else 1 + num_calls // 2):
+    for number in range(1, num_calls + 1, 1 if EVERYTHING else 1 + num_calls // 2):
         copy = shutil.copytree(path, tmp_path / str(number))
         kind = "SIGTERM" if number % 2 else "SIGKILL"
         done = run(copy, *options, number=number, kind=kind)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import HAS_STRUCT, metadata_v2, write_v2
+from helpers import EVERYTHING, HAS_STRUCT, metadata_v2, write_v2
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
@@ -136,12 +136,12 @@ def assert_same(store):
     ("dtype", "fill_value"),
     [(dtype, fill_value) for dtype, (_, values) in DTYPES.items() for fill_value in values],
 )
-def test_xarray_reads_the_same(dtype, fill_value, everything):
+def test_xarray_reads_the_same(dtype, fill_value):
     """A plain number as _FillValue made xarray raise; another than fill_value masked other ones."""
     failed = []
     cases = [others | {name: value} for name, values, others in CASES for value in values]
     # All take five minutes, and depend little on zarr: every time, other ones for each data type.
-    step, first = (7, int(HAS_STRUCT)) if everything else (40, 0)
+    step, first = (7, int(HAS_STRUCT)) if EVERYTHING else (40, 0)
     for attributes in cases[(first - len(dtype)) % step :: step]:
         # Of Zarr v2, xarray masks wrong elements, and adds an offset to floats alone.
         is_wrong = dtype == ">i4" and "_Unsigned" in attributes
@@ -208,13 +208,13 @@ def test_arrays_without_dimensions_need_no_names(tmp_path):
     assert (float(opened), opened.attrs) == (1, {"units": "K"})
 
 
-def test_check_names_attributes_that_xarray_can_not_decode(everything):
+def test_check_names_attributes_that_xarray_can_not_decode():
     """One such attribute makes xarray raise for the whole group; how to mend it is said."""
     undecodable = 0
     for number, (dtype, (elements, _)) in enumerate(DTYPES.items()):
         store = store_of(dtype, elements, None, {})
         assert migrate(store)[0].status == "migrated"
-        for value in SPELLED if everything else SPELLED[number % 5 :: 5]:
+        for value in SPELLED if EVERYTHING else SPELLED[number % 5 :: 5]:
             problems, after = with_fill_value(store, value), read(store, 3)
             is_named = any("attribute _FillValue" in problem for problem in problems)
             is_refused = isinstance(after, Exception) and "FillValueCoder" in "".join(
