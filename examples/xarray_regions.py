@@ -9,11 +9,10 @@ Every writer must write in place; see docs/write-in-place.md.
 Needs ``pip install ".[examples]"``.
 """
 
-import functools
 import multiprocessing
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,16 @@ from distributed import Client, LocalCluster
 SHAPE = NUM_STEPS, NUM_ROWS, NUM_COLUMNS = 48, 256, 256
 ENCODING = {"t2m": {"chunks": (5, 64, 64), "shards": (30, 256, 256), "compressors": None}}
 DIMS = ("time", "y", "x")
+ALONE: dict[str, Any] = {}  # by default, shards are written as by zarr alone
 IN_PLACE = {
     "numcodecs_bytes.write_in_place": "require",
     "codec_pipeline.path": "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
 }
 
 
-def write_in_place() -> None:
-    """Set the two keys in this process; a worker calls this when it starts."""
-    zarr.config.set(IN_PLACE)
-
-
-def set_nothing() -> None:
-    """Leave writing to zarr."""
+def set_up(settings: dict[str, Any]) -> None:
+    """Set zarr's config in this process."""
+    zarr.config.set(settings)
 
 
 def create(path: Path) -> None:
@@ -56,36 +52,31 @@ def simulate(path: Path, step: int) -> None:
     dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
 
 
-def simulate_all(path: Path, executor: Executor) -> None:
-    """Write all time steps by threads or processes."""
-    with executor:
-        list(executor.map(functools.partial(simulate, path), range(NUM_STEPS)))
+def simulate_in_process(path: Path, settings: dict[str, Any], step: int) -> None:
+    """Write one time step in another process, which has its own config."""
+    set_up(settings)
+    simulate(path, step)
 
 
-def by_threads(path: Path, _: Any) -> None:
+def by_threads(path: Path, _: dict[str, Any]) -> None:
     """Write with eight threads of this process."""
-    simulate_all(path, ThreadPoolExecutor(8))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(partial(simulate, path), range(NUM_STEPS)))
 
 
-def by_processes(path: Path, set_up: Callable[[], None]) -> None:
-    """Write with four processes."""
-    spawn = multiprocessing.get_context("spawn")
-    simulate_all(path, ProcessPoolExecutor(4, spawn, initializer=set_up))
+def by_processes(processes: Executor, path: Path, settings: dict[str, Any]) -> None:
+    """Write with other processes."""
+    list(processes.map(partial(simulate_in_process, path, settings), range(NUM_STEPS)))
 
 
-def by_dask(path: Path, set_up: Callable[[], None]) -> None:
-    """Write one Dask array, whose chunks align with no shard, on two workers."""
+def by_dask(client: Client, path: Path, settings: dict[str, Any]) -> None:
+    """Write one Dask array, whose chunks align with no shard, on workers."""
+    client.register_worker_callbacks(partial(set_up, settings))
     steps = dask.array.arange(1, NUM_STEPS + 1, dtype="f4", chunks=7)[:, None, None]
     dataset = xr.Dataset({"t2m": (DIMS, dask.array.broadcast_to(steps, SHAPE))})
     dataset = dataset.chunk(time=7, y=100, x=100)
-    options: dict[str, Any] = {"dashboard_address": None, "silence_logs": "ERROR"}
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_worker_callbacks(set_up)
-        region = {"time": slice(NUM_STEPS)}
-        dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
+    region = {"time": slice(NUM_STEPS)}
+    dataset.to_zarr(path, region=region, safe_chunks=False, consolidated=False)
 
 
 def num_lost(path: Path) -> int:
@@ -98,17 +89,29 @@ def num_lost(path: Path) -> int:
 def main() -> None:
     """Write each way, with zarr alone and in place; print how many time steps are lost."""
     print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
-    with tempfile.TemporaryDirectory() as folder:
-        for write in (by_threads, by_processes, by_dask):
-            path = Path(folder, write.__name__)
+    spawn = multiprocessing.get_context("spawn")
+    options: dict[str, Any] = {"dashboard_address": None, "silence_logs": "ERROR"}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(3, spawn) as processes,
+        LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster,
+        Client(cluster) as client,
+    ):
+        ways = {
+            "eight threads": by_threads,
+            "three processes": partial(by_processes, processes),
+            "two Dask workers": partial(by_dask, client),
+        }
+        for name, write in ways.items():
+            path = Path(folder, name)
             create(path / "alone")
-            write(path / "alone", set_nothing)
+            write(path / "alone", ALONE)
             lost = num_lost(path / "alone")
             create(path / "in place")
             with zarr.config.set(IN_PLACE):  # in this process, too
-                write(path / "in place", write_in_place)
+                write(path / "in place", IN_PLACE)
             assert num_lost(path / "in place") == 0
-            print(f"{write.__name__}: {lost} of {NUM_STEPS} steps lost; in place: none")
+            print(f"{name}: {lost} of {NUM_STEPS} steps lost; in place: none")
 
 
 if __name__ == "__main__":
