@@ -127,6 +127,6 @@ class Workers(Generic[Item]):
             except IndexError:  # another thread has taken the last one
                 return
             yield item
-            if self._begins_alone:  # and the first item was missing: nothing was learnt from it
+            if self._begins_alone:  # now the first item is done, even if nothing was learnt from it
                 self._begins_alone = False
                 self.start_helpers()

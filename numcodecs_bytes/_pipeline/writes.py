@@ -56,7 +56,7 @@ class WritesParts(KnowsLayouts):
         finally:
             if trace.active:
                 for chunk in writes.all:
-                    if mode or not chunk.is_complete:
+                    if mode or not chunk.is_complete:  # else there is nothing to say
                         chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(

@@ -15,8 +15,8 @@ GAP_BYTES = 1 << 13
 BLOCK_BYTES = 1 << 20
 
 # What takes more memory than BLOCK_BYTES if that is faster, but no more than this:
-# - Close indices in an array, whose hull is read at once, and else block by block. Half of the
-#   elements of an 8 MiB chunk, unsorted, took 5.5 ms in a single read and 9.5 in blocks.
+# - Close indices in an array: a hull of up to this size is read at once, a longer one block by
+#   block. Half of the elements of an 8 MiB chunk, unsorted, took 5.5 ms at once and 9.5 in blocks.
 # - A transposed chunk that is read: so whole cache lines of the output are filled. 2 MB took 0.6 of
 #   zarr's time, and 1.7 in blocks of BLOCK_BYTES; 120 MB took 0.7 and 1.4.
 # - A transposed chunk that is written: 2 to 8 MB took 0.6 to 0.9 of the time in blocks.

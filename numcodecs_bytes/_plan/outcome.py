@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
         return self.status == "left to zarr"
 
 
-# What has no reason was not tried: zarr reads it, and nothing is noted.
+# Until it is tried; what stays so is read by zarr, and no reason is noted.
 PENDING = Outcome("left to zarr")
 
 

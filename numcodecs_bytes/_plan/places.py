@@ -30,7 +30,7 @@ def place_of(selector: Any) -> Place:
     num = len(place)
     is_mesh = num > 1 and all([type(i) is np.ndarray and i.ndim == num for i in place])
     if is_mesh and math.prod([i.size for i in place]) >= MESH_FROM:
-        return place_within(place, (slice(None),) * num)
+        return place_within(place, (slice(None),) * num)  # which makes slices where it can
     return place
 
 

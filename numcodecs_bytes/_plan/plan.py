@@ -237,7 +237,7 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
         group = max(constants.GROUP_BYTES, item_size)
         if plan.num_bytes <= group:
             return [(place, plan)]
-        most = most if plan.has_index else group
+        most = most if plan.has_index else group  # a longer hull around indices is read in blocks
     return _pieces(plan, place, item_size, most)
 
 

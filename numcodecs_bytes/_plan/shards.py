@@ -80,7 +80,7 @@ class ShardPoints(NamedTuple):
     def inner_chunks(self, index: UInt64Array, shard_start: int, num_bytes: int) -> InnerChunks:
         """Return where the points are; see `_find`."""
         present, starts, missing = _find(self, index, shard_start, num_bytes)
-        points = Axis(starts + self.offsets[present], 1, 0)
+        points = Axis(starts + self.offsets[present], 1, 0)  # the file is an axis of bytes
         plan = plan_axes((points,), self.inner.item_size, self.gap)
         placed = [PlacedPlan(plan, 0, (present,))] if len(present) else []
         return InnerChunks(placed, [(missing,)] if len(missing) else [], starts)
@@ -100,6 +100,7 @@ def _find(
     entries = index[plan.coordinates].reshape(-1, 2)
     starts, lengths, length = entries[:, 0], entries[:, 1], plan.inner.num_bytes
     is_missing = (starts == MISSING) & (lengths == MISSING)
+    # They are unsigned: nothing may become negative.
     is_wrong = (lengths != length) | (starts > max(num_bytes - length, 0))
     is_wrong |= num_bytes < length
     if (is_wrong & ~is_missing).any():
@@ -196,7 +197,7 @@ def _plan(
 def _plan_points(selection: Any, inner: Geometry, gap: int) -> ShardPoints:
     offsets, coordinates = np.zeros((), np.intp), []
     for indices, size, stride in zip(selection, inner.shape, inner.strides, strict=True):
-        chunks, within = np.divmod(indices, size)
+        chunks, within = np.divmod(np.asarray(indices, np.intp), size)
         coordinates.append(chunks)
         offsets = offsets + within * stride
     return ShardPoints(inner, np.shape(offsets), tuple(coordinates), offsets, gap)

@@ -1,7 +1,7 @@
 """Chunk reads: what is known about a chunk that is read, and what became of it.
 
 They are made from what zarr passes to its pipelines. No other module looks into that, but for
-`_write.chunks`.
+`_write.batch`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,11 +44,6 @@ class ChunkRead:
     source: Source | None = None
     outcome: Outcome = PENDING
 
-    @property
-    def fill_value(self) -> Any:
-        """The fill value of the array, or its default."""
-        return fill_value_or_default(self.spec)
-
     def read_as_missing(self, out: Output, fetched: Fetched) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
         self.fill(out, [self.place])
@@ -56,10 +51,11 @@ class ChunkRead:
 
     def fill(self, out: Output, places: Iterable[Place]) -> None:
         """Fill places in the output with the fill value."""
+        fill_value = fill_value_or_default(self.spec)
         with out.lock:
             out.check()
             for place in places:
-                out.array[place] = self.fill_value
+                out.array[place] = fill_value
 
     def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""
@@ -67,7 +63,7 @@ class ChunkRead:
         num_requests, num_bytes, _ = self.outcome.fetched  # in vain
         fetched = Fetched(num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0))
         if self.outcome.why == IN_MEMORY:
-            fetched = Fetched(num_bytes_by_zarr=0)
+            fetched = Fetched(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
         self.outcome = Outcome(status, self.outcome.why, is_by_zarr=True, fetched=fetched)
 
     def check_length(self, num_bytes: int) -> None:
@@ -120,7 +116,7 @@ class Batch(NamedTuple):
     chunks: Sequence[ChunkRead]
     out: Output
     is_v2: bool  # whether the array is of Zarr v2
-    num_workers: int | None  # the number of threads, if the user has set it
+    num_threads: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
 
 

@@ -36,6 +36,7 @@ from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import File, OpenFile
 
 _memory_of_thread = threading.local()
+_Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
 async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
@@ -50,13 +51,14 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
         out = batch.out.for_thread(workers.is_wanted)
         outputs.append(out)
         reader = _FileReader(out, batch.gap, latency, workers)
+        # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
             reader.read_file(chunk for _, some in in_file for chunk in some)
 
     workers = Workers(
-        list(_groups(chunks, batch.num_workers or concurrency() or MAX_FILE_THREADS)),
+        list(_groups(chunks, batch.num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
-        num_threads=batch.num_workers,
+        num_threads=batch.num_threads,
         num_default=num_threads_for(batch.out.array.nbytes, len(chunks)),
         begins_alone=len(chunks) > 1,
     )
@@ -67,9 +69,6 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead]) -> None:
         for out in outputs:
             with out.lock:
                 pass
-
-
-_Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
 def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_Group]:
@@ -178,7 +177,7 @@ class _FileReader:
         """Read what is selected of a chunk; with longer gaps if its file turns out to be slow."""
         drop_axes, latency = self.out.drop_axes, self.latency
         plan = plan_of(chunk.selection, layout, drop_axes, self.gap)
-        # Of a single request, a look only tells whether more threads help.
+        # Of a single request, a look only tells whether more threads help, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
         if not (is_one_request and latency.has_waited) and latency.count_chunk(plan.num_runs):
             self._look(file.descriptor, plan.sample(file.start))
@@ -195,11 +194,11 @@ class _FileReader:
         self._note_wait(begin)
         inner_chunks = self._find_inner_chunks(chunk, shard, file, index_of(shard, np.asarray(raw)))
         chunk.fill(self.out, [place_within(chunk.place, place) for place in inner_chunks.missing])
-        out, place_of = view_of(self.out, chunk.place)
+        out, to_view = view_of(self.out, chunk.place)
         num_requests, num_read = 1, shard.index_bytes
         for plan, start, place in inner_chunks.present:
             inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
-            fetched = _read_plan(inner, shard.inner, plan, out, place_of(place))
+            fetched = _read_plan(inner, shard.inner, plan, out, to_view(place))
             num_requests += fetched.num_requests
             num_read += fetched.num_bytes
         by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
@@ -247,7 +246,7 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
     region = memory_of(out.array, place, plan, layout)
     if region is not None and _try_straight(file, plan, region.data, out):
         return Fetched(plan.num_runs, plan.num_bytes)
-    may_be_straight = region is None  # else the system can't do it
+    may_be_straight = region is None  # if there was one, the system has just refused to fill it
     num_requests = num_bytes = 0
     for inner_place, piece in split(plan, layout.item_size):
         piece_place = place if piece is plan else place_within(place, inner_place)

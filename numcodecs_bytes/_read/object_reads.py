@@ -125,19 +125,22 @@ class _Planner:
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
         gap = self._budget_of_one.gap if self._budget.is_exact else BESIDE_BYTES
-        most = min(remote_object.PART_BYTES, total // self._budget_of_one.num_requests) // num_bytes
+        most_bytes = min(remote_object.PART_BYTES, total // self._budget_of_one.num_requests)
         group = list[ChunkRead]()
         for chunk in sorted(chunks, key=lambda chunk: remote_of(chunk).start):
             end = remote_of(group[-1]).start + num_bytes if group else 0
             is_beside = 0 <= remote_of(chunk).start - end <= gap
-            if group and (not is_beside or len(group) >= most):
+            if group and (not is_beside or len(group) >= most_bytes // num_bytes):
                 yield group
                 group = []
             group.append(chunk)
         yield group
 
     def object_read(self, chunks: list[ChunkRead]) -> ObjectRead | None:
-        """Return what to read of chunks in an object, or of a shard; None if zarr reads as well."""
+        """Return what to read of chunks in an object, or of a shard.
+
+        Returns None if zarr reads it just as fast.
+        """
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
             return self._shard_read(first, layout)
@@ -161,13 +164,14 @@ class _Planner:
         return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
 
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
-        """Return what to read of a shard; None if zarr reads as well."""
+        """Return what to read of a shard; None if zarr reads it just as fast."""
         target, budget = RemoteObject(remote_of(chunk)), self._budget_of_one  # as zarr has for each
         shard_plan = shard.plan_of(chunk.selection, self._batch.out.drop_axes, budget.gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         num_bytes = sum([plan.num_bytes for plan in plans])
         is_all = len(plans) == shard.num_chunks
+        # The index takes one more request, which is worth a gap.
         num_saved = shard.num_bytes - num_bytes
         if is_all and not _pays(target, budget, shard.num_bytes, num_saved, budget.gap):
             return None

@@ -118,7 +118,8 @@ class _ObjectReader:
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
                     source = sources_of(chunk.getter.store)(metadata)
                     if isinstance(source, Remote):
-                        await RemoteObject(source).ask(0, 1)
+                        # Its time tells nothing: a store may keep metadata in memory.
+                        await RemoteObject(source).ask(0, 1, is_timed=False)
         return state.has_answered
 
     async def _read(self, object_read: ObjectRead) -> None:
@@ -139,7 +140,8 @@ class _ObjectReader:
             # Else `fetch` has put it there.
             if memory is None or not np.may_share_memory(raw, memory):
                 write_selected(raw, plan, object_read.layout, array, place)
-        num_requests, shares = target.num_requests, _shares(target.num_received, object_read.plans)
+        num_requests = target.num_requests
+        shares = _bytes_of_each(target.num_received, object_read.plans)
         for chunk, share in zip(object_read.chunks, shares, strict=True):
             chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
             num_requests = 0  # the others are requested with the first
@@ -147,7 +149,10 @@ class _ObjectReader:
     async def _place_inner_chunks(
         self, object_read: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
     ) -> tuple[list[PlacedPlan], int | None]:
-        """Return what to read of a shard, by its index, and how many bytes zarr alone reads."""
+        """Return what to read of a shard, by its index, and how many bytes zarr alone reads.
+
+        Fills what is missing.
+        """
         (chunk,), target = object_read.chunks, object_read.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
@@ -171,7 +176,7 @@ async def _is_missing(chunk: ChunkRead) -> bool:
     return chunk.outcome.status == "missing"
 
 
-def _shares(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
+def _bytes_of_each(num_bytes: int, plans: Sequence[Plan]) -> list[int]:
     """Return how much of what was fetched together is each chunk's: in proportion to its plan."""
     if len(plans) < 2:
         return [num_bytes]

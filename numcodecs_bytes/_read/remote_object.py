@@ -78,7 +78,7 @@ class RemoteObject:
         """Accept any version again."""
         self.length: int | None = None  # if the answers tell it
         self._seen: tuple[int | None, object] | None = None
-        self._has_answered = self._is_split = False
+        self._is_present = self._is_split = False
 
     def may_split(self) -> bool:
         """Whether the versions of parts of a range can be compared."""
@@ -100,7 +100,7 @@ class RemoteObject:
         if has_changed:
             raise Changed("chunks are overwritten all the time, or each answer has another version")
 
-    async def ask(self, start: int, end: int | None) -> UInt8Array:
+    async def ask(self, start: int, end: int | None, *, is_timed: bool = True) -> UInt8Array:
         """Return a range; see `requests.Get`.
 
         Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
@@ -118,7 +118,7 @@ class RemoteObject:
                 raise
             first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
             raise RequestError(first_line[:200]) from None  # `str` of an error may fail
-        if raw is None and self._has_answered:
+        if raw is None and self._is_present:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
             raise Missing("chunks are missing if parts of them are requested")
@@ -126,8 +126,9 @@ class RemoteObject:
         expected = -start if end is None else end - start
         if raw.nbytes != expected:
             raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
-        self.state.has_answered = self._has_answered = True
-        self.state.note_seconds(time.monotonic() - begin)
+        self.state.has_answered = self._is_present = True
+        if is_timed:
+            self.state.note_seconds(time.monotonic() - begin)
         return raw
 
     async def fetch(
@@ -137,7 +138,7 @@ class RemoteObject:
         most_with_gaps: int,
         memory: UInt8Array | None,
     ) -> list[UInt8Array]:
-        """Return the runs of each plan, end to end, in `memory` if they are several ranges.
+        """Return the runs of each plan, end to end, in `memory` unless they are a single range.
 
         Raises what `ask` does, after all requests end.
         """
@@ -194,11 +195,9 @@ class RemoteObject:
             if errors:  # those in flight are waited for
                 return
             try:
-                raw = await self.ask(each.start, each.end)
+                copy_runs(await self.ask(each.start, each.end), each, memory)
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
-            else:
-                copy_runs(raw, each, memory)
 
         await concurrent_map([(each,) for each in ranges], request, num_requests)
         if errors:
@@ -207,8 +206,8 @@ class RemoteObject:
     def _raise_first(self, errors: list[Exception]) -> NoReturn:
         """Raise the first error of several requests; those after it may be its consequences."""
         del errors[1:]
-        if self._has_answered and isinstance(errors[0], Missing):
+        if self._is_present and isinstance(errors[0], Missing):
             raise Changed("chunks are deleted while they are read")
-        if self._has_answered and not isinstance(errors[0], LeftToZarr):
+        if self._is_present and is_lost(errors[0]):
             raise Unexpected("it loses connections")  # with many requests, one is lost more often
         raise errors.pop()  # a local variable would keep what was fetched

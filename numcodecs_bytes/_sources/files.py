@@ -102,7 +102,10 @@ def length_of_file(file: File) -> int | None:
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
         span = file.span(descriptor, length)
-        return span and max(min(span[1], length - span[0]), 0)
+        if span is None:
+            return None
+        start, num_bytes = span
+        return max(min(num_bytes, length - start), 0)
     finally:
         os.close(descriptor)
 

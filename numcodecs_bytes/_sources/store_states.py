@@ -16,11 +16,11 @@ from numcodecs_bytes._host.names import name_of_store
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
 # A store that has answered within NEAR_SECONDS is near: there, requests do not wait, but take turns
-# on the same cores. The gap that takes as long as another one is what the store sends meanwhile, at
-# the rate of its answers of LONG_BYTES and more, until two are known at NEAR_BYTES_PER_SECOND. With
-# the gap of a far store, parts of 16 MiB took Icechunk 1.7 times as long as all of it in a folder;
-# as requests take turns, each counts as two of the fastest: 100 points took 1.1 of zarr's time, and
-# 1.7 if each counted as one.
+# on the same cores. A gap is worth reading if the store sends it in less time than two of its
+# fastest answers took: 100 points took 1.1 of zarr's time, and 1.7 with one answer. The rate is
+# that of its answers of LONG_BYTES and more, NEAR_BYTES_PER_SECOND until two of them are known.
+# With the gap of a far store, parts of 16 MiB took Icechunk 1.7 times as long as all of it in a
+# folder.
 NEAR_SECONDS = 1e-3
 NEAR_BYTES_PER_SECOND = 4e9
 LONG_BYTES = 1 << 20
@@ -53,8 +53,8 @@ class StoreState:
     has_answered = False  # whether it has answered a range properly
     tells_versions = True  # until the versions in its answers differ or are missing
     folder: str | None = None  # that obstore's LocalStore reads, once it is found
-    # Its fastest answer so far: a busy machine can make a near store look far, never the reverse.
-    # Only the number of requests depends on it.
+    # Its fastest answer with bytes of a chunk so far: a busy machine can make a near store look
+    # far, never the reverse.
     least_seconds = math.inf
     _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
     _until = 0.0

@@ -232,7 +232,7 @@ def _behind_references(store: FsspecStore, file_system: Any) -> SourceOf:
         source = sources[id(leaf)](url, offset, num_bytes if is_part else None)
         if is_part or isinstance(source, File):
             return source
-        if not source.tells_versions:  # nor the length, but a file with a header must be an error
+        if not source.tells_versions:  # nor the length: a header would be read as elements
             raise LeftToZarr(
                 "its reference has no offset and length; with both, it is read in part"
             )
@@ -277,7 +277,8 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> SourceOfPart:
         key = None if num_bytes is None else (id(file_system), path)
         request = partial(file_system._cat_file, path)
         get_range = partial(get, request, missing)
-        return Remote(get_range, store, get is from_http, start, num_bytes, key)
+        tells_versions = get is from_http
+        return Remote(get_range, store, tells_versions, start, num_bytes, key)
 
     return find
 

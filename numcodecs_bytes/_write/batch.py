@@ -95,7 +95,8 @@ def _sort(
     writes, values = Writes([], [], [], value), value.as_ndarray_like()
     is_too_large = may_be_mapped(values) and _is_large(values)
     for item in items:
-        chunk = ChunkWrite(item, *item[:5])
+        setter, spec, selection, place, is_complete, *_ = item
+        chunk = ChunkWrite(item, setter, spec, selection, place, is_complete)
         if chunk.is_complete and not may_write_whole:
             writes.left.append(chunk)
             continue

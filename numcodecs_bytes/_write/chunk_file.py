@@ -51,7 +51,8 @@ class ChunkFile:
     def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
         self.chunk, self._batch, self._latency = chunk, batch, batch.latency
         self._layout = layout  # of the chunk, or of the inner chunks of a shard
-        self._is_planned = self._has_begun = False  # whether something may have been written
+        self._is_planned = False
+        self._has_begun = False  # whether something may have been written
         self._parts: list[Part] = []  # planned by the first attempt, as is what follows
         self._is_slow = self._prefers_hulls = False
         # Which locks to try, one after the other; True is the exclusive one, which hulls need.
@@ -129,7 +130,7 @@ class ChunkFile:
     def _change(self, file: LockedFile, is_wanted: IsWanted) -> bool:
         """Write to a locked file; return False if that takes another plan, or another lock."""
         space = self._find_space(file)
-        if self._is_found_slow(space):
+        if self._look_if_due(space):
             self._choose()
             return False
         if self._adds_nothing(space.missing):
@@ -144,7 +145,7 @@ class ChunkFile:
             return False
         return True
 
-    def _is_found_slow(self, space: Space) -> bool:
+    def _look_if_due(self, space: Space) -> bool:
         """Look at the file if that is due; return whether it is slow, but was not planned so."""
         if self._is_slow or not space.parts:
             return False

@@ -57,10 +57,6 @@ class ChunkWrite:
             for block in blocks
         )
 
-    def note_written_whole(self) -> None:
-        """Note that the whole chunk has been written, or deleted if zarr would not store it."""
-        self.outcome = Outcome("written whole")
-
     def trace(self, *, is_v2: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         counts: trace.Counts = {}

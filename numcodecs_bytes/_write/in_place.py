@@ -42,7 +42,7 @@ async def write_parts(
 
     If they must be written in place, whatever the values raise is raised.
     """
-    waiting = [_file_of(chunk, batch) for chunk in chunks]
+    waiting = [_chunk_file_of(chunk, batch) for chunk in chunks]
     begun, has_warned = time.monotonic(), False
     while True:
         waiting, has_thread = await _try_all(batch, waiting, num_threads)
@@ -62,7 +62,7 @@ async def write_parts(
     return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
-def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
+def _chunk_file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
     """Return the file of a chunk or a shard, whose layout `plan_writes` has found."""
     layout: Any = chunk.layout
     if isinstance(layout, ShardLayout):

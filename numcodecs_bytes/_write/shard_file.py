@@ -56,6 +56,7 @@ class ShardFile(ChunkFile):
 
     def _points(self, positions: Indices, elements: Array) -> list[Part]:
         """Return what is written to points; their positions are offsets in the file, in bytes."""
+        # As if the file were an axis of bytes.
         runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
         return [Part(runs, elements, self._layout, hulls=runs)]
 

@@ -24,7 +24,7 @@ from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import plan_of, split
 from numcodecs_bytes._plan.shards import AnyLayout
@@ -131,9 +131,9 @@ def _write_or_leave(chunk: ChunkWrite, values: Values, suffix: str, is_wanted: I
     """Write a chunk, or leave it to zarr, which may raise its own error."""
     try:
         _store_or_delete(chunk, values.of(chunk), suffix, is_wanted)
-        chunk.note_written_whole()
+        chunk.outcome = Outcome("written whole")
     except (LeftToZarr, OSError, MemoryError) as why:
-        leave([chunk], why)
+        leave([chunk], why)  # also if it was cancelled: then nobody writes it
 
 
 def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted: IsWanted) -> None:
@@ -158,8 +158,8 @@ def _blocks_of(elements: Array, layout: Layout) -> Iterable[Array]:
     """Return a chunk in blocks that stay in the CPU cache, in the order in which they are stored.
 
     They are views, made when they are needed. What is not converted is one block: to write it block
-    by block would take 1.05 to 1.15 times as long. Transposed elements are, up to a limit, as tiles
-    of a block would be narrow.
+    by block would take 1.05 to 1.15 times as long. Transposed elements are one block up to a limit,
+    as tiles of smaller ones would be narrow.
     """
     as_stored = elements.transpose(layout.axis_order)
     is_plain = elements.dtype == layout.stored_dtype and as_stored.flags.c_contiguous

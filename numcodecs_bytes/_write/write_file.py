@@ -155,7 +155,7 @@ def _write_piece(descriptor: int, piece: _Piece, is_wanted: IsWanted) -> None:
         raw = as_bytes(encode_array(in_stored_order, layout.stored_dtype))
     else:
         raw = np.empty(plan.num_bytes, np.uint8)
-        if plan.gap:  # else all bytes are selected
+        if plan.gap:  # else all bytes are selected, some of them more than once
             files.read_runs_into(descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, layout.stored_dtype, raw, 0, strides)
