@@ -296,6 +296,7 @@ def num_from_disk():
 
 
 @pytest.mark.needs("/proc/self/io", "os.posix_fadvise")
+@pytest.mark.usefixtures("_files_are_fast")
 @pytest.mark.parametrize("stored", ["chunk", "shard"])
 def test_of_a_cold_file_runs_are_read_and_no_more(tmp_path, stored):
     """40 bytes each of two places 1 MiB apart took 1 MiB from a disk, or over a network."""
