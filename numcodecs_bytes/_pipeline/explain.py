@@ -64,7 +64,8 @@ async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
             continue
         num_bytes = told = await _length_of(chunk.getter)
         if told == 0:  # some file systems say that of files that are not empty
-            num_bytes = len(await chunk.getter.get(chunk.spec.prototype))  # type: ignore[arg-type]
+            buffer = await chunk.getter.get(chunk.spec.prototype)
+            num_bytes = None if buffer is None else len(buffer)
         try:
             if num_bytes is not None:
                 chunk.check_length(num_bytes)

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def check_output(out: object, dtype: AnyDType) -> None:
 
 def may_be_mapped(array: object) -> bool:
     """Whether the memory of an array may be mapped from a file, not private to this process."""
-    base: Any = array
+    base = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     # Arrays that are not NumPy's may take their values from anywhere.

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 import weakref
-from typing import Any
 
 from numcodecs_bytes._host.names import name_of_store
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -100,7 +99,7 @@ class StoreState:
 
 # By `id`, because stores can't be hashed. The weak reference to a store removes its state with it.
 # Threads need no lock, which a child process could find taken, because `setdefault` is atomic.
-_states: dict[int, tuple[Any, StoreState]] = {}
+_states: dict[int, tuple[weakref.ref[object], StoreState]] = {}
 
 
 def state_of(store: object) -> StoreState:
