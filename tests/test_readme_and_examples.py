@@ -116,9 +116,20 @@ def test_links_lead_somewhere(page):
         file, _, heading = link.partition("#")
         target = (ROOT / page).parent / file if file else ROOT / page
         assert target.is_file(), link
-        if heading:
-            titles = re.findall(
-                r"^#+ (.*)", FENCED.sub("", target.read_text("utf-8")), re.MULTILINE
-            )
-            anchors = [re.sub(r"[^\w\- ]", "", title).strip().lower() for title in titles]
-            assert heading in [anchor.replace(" ", "-") for anchor in anchors], link
+        assert not heading or heading in anchors_of(target), link
+
+
+def anchors_of(page):
+    """Return what links to the headings of a page end with."""
+    titles = re.findall(r"^#+ (.*)", FENCED.sub("", page.read_text("utf-8")), re.MULTILINE)
+    anchors = [re.sub(r"[^\w\- ]", "", title).strip().lower() for title in titles]
+    return [anchor.replace(" ", "-") for anchor in anchors]
+
+
+def test_links_of_the_navigation_lead_to_headings():
+    """mkdocs does not check these."""
+    configuration = ROOT.joinpath(".ci", "mkdocs.yml").read_text("utf-8")
+    links = re.findall(r": /([\w-]+)/#(.*)", configuration)
+    assert links
+    for page, heading in links:
+        assert heading in anchors_of(ROOT / "docs" / f"{page}.md")
