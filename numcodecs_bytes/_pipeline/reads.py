@@ -151,8 +151,8 @@ class ReadsParts(KnowsLayouts):
         failure = None
         try:
             async with _in_flight(len(requested)) as num_in_flight:
-                objects, failure = self._object_reads(batch, requested, num_in_flight)
-                failure = await self._read_both(batch, out, _share(batch, objects)) or failure
+                shares, failure = self._shares(batch, requested, num_in_flight)
+                failure = await self._read_both(batch, out, shares) or failure
             if failed := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
                 await self._read_left(batch, out, failed)
             if failure and failure.chunk:
@@ -164,23 +164,33 @@ class ReadsParts(KnowsLayouts):
             raise
         finally:
             if trace.active:
-                for chunk in batch.chunks:
-                    chunk.trace(batch)
+                self._trace(batch)
         results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
         return results if HAS_RESULTS else None
 
-    def _object_reads(
-        self, batch: Batch, chunks: "Sequence[ChunkRead]", num_in_flight: int
-    ) -> "tuple[Sequence[ObjectRead], Failure | None]":
-        """Return what to request of chunks, and why zarr reads all of them if this fails."""
-        if not chunks:
-            return (), None
-        from numcodecs_bytes._read.object_reads import object_reads  # only if it is needed
-
+    def _trace(self, batch: Batch) -> None:
+        """Tell `numcodecs_bytes.trace` what became of the chunks; a mistake fails no read."""
         try:
-            return object_reads(batch, chunks, num_in_flight), None
+            for chunk in batch.chunks:
+                chunk.trace(batch)
+        except Exception as error:
+            if not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+
+    def _shares(
+        self, batch: Batch, requested: "Sequence[ChunkRead]", num_in_flight: int
+    ) -> "tuple[_Shares, Failure | None]":
+        """Return who reads what, and why zarr reads all of it if this fails."""
+        try:
+            objects: Sequence[ObjectRead] = ()
+            if requested:
+                from numcodecs_bytes._read.object_reads import object_reads  # only if needed
+
+                objects = object_reads(batch, requested, num_in_flight)
+            return _share(batch, objects), None
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            return (), self._leave_array(error)
+            return _Shares((), (), batch.chunks, None, None), self._leave_array(error)
 
     async def _read_both(self, batch: Batch, out: Any, shares: _Shares) -> Failure | None:
         """Read what can be read in part and, at the same time, let zarr read the rest.

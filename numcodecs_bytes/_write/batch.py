@@ -22,7 +22,7 @@ from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.in_place import write_parts
-from numcodecs_bytes._write.whole import Values, are_plain, write_whole
+from numcodecs_bytes._write.whole import are_plain, write_whole
 
 # Values that may be mapped from a file are copied, up to this size, before parts of chunks are
 # written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
@@ -48,9 +48,7 @@ class Writes(NamedTuple):
         """Write chunks whole and in place; return what is left to zarr, if that is allowed."""
         values, left = self.value.as_ndarray_like(), list(self.left)
         if self.whole:
-            left += await write_whole(
-                self.whole, Values(np.asarray(values), drop_axes), num_threads
-            )
+            left += await write_whole(self.whole, values, drop_axes, num_threads)
         if self.in_place:
             batch = WriteBatch(values, drop_axes, Latency(), is_required)
             left += await write_parts(self.in_place, batch, num_threads)

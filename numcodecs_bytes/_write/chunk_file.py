@@ -52,7 +52,7 @@ class ChunkFile:
         self.chunk, self._batch, self._latency = chunk, batch, batch.latency
         self._layout = layout  # of the chunk, or of the inner chunks of a shard
         self._is_planned = False
-        self._has_begun = False  # whether something may have been written
+        self._has_begun = False  # whether the file may have been changed
         self._parts: list[Part] = []  # planned by the first attempt, as is what follows
         self._is_slow = self._prefers_hulls = False
         # Which locks to try, one after the other; True is the exclusive one, which hulls need.
@@ -135,6 +135,7 @@ class ChunkFile:
             return False
         if self._adds_nothing(space.missing):
             in_hulls = file.is_exclusive and self._prefers_hulls
+            self._has_begun = True
             self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
             self._note_written(space.parts, file.num_bytes)
         elif file.is_exclusive:
@@ -159,6 +160,7 @@ class ChunkFile:
         with locks.temporary(self.chunk.path) as (new, name):
             parts = self._fill(new, space, is_wanted)
             self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            self._has_begun = True
             locks.replace(name, self.chunk.path, space.file.descriptor)
 
     def _create(self, is_wanted: IsWanted) -> bool:
@@ -168,6 +170,7 @@ class ChunkFile:
         with locks.temporary(self.chunk.path) as (new, name):
             parts = self._fill(new, None, is_wanted)
             self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
+            self._has_begun = True
             if not locks.publish(name, self.chunk.path):
                 return False
         self._note_written(self._parts, 0)
@@ -189,7 +192,6 @@ class ChunkFile:
     def _write_parts(
         self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
     ) -> None:
-        self._has_begun = True
         write_file.write_all(descriptor, parts, self._latency, is_wanted, in_hulls=in_hulls)
 
     def _adds_nothing(self, parts: Sequence[Part]) -> bool:

@@ -89,7 +89,10 @@ class Values(NamedTuple):
 
 
 async def write_whole(
-    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None
+    chunks: Sequence[ChunkWrite],
+    values: Array,
+    drop_axes: tuple[int, ...],
+    num_threads: int | None,
 ) -> list[ChunkWrite]:
     """Write whole chunks, and note what became of each; return what is left to zarr.
 
@@ -97,7 +100,7 @@ async def write_whole(
     does no harm.
     """
     try:
-        await _write_together(chunks, values, num_threads)
+        await _write_together(chunks, Values(np.asarray(values), drop_axes), num_threads)
     except Exception as error:
         if not unexpected.is_unexpected(error):
             raise

@@ -10,6 +10,7 @@ import pytest
 import zarr
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
+import numcodecs_bytes
 from numcodecs_bytes._host import unexpected
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
@@ -62,6 +63,19 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     (record,) = caplog.records
     assert "please report this" in record.message
     assert record.exc_info[0] is error
+
+
+@pytest.mark.parametrize("place", ["_pipeline.reads._share", "_read.chunks.ChunkRead.trace"])
+def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, caplog, place):
+    """It reached the user."""
+
+    def fail(*_):
+        raise TypeError("a mistake of ours")
+
+    monkeypatch.setattr(f"numcodecs_bytes.{place}", fail)
+    with numcodecs_bytes.trace():
+        assert np.array_equal(array[1:6, 3], DATA[1:6, 3])
+    assert "please report this" in caplog.text
 
 
 def test_zarr_s_error_is_raised_if_it_fails_as_well(tmp_path, array, broken):
@@ -270,6 +284,7 @@ MISTAKES = [
     ("numcodecs_bytes._plan.plan.axes_of", np.s_[1:6, ::3]),  # of which no plan is kept
     ("fcntl.flock", np.s_[1:6, ::2]),
     ("numcodecs_bytes._write.whole.encode_array", np.s_[...]),
+    ("numcodecs_bytes._write.whole.Values", np.s_[...]),
     ("numcodecs_bytes._write.whole.Workers", np.s_[...]),
 ]
 
@@ -303,3 +318,17 @@ class TestWrites:
         with zarr.config.set({IN_PLACE: mode}), pytest.raises(TypeError, match="a mistake"):
             array[1, 3] = -1
         assert np.array_equal(array[...], DATA)
+
+    @pytest.mark.parametrize("error", UNEXPECTED)
+    def test_zarr_writes_a_chunk_that_could_not_be_made(self, tmp_path, monkeypatch, caplog, error):
+        """Nothing is written before a new file gets its name."""
+
+        def fail(*_args, **_options):
+            raise error("a mistake of ours")
+
+        monkeypatch.setattr("numcodecs_bytes._write.write_file.write_all", fail)
+        new = create(tmp_path / "new", DATA.shape, (4, 4))
+        with zarr.config.set({IN_PLACE: True}):
+            new[1:6, 3] = 1
+        assert np.array_equal(new[1:6, 3], np.ones(5))
+        assert "please report this" in caplog.text
