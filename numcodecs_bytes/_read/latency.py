@@ -117,6 +117,12 @@ class Latency:
             together = sum([files.seconds_to_read(descriptor, each) for each in positions])
             self.prefetching_helps = together < seconds
 
+    def note_index(self, seconds: float) -> bool:
+        """Like `note_wait`, for the read of an index; if it took long, it is the first look."""
+        if seconds > WAITED_SECONDS and not self.is_slow:
+            self._suspected = seconds
+        return self.note_wait(seconds)
+
     def note_wait(self, seconds: float) -> bool:
         """Learn from how much longer than usual something else took: opening, writing.
 

@@ -137,12 +137,8 @@ class _FileReader:
         try:
             return file.open()
         finally:
-            self._note_wait(begin)
-
-    def _note_wait(self, begin: float) -> None:
-        """Learn from how long something took; if threads wait, more of them help."""
-        if self.latency.note_wait(time.perf_counter() - begin):
-            self.workers.start_helpers(wait_for_files=True)
+            if self.latency.note_wait(time.perf_counter() - begin):
+                self.workers.start_helpers(wait_for_files=True)
 
     def _look(self, descriptor: int, positions: Sequence[int]) -> None:
         """Look whether files are slow; then more threads help."""
@@ -191,7 +187,8 @@ class _FileReader:
         """Read what is selected of the inner chunks of a shard."""
         raw, begin = files.new_memory(shard.index_bytes), time.perf_counter()
         files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
-        self._note_wait(begin)
+        if self.latency.note_index(time.perf_counter() - begin):
+            self.workers.start_helpers(wait_for_files=True)
         inner_chunks = self._find_inner_chunks(chunk, shard, file, index_of(shard, np.asarray(raw)))
         chunk.fill(self.out, [place_within(chunk.place, place) for place in inner_chunks.missing])
         out, to_view = view_of(self.out, chunk.place)
