@@ -120,7 +120,7 @@ def _why_unknown(instance: object) -> str:
         return f"{name} has no byte ranges; virtual-tiff opens TIFF files with them"
     why = f"{name} is not known to have reliable byte ranges"
     if not _is_of_fsspec(instance):
-        why += "; if it does, name it in the option numcodecs_bytes.stores_with_ranges"
+        why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
     return why
 
 

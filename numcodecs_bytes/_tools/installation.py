@@ -32,7 +32,7 @@ def report() -> JSONObject:
     if mode and why_left:
         why_no_writes = f"{in_place} is {mode!r}, but {why_left}"
     is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is not True")
+    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is neither True nor 'require'")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
         ("writes in place", pipeline, why_no_writes, in_place),
