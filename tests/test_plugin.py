@@ -393,7 +393,8 @@ class TestReport:
         newest = ".".join(map(str, NEWEST_MINOR))
         assert f"; the newest zarr that was tested is {newest}\n" in done.stdout
         assert (done.stdout + done.stderr).count("and this is 99.1.0") == 1
-        expected = "arrays are left to zarr alone" if mode else "write_in_place is neither True nor 'require'"
+        off = "write_in_place is neither True nor 'require'"
+        expected = "arrays are left to zarr alone" if mode else off
         assert re.search(f"writes in place: off: .*{expected}", done.stdout)
 
     @pytest.mark.parametrize(
