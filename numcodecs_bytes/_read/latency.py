@@ -88,14 +88,17 @@ class Latency:
         Returns whether threads wait for files, so that more of them help.
         """
         may_be_threads = have_helpers and not self.is_slow
-        limit = WAITED_SECONDS if may_be_threads else WAIT_SECONDS
+        was_long = self._suspected > WAITED_SECONDS  # a busy machine, or a mount
+        limit = WAITED_SECONDS if may_be_threads or was_long else WAIT_SECONDS
         left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
         while left and len(slow) < 2:
             seconds = files.seconds_to_read(descriptor, left.popleft())
             if seconds > limit:
                 slow.append(seconds)
-            else:
-                num_fast += 1
+                continue
+            num_fast += 1
+            if slow == [self._suspected]:  # the machine was busy then
+                slow.clear()
         self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
         if self.is_slow:
             self._num_until_look = LOOK_EVERY_SLOW

@@ -357,11 +357,28 @@ class TestOneSlowLook:
             np.testing.assert_array_equal(array[::64, ::2], data[::64, ::2])
         return traced.report()["total"]["bytes_fetched"]
 
-    def test_nothing_more_is_fetched(self, array, monkeypatch):
+    def test_nothing_more_is_fetched(self, array, monkeypatch, set_constants):
+        set_constants(WAITED_SECONDS=1)  # reading an index may really take long here
         looks = Delayed(monkeypatch, lambda _: False)
         least = self.fetched(*array)
         assert looks.num_looks >= 4
         for which in range(looks.num_looks):
+            Delayed(monkeypatch, lambda number, which=which: number == which)
+            assert self.fetched(*array) == least
+
+    @pytest.mark.parametrize("array", ["a shard"], indirect=True)
+    def test_of_a_slow_index_as_well(self, array, monkeypatch):
+        """An index that takes 5 ms, and then one look, unless it is the first."""
+        looks = Delayed(monkeypatch, lambda _: False)
+        least, read_exactly = self.fetched(*array), files.read_exactly
+
+        def read(descriptor, start, view):
+            if len(view) == 8 * 16 + 4:
+                time.sleep(0.005)
+            read_exactly(descriptor, start, view)
+
+        monkeypatch.setattr(files, "read_exactly", read)
+        for which in (None, *range(1, looks.num_looks // 2)):
             Delayed(monkeypatch, lambda number, which=which: number == which)
             assert self.fetched(*array) == least
 
