@@ -367,9 +367,12 @@ class TestReferencesToWholeFiles:
         """As by zarr: the chunk must be the whole file."""
         protocol, url = target
         array = open_v3(store_of_references(folder, {"c/0/0": [url]}, protocol), mode="r")
-        message = rf"'c/0/0' \({url}\) holds {NUM_BYTES + 6} bytes, expected {NUM_BYTES}"
-        with pytest.raises(ValueError, match=message):
+        message = rf"holds {NUM_BYTES + 6} bytes, expected {NUM_BYTES}"
+        with pytest.raises(ValueError, match=message) as raised:
             array[7]
+        # Old versions of fsspec do not tell the length: then, a note names the chunk.
+        said = [str(raised.value), *getattr(raised.value, "__notes__", ())]
+        assert f"chunk 'c/0/0' ({url})" in "\n".join(said)
 
     def test_a_file_that_is_missing_is_an_error(self, folder, target):
         """Not the fill value, though the server has answered before."""
