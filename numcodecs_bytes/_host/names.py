@@ -53,12 +53,13 @@ def add_name_of_array(error: Exception) -> None:
     zarr does not tell a codec which array that is, but the functions that call it know.
     """
     frame = inspect.currentframe()
-    while frame is not None:
-        store_path = frame.f_locals.get("store_path")
-        if hasattr(store_path, "store"):  # not a variable of the user's
-            add_note(error, f"while opening or creating {store_path}")
-            return
-        frame = frame.f_back
+    with contextlib.suppress(Exception):  # a name is not worth an error
+        while frame is not None:
+            store_path = frame.f_locals.get("store_path")
+            if hasattr(store_path, "store"):  # not a variable of the user's
+                add_note(error, f"while opening or creating {store_path}")
+                return
+            frame = frame.f_back
 
 
 def add_note(error: Exception, note: str) -> None:

@@ -5,7 +5,9 @@ version of zarr that is not as we know it.
 """
 
 import concurrent.futures
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
 from numcodecs_bytes._host.options import OptionError
@@ -37,6 +39,17 @@ def is_lost(error: Exception) -> bool:
     # The errors of Python and aiohttp (two), of botocore, and of Azure.
     lost = ("ConnectionError", "TimeoutError", "HTTPClientError", "ServiceRequestError")
     return any(name in names for name in lost)
+
+
+@contextlib.contextmanager
+def only_logged() -> Iterator[None]:
+    """Log an unexpected error of what only counts, so that it fails no read or write."""
+    try:
+        yield
+    except Exception as error:
+        if not is_unexpected(error):
+            raise
+        log(error)
 
 
 def log(error: Exception) -> None:

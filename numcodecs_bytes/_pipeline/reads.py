@@ -164,19 +164,11 @@ class ReadsParts(KnowsLayouts):
             raise
         finally:
             if trace.active:
-                self._trace(batch)
+                with unexpected.only_logged():
+                    for chunk in batch.chunks:
+                        chunk.trace(batch)
         results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
         return results if HAS_RESULTS else None
-
-    def _trace(self, batch: Batch) -> None:
-        """Tell `numcodecs_bytes.trace` what became of the chunks; a mistake fails no read."""
-        try:
-            for chunk in batch.chunks:
-                chunk.trace(batch)
-        except Exception as error:
-            if not unexpected.is_unexpected(error):
-                raise
-            unexpected.log(error)
 
     def _shares(
         self, batch: Batch, requested: "Sequence[ChunkRead]", num_in_flight: int

@@ -55,9 +55,10 @@ class WritesParts(KnowsLayouts):
                 await pipeline.write([chunk.item for chunk in left], writes.value, drop_axes)
         finally:
             if trace.active:
-                for chunk in writes.all:
-                    if mode or not chunk.is_complete:  # else there is nothing to say
-                        chunk.trace(is_v2=self._is_v2())
+                with unexpected.only_logged():
+                    for chunk in writes.all:
+                        if mode or not chunk.is_complete:  # else there is nothing to say
+                            chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
         self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str

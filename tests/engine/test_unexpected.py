@@ -319,6 +319,16 @@ class TestWrites:
             array[1, 3] = -1
         assert np.array_equal(array[...], DATA)
 
+    def test_counting_fails_no_write(self, array, monkeypatch, caplog):
+        def fail(*_args, **_options):
+            raise TypeError("a mistake of ours")
+
+        monkeypatch.setattr("numcodecs_bytes._write.chunks.ChunkWrite.trace", fail)
+        with zarr.config.set({IN_PLACE: True}), numcodecs_bytes.trace():
+            array[1, 3] = -1
+        assert array[1, 3] == -1
+        assert "please report this" in caplog.text
+
     @pytest.mark.parametrize("error", UNEXPECTED)
     def test_zarr_writes_a_chunk_that_could_not_be_made(self, tmp_path, monkeypatch, caplog, error):
         """Nothing is written before a new file gets its name."""
