@@ -3,6 +3,7 @@
 Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 """
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -427,3 +428,14 @@ def owner_of(constant):
 def use_threads(num):
     """Set the number of threads that read a batch; a context manager."""
     return zarr.config.set({"threading.max_workers": num, "codec_pipeline.max_workers": num})
+
+
+async def cancelled(awaitable, has_begun, may_go_on, *, answers):
+    """Cancel a read or a write once it has begun; if the file answers, let it go on 0.1 s later."""
+    task = asyncio.ensure_future(awaitable)
+    assert await asyncio.to_thread(has_begun.wait, 60)
+    task.cancel()
+    if answers:
+        asyncio.get_running_loop().call_later(0.1, may_go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -29,6 +29,7 @@ from helpers import (
     EVERYTHING,
     OPEN_FILES,
     IgnoringStore,
+    cancelled,
     create,
     decode_chunk,
     encode_chunk,
@@ -463,13 +464,8 @@ class TestCancelledWithinAChunk:
 
         async def read(out, *, answers):
             array = open_local(tmp_path).async_array
-            reading = asyncio.ensure_future(array.get_orthogonal_selection((slice(None),), out=out))
-            assert await asyncio.to_thread(is_reading.wait, 60)
-            reading.cancel()
-            if answers:
-                asyncio.get_running_loop().call_later(0.1, may_go_on.set)
-            with pytest.raises(asyncio.CancelledError):
-                await reading
+            reading = array.get_orthogonal_selection((slice(None),), out=out)
+            await cancelled(reading, is_reading, may_go_on, answers=answers)
             out.as_numpy_array()[...] = 7
             may_go_on.set()
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import zarr
-from helpers import create, module_or_none
+from helpers import cancelled, create, module_or_none
 
 fcntl = module_or_none("fcntl")
 pytestmark = [pytest.mark.needs("fcntl"), pytest.mark.usefixtures("_in_place")]
@@ -254,16 +254,8 @@ class TestWaiting:
 
         monkeypatch.setattr(os, "pwrite", hang)
 
-        async def cancel():
-            writing = asyncio.ensure_future(array.async_array.setitem(np.s_[:, 3:5], values))
-            assert await asyncio.to_thread(is_writing.wait, 60)
-            writing.cancel()
-            if answers:
-                asyncio.get_running_loop().call_later(0.1, has_answer.set)
-            with pytest.raises(asyncio.CancelledError):
-                await writing
-
-        asyncio.run(cancel())
+        writing = array.async_array.setitem(np.s_[:, 3:5], values)
+        asyncio.run(cancelled(writing, is_writing, has_answer, answers=answers))
         values[...] = 9
         has_answer.set()
         with locked(chunk, fcntl.LOCK_EX):
