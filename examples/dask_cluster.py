@@ -74,7 +74,7 @@ def main() -> None:
         path = Path(folder, "big.zarr")
         expected = write(path)
         # Dask's own warnings about memory and the network do not matter here.
-        options = {"dashboard_address": None, "silence_logs": "ERROR"}
+        options = {"dashboard_address": ":0", "silence_logs": "ERROR"}
         with (
             LocalCluster(
                 n_workers=2, threads_per_worker=1, memory_limit=MEMORY_OF_A_WORKER, **options

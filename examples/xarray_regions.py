@@ -90,7 +90,7 @@ def main() -> None:
     """Write each way, with zarr alone and in place; print how many time steps are lost."""
     print(f"in place: {', '.join(f'{key} = {value}' for key, value in IN_PLACE.items())}")
     spawn = multiprocessing.get_context("spawn")
-    options: dict[str, Any] = {"dashboard_address": None, "silence_logs": "ERROR"}
+    options: dict[str, Any] = {"dashboard_address": ":0", "silence_logs": "ERROR"}
     with (
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(3, spawn) as processes,
