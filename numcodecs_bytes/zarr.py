@@ -28,6 +28,7 @@ import zarr.codecs
 import zarr.core.array_spec
 import zarr.dtype
 import zarr.registry
+from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.configuration import parse_configuration, parse_endian
 from numcodecs_bytes._core.copy import as_bytes, as_numpy, decode_array, encode_array
@@ -157,6 +158,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
     def _decode_sync(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
         raw = as_numpy(chunk_bytes.as_array_like())
+        if not isinstance(raw, np.ndarray) and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:
+            raw = raw.get()  # the index of a shard, which zarr takes from all of it on a GPU
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         # In native order, not as a byte-swapped view: numcodecs filters view it as another dtype.

@@ -10,9 +10,11 @@ import collections
 import importlib.util
 import itertools
 import logging
+import sys
 import tracemalloc
 
 import pytest
+import standin_cupy
 import zarr
 from helpers import (
     EVERYTHING,
@@ -206,3 +208,11 @@ def track():
             tracemalloc.stop()
 
     return tracked
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """Put a stand-in in the place of CuPy."""
+    monkeypatch.setitem(sys.modules, "cupy", standin_cupy)
+    monkeypatch.setattr("zarr.core.buffer.gpu.cp", standin_cupy)
+    return standin_cupy

@@ -15,7 +15,7 @@ PRIVATE_NAMES = {
     "zarr.codecs.sharding": "_ShardIndex",
     "zarr.core.array_spec": "ArrayConfig ArraySpec",
     "zarr.core.buffer": "ArrayLike Buffer BufferPrototype NDArrayLike NDBuffer cpu "
-    "default_buffer_prototype",
+    "default_buffer_prototype gpu",
     "zarr.core.codec_pipeline": "BatchedCodecPipeline FusedCodecPipeline",
     "zarr.core.common": "JSON ZarrFormat concurrent_map",
     "zarr.core.dtype.common": "HasEndianness HasItemSize",

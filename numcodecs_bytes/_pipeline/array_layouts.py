@@ -10,7 +10,7 @@ import zarr.codecs
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.buffer import cpu, default_buffer_prototype, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._core.configuration import dtype_to_json
@@ -44,6 +44,8 @@ from numcodecs_bytes.zarr import BytesCodec
 # For how many shapes of chunks an array keeps the layout: all, if its grid is regular.
 KEPT_SHAPES = 1 << 8
 
+_PROTOTYPES = (cpu.buffer_prototype, gpu.buffer_prototype)  # others may do more than hold bytes
+
 
 class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
@@ -61,9 +63,8 @@ class ArrayLayouts:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
         if self._why_left:
             raise LeftToZarr(self._why_left)
-        prototype = chunk_spec.prototype  # others may do more than hold bytes
-        if (prototype.buffer, prototype.nd_buffer) != (cpu.Buffer, cpu.NDBuffer):
-            raise LeftToZarr("chunks on a GPU, or in memory of another kind")
+        if chunk_spec.prototype not in _PROTOTYPES:
+            raise LeftToZarr("chunks in memory of an unknown kind")
         layout = self._layouts.get(chunk_spec.shape)
         if layout is None:
             if len(self._layouts) >= KEPT_SHAPES:

@@ -2,18 +2,23 @@
 
 import asyncio
 import contextlib
+import math
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarr.core.buffer import cpu
+import numpy as np
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._core.dtypes import Array, GPUArray
+from numcodecs_bytes._host import gpu, trace, unexpected
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.places import place_within, size_of
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (
     Batch,
@@ -23,7 +28,8 @@ from numcodecs_bytes._read.chunks import (
     chunk_reads,
     first_of,
 )
-from numcodecs_bytes._read.output import Output, check_output
+from numcodecs_bytes._read.output import Output, check_output, check_output_on_gpu
+from numcodecs_bytes._read.through_host import each_group, groups_for_gpu
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of, store_of
 
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from numcodecs_bytes._plan.groups import Group
     from numcodecs_bytes._read.object_reads import ObjectRead
 
 
@@ -79,6 +86,35 @@ def _share(batch: Batch, objects: "Sequence[ObjectRead]") -> _Shares:
     return _Shares(files, objects, of_zarr, max(limit - num_of_zarr, 1), num_of_zarr)
 
 
+def _groups_for_gpu(batch: Batch) -> "list[Group[ChunkRead]]":
+    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster.
+
+    Most of a large chunk takes up to 1.2 times as long through memory that is not page-locked.
+    """
+    item_size = batch.out.array.dtype.itemsize
+    for chunk in batch.chunks:
+        size = size_of(chunk.place)
+        if isinstance(chunk.layout, Layout) and not batch.is_v2:
+            is_most = 2 * size > math.prod(chunk.layout.shape)
+            if is_most and size * item_size > gpu.BUFFER_BYTES:
+                chunk.source = None
+                leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
+    here = [chunk for chunk in batch.chunks if chunk.source is not None]
+    return groups_for_gpu(here, batch.out.array)
+
+
+def _upload(
+    group: "Group[ChunkRead]", host: Array, device: GPUArray, chunks: "Sequence[ChunkRead]"
+) -> None:
+    """Copy the chunks of a group that have been read to the output on a GPU."""
+    if group.is_full and len(chunks) == len(group.chunks):
+        gpu.upload(host, device, group.box)
+        return
+    for chunk in chunks:
+        part = np.ascontiguousarray(host[(*chunk.place, ...)])
+        gpu.upload(part, device, place_within(group.box, chunk.place))
+
+
 class ReadsParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
 
@@ -92,6 +128,7 @@ class ReadsParts(KnowsLayouts):
         items, failure = list(batch_info), None
         try:
             batch = self._batch(items, out, drop_axes)
+            groups = _groups_for_gpu(batch) if gpu.is_on_gpu(out) else None
         except LeftToZarr as why:
             if items and trace.active and not is_in_shard(first_of(items)[0]):
                 getter, spec = first_of(items)  # in a shard: the shard is noted
@@ -101,7 +138,12 @@ class ReadsParts(KnowsLayouts):
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             failure = self._leave_array(error)
         else:
-            return await self._read(batch, out)
+            if groups is None:
+                await self._read(batch, out)
+            else:
+                await self._read_on_gpu(batch, out, groups)
+            results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
+            return results if HAS_RESULTS else None
         try:
             return await self._read_by_zarr(items, out, drop_axes)
         except Exception as error:
@@ -135,17 +177,33 @@ class ReadsParts(KnowsLayouts):
             if not trace.active:  # else what zarr fetches is counted for each chunk
                 raise
             why_left = why
-        if type(out) is not cpu.NDBuffer:
+        if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
-        check_output(array, layout.dtype)
+        (check_output_on_gpu if gpu.is_on_gpu(out) else check_output)(array, layout.dtype)
         chunks = chunk_reads(items, self._layout_of, source_of)
         if why_left:
             leave(chunks, why_left)
         output = Output(array, drop_axes, lambda: True, threading.Lock())
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
-    async def _read(self, batch: Batch, out: Any) -> Any:
+    async def _read_on_gpu(
+        self, batch: Batch, out: Any, groups: "Sequence[Group[ChunkRead]]"
+    ) -> None:
+        """Read groups of chunks through host memory; before, let zarr read the others."""
+        if others := [chunk for chunk in batch.chunks if chunk.source is None]:
+            await self._read(batch._replace(chunks=others), out)
+        device = batch.out.array
+
+        async def read(group: "Group[ChunkRead]", host: Array) -> None:
+            on_host = batch.out._replace(array=host)
+            upload = partial(_upload, group, host, device)
+            of_group = batch._replace(chunks=group.chunks, out=on_host, upload=upload)
+            await self._read(of_group, out)
+
+        await each_group(groups, device, read)
+
+    async def _read(self, batch: Batch, out: Any) -> None:
         """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""
         requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
         failure = None
@@ -167,8 +225,6 @@ class ReadsParts(KnowsLayouts):
                 with unexpected.only_logged():
                     for chunk in batch.chunks:
                         chunk.trace(batch)
-        results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
-        return results if HAS_RESULTS else None
 
     def _shares(
         self, batch: Batch, requested: "Sequence[ChunkRead]", num_in_flight: int
@@ -212,18 +268,20 @@ class ReadsParts(KnowsLayouts):
 
     async def _read_parts(self, batch: Batch, shares: _Shares) -> Failure | None:
         """Read what can be read in part; return why some of it is left, if that is a failure."""
+        failure: Failure | None = None
         try:
             if shares.files:
                 await local.read(batch, shares.files)
             if shares.objects:
                 from numcodecs_bytes._read import remote  # only if it is needed
 
-                return await remote.read(batch, shares.objects, shares.limit)
+                failure = await remote.read(batch, shares.objects, shares.limit)
+            if batch.upload:
+                batch.upload([chunk for chunk in shares.in_part if not chunk.outcome.is_left])
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             failure = self._leave_array(error)
             leave(shares.in_part, LeftToZarr("numcodecs_bytes itself failed"))
-            return failure
-        return None
+        return failure
 
     async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""

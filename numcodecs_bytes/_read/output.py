@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.copy import copy_elements
-from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array, copied_as
+from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
@@ -59,6 +59,14 @@ def check_output(out: object, dtype: AnyDType) -> None:
         raise LeftToZarr("elements of the output may overlap each other")
 
 
+def check_output_on_gpu(out: GPUArray, dtype: AnyDType) -> None:
+    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output of CuPy in part."""
+    if out.dtype != dtype:
+        raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
+    if _may_overlap(out):
+        raise LeftToZarr("elements of the output may overlap each other")
+
+
 def may_be_mapped(array: object) -> bool:
     """Whether the memory of an array may be mapped from a file, not private to this process."""
     base = array
@@ -68,7 +76,7 @@ def may_be_mapped(array: object) -> bool:
     return base is not None and not isinstance(base, bytes | bytearray)
 
 
-def _may_overlap(array: Array) -> bool:
+def _may_overlap(array: Array | GPUArray) -> bool:
     """Whether two elements of an array may share memory, judging by its strides."""
     along = sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1)
     end = array.itemsize  # of all elements along the axes with smaller strides

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from zarr.core.buffer import cpu
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._host import trace
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._host import gpu, trace
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.places import is_within, place_of
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._read.latency import Latency
@@ -42,6 +45,12 @@ class Writes(NamedTuple):
         """All chunks of the batch."""
         return [*self.whole, *self.in_place, *self.left]
 
+    def of(self, chunks: Sequence[ChunkWrite], values: Array) -> "Writes":
+        """Return how some of the chunks are written, if these are their values."""
+        whole = [chunk for chunk in chunks if chunk.is_complete]
+        in_place = [chunk for chunk in chunks if not chunk.is_complete]
+        return Writes(whole, in_place, [], cpu.NDBuffer.from_numpy_array(values))
+
     async def write(
         self, drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
     ) -> list[ChunkWrite]:
@@ -71,7 +80,7 @@ async def plan_writes(
     if mode == "require":
         _check_required(writes.left)
     values = value.as_ndarray_like()
-    if not (writes.in_place and may_be_mapped(values)):
+    if not (writes.in_place and _may_be_mapped(value)):
         return writes
     # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
     try:
@@ -90,11 +99,17 @@ def _sort(
     may_write_whole = has_whole_chunks(items) and _can_write_whole(items, layout_of, value)
     if not (may_write_parts or may_write_whole or trace.active):
         return None
-    writes, values = Writes([], [], [], value), value.as_ndarray_like()
-    is_too_large = may_be_mapped(values) and _is_large(values)
+    writes = Writes([], [], [], value)
+    is_too_large = _may_be_mapped(value) and _is_large(value.as_ndarray_like())
     for item in items:
         setter, spec, selection, place, is_complete, *_ = item
         chunk = ChunkWrite(item, setter, spec, selection, place, is_complete)
+        if gpu.is_on_gpu(value) and value.shape:
+            chunk.place = place_of(place)
+            if not is_within(chunk.place, value.shape):
+                leave([chunk], LeftToZarr("the values have another shape than the selection"))
+                writes.left.append(chunk)
+                continue
         if chunk.is_complete and not may_write_whole:
             writes.left.append(chunk)
             continue
@@ -160,6 +175,11 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
                 f"'require'{set_by(key)}: {why}; {remedy}set it to True to let zarr rewrite the "
                 "chunk"
             )
+
+
+def _may_be_mapped(value: Any) -> bool:
+    """Whether values may be mapped from a file."""
+    return not gpu.is_on_gpu(value) and may_be_mapped(value.as_ndarray_like())
 
 
 def _is_large(values: Any) -> bool:

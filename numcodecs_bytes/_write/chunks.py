@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.dtypes import Array
@@ -50,7 +51,7 @@ class ChunkWrite:
         if self.spec.config.write_empty_chunks:
             return False
         fill_value = self.fill_value
-        buffer_of = self.spec.prototype.nd_buffer.from_numpy_array
+        buffer_of = cpu.NDBuffer.from_numpy_array
         return all(
             not _begins_differently(block, fill_value)  # as most often: that takes no time
             and buffer_of(block).all_equal(fill_value)

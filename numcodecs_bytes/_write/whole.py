@@ -10,7 +10,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.core.buffer import cpu
@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import gpu, unexpected
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
 from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._host.zarr_versions import concurrency
@@ -43,17 +43,17 @@ WRITTEN_PER_SECOND = 5e8
 LARGE_WHOLE_BYTES = 1 << 17
 
 
-def are_plain(value: object, layout: AnyLayout) -> bool:
+def are_plain(value: Any, layout: AnyLayout) -> bool:
     """Whether whole chunks of a layout can be written from the values that zarr passes."""
     if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
         return False
     if layout.conversion is not None:  # zarr itself encodes whole chunks
         return False
-    if type(value) is not cpu.NDBuffer:
+    if type(value) is not cpu.NDBuffer and not gpu.is_on_gpu(value):
         return False
     array = value.as_ndarray_like()
-    is_of_numpy = isinstance(array, np.ndarray) and type(array) in (np.ndarray, np.memmap)
-    return is_of_numpy and has_same_elements(array.dtype, layout.dtype)
+    is_plain = type(array) in (np.ndarray, np.memmap) or gpu.is_on_gpu(value)
+    return is_plain and has_same_elements(array.dtype, layout.dtype)
 
 
 class Values(NamedTuple):

@@ -1,0 +1,464 @@
+"""Arrays on a GPU: read in part and written through host memory; with a stand-in for CuPy."""
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+import standin_cupy
+import zarr
+import zarr.codecs
+from data_types import ENDIANS, ORDER
+from helpers import (
+    EVERYTHING,
+    OUR_PIPELINES,
+    ZARR_ALONE,
+    ZARR_CASES,
+    CountingStore,
+    create,
+    random_selections,
+    ranges_from,
+    select,
+)
+from test_random_selections import make_array
+from test_shards import open_stores
+from zarr.core.buffer import gpu as zarr_gpu
+
+import numcodecs_bytes
+from numcodecs_bytes._host import gpu, unexpected
+
+# zarr's own codecs say so of checksums.
+pytestmark = pytest.mark.filterwarnings("ignore:Creating a zarr.buffer.gpu")
+MIB = 1 << 20
+NUMBERS = [case for case in ZARR_CASES if case.dtype.kind in "biufc" and not case.native_only]
+LAYOUTS = "v3", "transposed", "shards", "v2 C", "v2 F", "v2 Bytes C"
+ON_HOST = {"buffer": "zarr.buffer.cpu.Buffer", "ndbuffer": "zarr.buffer.cpu.NDBuffer"}
+
+
+@pytest.fixture(autouse=True)
+def _gpu(cupy):  # noqa: ARG001 # which is there
+    with zarr.config.enable_gpu():
+        yield
+
+
+@pytest.fixture
+def in_buffers_of(monkeypatch):
+    """Return a function that sets the size of buffers."""
+
+    def change(num_bytes):
+        monkeypatch.setattr(gpu, "BUFFER_BYTES", num_bytes)
+        monkeypatch.setattr(gpu, "_buffers", gpu._Buffers())
+
+    return change
+
+
+def on_host(function):
+    """Return what a function returns without a GPU."""
+    with zarr.config.set(ON_HOST):
+        return function()
+
+
+def traced(function):
+    """Return what a function returns, and the totals of `trace()`."""
+    with numcodecs_bytes.trace() as trace:
+        result = function()
+    return result, trace.report()["total"]
+
+
+def is_on_gpu(array):
+    return isinstance(array, standin_cupy.ndarray)
+
+
+def assert_equal(got, expected, which=""):
+    expected = np.asarray(expected)
+    assert is_on_gpu(got) or not expected.ndim, which
+    got = got.get() if is_on_gpu(got) else np.asarray(got)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype), which
+    if got.dtype.kind == "b":  # zarr passes on what it reads whole, as 0xFF for true
+        got, expected = got.view("u1") != 0, expected.view("u1") != 0
+    assert got.tobytes() == expected.tobytes(), which
+
+
+@pytest.mark.usefixtures("_files_are_fast")
+class TestReads:
+    """The same values as on the host, by the same requests."""
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize("endian", ENDIANS)
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    @pytest.mark.parametrize("case", NUMBERS, ids=lambda case: case.name)
+    def test_random_selections(self, tmp_path, in_buffers_of, case, layout, endian):
+        if layout in ("v2 C", "v2 F") and not case.dtype.newbyteorder(ORDER[endian]).isnative:
+            pytest.skip("zarr asks CuPy for this dtype: see test_zarr_v2_of_a_foreign_byte_order")
+        rng = random.Random(f"gpu {case.name} {endian} {layout}")  # noqa: S311 # no secret
+        for k in range(3 if EVERYTHING else 1):
+            folder = tmp_path / str(k)
+            values = on_host(lambda folder=folder: make_array(rng, folder, case, layout, endian))
+            with open_stores(folder, is_sharded=layout == "shards") as stores:
+                for how, store in stores.items():
+                    # zarr reads small chunks, but numcodecs' codecs take no arrays of CuPy.
+                    if not (how == "requests" and layout == "v2 Bytes C"):
+                        self.check(rng, store, how, values, in_buffers_of)
+
+    def check(self, rng, store, how, values, in_buffers_of):
+        # Which gap pays depends on how long requests take.
+        config = {"codec_pipeline.path": rng.choice(OUR_PIPELINES)}
+        config["numcodecs_bytes.max_gap_bytes"] = rng.choice([0, 100])
+        with zarr.config.set(config):
+            array = zarr.open_array(store, mode="r", config={"order": rng.choice("CF")})
+            for way, selection, expect in random_selections(rng, values.shape, 2):
+                if way == "vindex":  # zarr itself converts the result to a NumPy array
+                    continue
+                in_buffers_of(rng.choice([1, 50, 1000, 1 << 24]))
+
+                def read(way=way, selection=selection):
+                    return select(array, way, selection)
+
+                which = how, way, selection, array.metadata, config
+                on_host(read)  # a store that has answered nothing yet is asked once more
+                expected, totals_on_host = on_host(lambda read=read: traced(read))
+                got, totals = traced(read)
+                assert_equal(got, expected, which)
+                assert_equal(got, expect(values).astype(expected.dtype), which)
+                if gpu.BUFFER_BYTES == 1 << 24:
+                    assert totals == totals_on_host, which
+
+    def test_into_any_output(self, tmp_path):
+        data = np.random.default_rng(0).random((60, 50), np.float32)
+        array = on_host(lambda: create(tmp_path / "a", data.shape, (16, 16), "f4"))
+        on_host(lambda: array.set_basic_selection(..., data))
+        base = standin_cupy.empty((2, 60, 70), np.float32)
+        outputs = [base[1][:, :50], base[0][:, 5:55], base[0][:, :50].copy()]
+        outputs += [standin_cupy.empty((60, 50), np.float32, order="F")]
+        with standin_cupy.Device(1):
+            outputs.append(standin_cupy.empty((60, 50), np.float32))
+        for out in outputs:
+            buffer = zarr_gpu.NDBuffer.from_ndarray_like(out)
+            _, totals = traced(lambda buffer=buffer: array.get_basic_selection(..., out=buffer))
+            np.testing.assert_array_equal(out.get(), data)
+            assert totals["chunks"] == 16
+            assert not totals["chunks_missing"]
+
+    def test_an_output_of_another_dtype_is_left_to_zarr(self, tmp_path):
+        array = on_host(lambda: create(tmp_path / "a", (8,), (4,), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1.5))
+        out = zarr_gpu.NDBuffer.create(shape=(8,), dtype="f8")
+        array.get_basic_selection(..., out=out)
+        assert out.as_numpy_array().tolist() == [1.5] * 8
+
+    @pytest.mark.usefixtures("our_pipeline")
+    def test_what_is_left_to_zarr_goes_its_own_way(self, tmp_path, monkeypatch):
+        """With zarr's own items: codecs that run on a GPU, as nvCOMP's do, get what is there."""
+        seen, decode = [], zarr.codecs.GzipCodec._decode_sync
+
+        def record(self, chunk_bytes, chunk_spec):
+            seen.append((type(chunk_bytes), chunk_spec.prototype))
+            return decode(self, chunk_bytes, chunk_spec)
+
+        if not callable(decode):
+            pytest.skip("this zarr's codecs have no such method")
+        monkeypatch.setattr(zarr.codecs.GzipCodec, "_decode_sync", record)
+        codec = zarr.codecs.GzipCodec()
+        settings = {"chunks": (4,), "compressors": [codec], "dtype": "f4", "shape": (8,)}
+        array = on_host(lambda: zarr.create_array(tmp_path / "a", **settings))
+        on_host(lambda: array.set_basic_selection(..., 1.5))
+        assert array[:].get().tolist() == [1.5] * 8
+        assert seen == [(zarr_gpu.Buffer, zarr_gpu.buffer_prototype)] * 2
+
+    def test_chunks_that_only_zarr_reads_among_others(self, tmp_path):
+        """Nothing overwrites what zarr has read, whatever lies around it."""
+        data = np.random.default_rng(0).random((32, 32), np.float32)
+        array = on_host(lambda: create(tmp_path / "a", data.shape, (8, 8), "f4"))
+        on_host(lambda: array.set_basic_selection(..., data))
+        data[8:16, 8:16] = data[0:8, 24:32] = 7
+        for name in ("c/1/1", "c/0/3"):  # links are read, but a device is not
+            path = tmp_path / "a" / name
+            path.unlink()
+            path.symlink_to("/dev/fd/not there")
+        data[8:16, 8:16] = data[0:8, 24:32] = 0
+        np.testing.assert_array_equal(array[:].get(), data)
+
+    def test_most_of_a_large_chunk_is_left_to_zarr(self, tmp_path, in_buffers_of, set_constants):
+        in_buffers_of(1000)
+        set_constants(GAP_BYTES=0)
+        data = np.arange(4000, dtype="f4").reshape(40, 100)
+        array = on_host(lambda: create(tmp_path / "a", data.shape, (20, 100), "f4"))
+        on_host(lambda: array.set_basic_selection(..., data))
+        for selection, num_bytes in (
+            (np.s_[:], 16000),
+            (np.s_[:, :60], 16000),
+            (np.s_[:25], 8000 + 2000),
+            (np.s_[:, :40], 6400),
+        ):
+            got, totals = traced(lambda selection=selection: array[selection])
+            np.testing.assert_array_equal(got.get(), data[selection])
+            assert totals["bytes_fetched"] == num_bytes
+
+    def test_a_bad_chunk_is_named_as_on_the_host(self, tmp_path):
+        array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 8), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        (tmp_path / "a/c/1/0").write_bytes(bytes(100))
+        with pytest.raises(ValueError, match="100 bytes, expected 128") as on_gpu:
+            array[:, :3]
+        with pytest.raises(ValueError, match="100 bytes") as expected:
+            on_host(lambda: array[:, :3])
+        assert str(on_gpu.value) == str(expected.value)
+
+
+def write_both(folder, settings, selections):
+    """Write to an array on a GPU and to one on the host; return both folders."""
+    for name in ("gpu", "host"):
+        on_host(lambda name=name: zarr.create_array(folder / name, fill_value=0, **settings))
+    on_gpu, expected = (zarr.open_array(folder / name, mode="r+") for name in ("gpu", "host"))
+    rng = np.random.default_rng(0)
+    for way, selection in selections:
+        shape = on_host(lambda s=selection, w=way: select(expected, w, s)).shape
+        new = rng.integers(0, 2 if on_gpu.dtype.kind == "b" else 100, shape).astype(on_gpu.dtype)
+        assign(on_gpu, way, selection, standin_cupy.asarray(new))
+        on_host(lambda s=selection, w=way, new=new: assign(expected, w, s, new))
+    return folder / "gpu", folder / "host"
+
+
+def assign(array, way, selection, values):
+    (array if way == "basic" else array.oindex)[selection] = values
+
+
+def files_of(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.usefixtures("_files_are_fast", "our_pipeline")
+class TestWrites:
+    """The same files as from the host."""
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize("mode", [False, True])
+    @pytest.mark.parametrize("kind", ["chunks", "shards", "transposed", "v2"])
+    @pytest.mark.parametrize("case", NUMBERS, ids=lambda case: case.name)
+    def test_files(self, tmp_path, in_buffers_of, case, kind, mode):
+        if kind == "shards" and not mode and "Fused" in zarr.config.get("codec_pipeline.path"):
+            pytest.skip("zarr's fused pipeline can't write parts of shards from a GPU")
+        in_buffers_of(500)
+        selections = [("basic", np.s_[:]), ("basic", np.s_[8:24, 10:])]  # whole chunks, and parts
+        selections += [("basic", s) for s in (np.s_[3:30, 4:27], np.s_[5], np.s_[::3, ::7])]
+        if kind != "shards" or mode:  # zarr 3.1.6 fails, on the host as well
+            selections += [("oindex", ([30, 2, 9], slice(3, 20)))]
+        dtype = case.dtype.newbyteorder("=")
+        settings = {"shape": (40, 30), "chunks": (8, 10), "dtype": dtype, "compressors": None}
+        settings |= {
+            "chunks": {},
+            "shards": {"shards": (16, 20)},
+            "transposed": {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]},
+            "v2": {"zarr_format": 2},
+        }[kind]
+        for endian in ENDIANS if kind != "v2" else ("little",):
+            if kind != "v2":
+                settings["serializer"] = numcodecs_bytes.zarr.BytesCodec(endian=endian)
+            with zarr.config.set({"numcodecs_bytes.write_in_place": mode}):
+                on_gpu, expected = write_both(tmp_path / endian, settings, selections)
+            assert files_of(on_gpu) == files_of(expected)
+
+    def test_values_of_another_shape(self, tmp_path):
+        """zarr broadcasts them, or raises its own error."""
+        array = on_host(lambda: create(tmp_path / "a", (8, 8), (8, 4), "f4"))
+        array[:5, :4] = standin_cupy.asarray(np.full((1, 4), 3, np.float32))
+        expected = np.zeros((8, 8), np.float32)
+        expected[:5, :4] = 3
+        np.testing.assert_array_equal(on_host(lambda: array[:]), expected)
+        with pytest.raises(ValueError, match="could not broadcast"):
+            array[:, :] = standin_cupy.asarray(np.full((8, 1), 3, np.float32))
+
+    def test_one_value_for_all(self, tmp_path):
+        array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 8), "f4"))
+        array[:] = 7
+        with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+            array[:, 3] = 5
+        expected = np.full((8, 8), 7, np.float32)
+        expected[:, 3] = 5
+        np.testing.assert_array_equal(on_host(lambda: array[:]), expected)
+
+    def test_parts_are_written_in_place_if_they_must_be(self, tmp_path):
+        array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 8), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+            new = standin_cupy.asarray(np.full((8, 2), 3, np.float32))
+            _, totals = traced(lambda: array.__setitem__(np.s_[:, 2:4], new))
+        assert totals["chunks_in_place"] == 2
+        assert totals["bytes_in_place"] == 8 * 2 * 4
+
+
+def memory_of(function):
+    """Return the most host memory that a function takes, page-locked or not, in bytes."""
+    tracemalloc.start()
+    try:
+        function()
+        return standin_cupy.PinnedMemory.counted.most, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("_files_are_fast")
+class TestHostMemory:
+    """At most 256 MiB in the process, page-locked or not, and none that is not used."""
+
+    @pytest.fixture
+    def array(self, tmp_path, in_buffers_of, monkeypatch):
+        in_buffers_of(MIB)
+        monkeypatch.setattr(standin_cupy.PinnedMemory, "counted", standin_cupy.PageLocked())
+        array = on_host(lambda: create(tmp_path / "a", (64, 1 << 18), (1, 1 << 15), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        return array
+
+    def test_a_large_read(self, array):
+        page_locked, other = memory_of(lambda: array[:])
+        assert page_locked == MIB
+        assert other < 4 * MIB
+
+    def test_a_large_write(self, array):
+        values = standin_cupy.asarray(np.full(array.shape, 2, np.float32))
+        page_locked, other = memory_of(lambda: array.__setitem__(slice(None), values))
+        assert page_locked == MIB
+        assert other < 4 * MIB
+        assert (on_host(lambda: array[:]) == 2).all()
+
+    def test_of_all_threads_together(self, array, monkeypatch):
+        """24 threads read at once, of which some fail."""
+        assert gpu.MAX_BUFFERS * (1 << 24) == 256 * MIB
+        wrong, set_ = [], standin_cupy.ndarray.set
+
+        def fail_at_times(self, array, stream=None):
+            if random.random() < 0.05:  # noqa: S311 # no secret
+                raise MemoryError("out of memory")
+            set_(self, array, stream)
+
+        monkeypatch.setattr(standin_cupy.ndarray, "set", fail_at_times)
+
+        def read(number):
+            first = number % 40
+            for num in (3, 20):
+                with contextlib.suppress(MemoryError):
+                    got = array[first : first + num].get()
+                    if not (got == 1).all():
+                        wrong.append(number)
+
+        def read_together():
+            threads = [threading.Thread(target=read, args=(n,)) for n in range(24)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        page_locked, _ = memory_of(read_together)
+        assert MIB <= page_locked <= gpu.MAX_BUFFERS * MIB
+        assert not wrong
+        assert len(gpu._buffers._unused) == gpu.MAX_BUFFERS  # each was given back
+
+    def test_reads_wait_for_each_other(self, array, monkeypatch):
+        monkeypatch.setattr(gpu, "MAX_BUFFERS", 1)
+        monkeypatch.setattr(gpu, "_buffers", gpu._Buffers())
+
+        async def read_together():
+            async_array = array.async_array
+            return await asyncio.gather(*[async_array.getitem(np.s_[n : n + 5]) for n in range(20)])
+
+        def read():
+            for got in asyncio.run(read_together()):
+                assert (got.get() == 1).all()
+
+        page_locked, _ = memory_of(read)
+        assert page_locked == MIB
+
+    def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch):
+        monkeypatch.setattr(gpu, "IDLE_SECONDS", 0.05)
+        counted = standin_cupy.PinnedMemory.counted
+        for _ in range(3):
+            array[:3]
+        assert counted.most == MIB
+        end = time.monotonic() + 30
+        while counted.num_bytes:
+            assert time.monotonic() < end, "it was not freed"
+            time.sleep(0.01)
+        assert (array[:3].get() == 1).all()
+
+    def test_a_system_that_locks_no_memory(self, array, monkeypatch, caplog):
+        monkeypatch.setattr(standin_cupy.PinnedMemory.counted, "limit", 0)
+        caplog.set_level("DEBUG", "numcodecs_bytes")
+        assert (array[:9].get() == 1).all()
+        assert "memory that is not page-locked" in caplog.text
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1 << 10, 3 << 10, 5 << 10, 1 << 24])
+def test_requests_are_in_flight_together(tmp_path, in_buffers_of, num_bytes):
+    """As many as without a GPU, or nearly, however many chunks a buffer holds."""
+    in_flight, most = 0, []
+
+    class Slow(CountingStore):
+        async def get(self, *args, **kwargs):
+            nonlocal in_flight
+            in_flight += 1
+            most.append(in_flight)
+            await asyncio.sleep(0.01)
+            in_flight -= 1
+            return await super().get(*args, **kwargs)
+
+    array = on_host(lambda: create(tmp_path, (64, 1 << 17), (1, 1 << 17), "u1"))
+    on_host(lambda: array.set_basic_selection(..., 1))
+    in_buffers_of(num_bytes)
+    with ranges_from(Slow):
+        array = zarr.open_array(Slow(tmp_path), mode="r")
+        most.clear()
+        got, totals = traced(lambda: array[:, 1000 : 1000 + (1 << 10)])
+    assert (got.get() == 1).all()
+    assert totals["bytes_fetched"] == 64 << 10
+    assert 7 <= max(most) <= 13
+
+
+class TestIfSomethingFails:
+    """What this package itself fails to do is done by zarr."""
+
+    @pytest.fixture
+    def array(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(unexpected, "is_caught", True)
+        array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 4), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        return array
+
+    @pytest.mark.parametrize("name", ["upload", "download"])
+    def test_zarr_reads_and_writes(self, array, monkeypatch, caplog, name):
+        def fail(*_, **__):
+            raise AttributeError("a CuPy that is not as we know it")
+
+        monkeypatch.setattr(gpu, name, fail)
+        monkeypatch.setattr(unexpected, "_logged", set())
+        array[:] = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
+        array[2:5, 1:7] = standin_cupy.asarray(np.full((3, 6), 3, np.float32))
+        expected = np.full((8, 8), 2, np.float32)
+        expected[2:5, 1:7] = 3
+        np.testing.assert_array_equal(array[:].get(), expected)
+        np.testing.assert_array_equal(on_host(lambda: array[:]), expected)
+        assert "a CuPy that is not as we know it" in caplog.text
+
+    @pytest.mark.parametrize("method", ["set", "get"])
+    def test_a_gpu_without_memory_is_an_error(self, array, monkeypatch, method):
+        def fail(*_, **__):
+            raise MemoryError("out of memory")
+
+        new = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
+        monkeypatch.setattr(standin_cupy.ndarray, method, fail)
+        with pytest.raises(MemoryError):
+            array[:] if method == "set" else array.__setitem__(slice(None), new)
+
+
+def test_zarr_v2_of_a_foreign_byte_order(tmp_path):
+    """zarr asks CuPy for the array's own dtype, which CuPy lacks: with and without us."""
+    dtype = np.dtype("f4").newbyteorder()
+    on_host(lambda: zarr.create_array(tmp_path, shape=4, dtype=dtype, zarr_format=2))
+    for config in ({}, ZARR_ALONE):
+        with zarr.config.set(config), pytest.raises(ValueError, match="Unsupported dtype"):
+            zarr.open_array(tmp_path, mode="r")[:]
