@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+__version__ = "stand-in"
 _of_thread, _lock = threading.local(), threading.Lock()
 
 
@@ -168,6 +169,9 @@ class ndarray:  # noqa: N801 # its name in CuPy
 
     def astype(self, dtype, order="K", copy=True):  # noqa: FBT002 # as in CuPy
         return self._view(_on_device(self.current.astype(_check_dtype(dtype), order, copy=copy)))
+
+    def ravel(self, order="C"):
+        return self.reshape(-1, order=order)
 
     def tobytes(self, order="C"):
         return self.current.tobytes(order)
@@ -330,5 +334,8 @@ cuda = types.SimpleNamespace(
     PinnedMemoryPointer=PinnedMemoryPointer,
     get_current_stream=get_current_stream,
     is_available=lambda: True,
-    runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError),
+    runtime=types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        deviceSynchronize=lambda: get_current_stream().synchronize(),
+    ),
 )

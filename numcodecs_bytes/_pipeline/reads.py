@@ -18,7 +18,7 @@ from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.places import place_within, size_of
+from numcodecs_bytes._plan.places import size_of
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (
     Batch,
@@ -112,7 +112,7 @@ def _upload(
         return
     for chunk in chunks:
         part = np.ascontiguousarray(host[(*chunk.place, ...)])
-        gpu.upload(part, device, place_within(group.box, chunk.place))
+        gpu.upload(part, device, group.place_outside(chunk))
 
 
 class ReadsParts(KnowsLayouts):
