@@ -29,6 +29,8 @@ from helpers import (
 
 from numcodecs_bytes._host import unexpected
 
+collect_ignore = ["gpu/run.py"]  # which needs CuPy
+
 unexpected.is_caught = False  # errors of ours are errors; but see engine/test_unexpected.py
 
 if not LOADS_DATA_TYPES:

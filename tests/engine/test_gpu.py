@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import itertools
 import random
+import re
 import threading
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from helpers import (
     create,
     random_selections,
     ranges_from,
+    run_python,
     select,
 )
 from test_random_selections import make_array
@@ -472,3 +475,11 @@ def test_zarr_v2_of_a_foreign_byte_order(tmp_path):
     for config in ({}, ZARR_ALONE):
         with zarr.config.set(config), pytest.raises(ValueError, match="Unsupported dtype"):
             zarr.open_array(tmp_path, mode="r")[:]
+
+
+@pytest.mark.long
+def test_the_script_for_a_gpu():
+    script = Path(__file__).parents[1] / "gpu/run.py"
+    done = run_python("-W", "ignore", script, "--quick", "--stand-in")
+    assert re.match(r"values: \d{2,} compared, 0 wrong\n", done.stdout)
+    assert "| swap of 0.125 MiB, 8 bytes each" in done.stdout

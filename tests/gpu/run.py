@@ -6,7 +6,9 @@ table against zarr alone; exits with 1 if a value is wrong. It takes less than t
 """
 
 import argparse
+import functools
 import itertools
+import math
 import statistics
 import sys
 import tempfile
@@ -83,13 +85,13 @@ def host_array(rng, dtype):
     return rng.integers(0, 100, SHAPE).astype(dtype)
 
 
-def check_values(folder):
+def check_values(folder, dtypes):
     """Read and write arrays of every kind; return how many reads there were, and what was wrong."""
     rng, num, wrong = np.random.default_rng(0), 0, []
     pipelines = [OURS]
     if hasattr(numcodecs_bytes.zarr_pipeline, "FusedBytesPipeline"):
         pipelines.append(OURS | FUSED)
-    kinds = itertools.product(map(np.dtype, DTYPES), ["little", "big"], LAYOUTS, pipelines)
+    kinds = itertools.product(map(np.dtype, dtypes), ["little", "big"], LAYOUTS, pipelines)
     for number, (dtype, endian, layout, config) in enumerate(kinds):
         if layout == "v2" and endian != sys.byteorder:
             continue  # zarr asks CuPy for a dtype that it lacks
@@ -130,7 +132,7 @@ def read_and_write(path, data, rng, config):
 
 
 def milliseconds(function, rounds):
-    """Return the median time of a function that may raise, and the error."""
+    """Return the median time of a function."""
     times = []
     for _ in range(rounds):
         cupy.cuda.runtime.deviceSynchronize()
@@ -141,30 +143,29 @@ def milliseconds(function, rounds):
     return statistics.median(times)
 
 
-def time_arrays(folder, num_bytes, rounds):
+def time_arrays(folder, shape, grids, rounds):
     """Yield rows of the table: what is done, and how long it takes with us and with zarr alone."""
-    side = int((num_bytes // 4) ** 0.5)
-    data = np.random.default_rng(0).random((side, side), np.float32)
-    for num_chunks in (2, 16, 64):  # along each axis
-        chunk = side // num_chunks
+    data = np.random.default_rng(0).random(shape, np.float32)
+    for grid in grids:
+        chunk = tuple(size // num for size, num in zip(shape, grid, strict=True))
+        size = math.prod(chunk) * 4 / MIB
         for endian in ("little", "big"):
-            settings = {"chunks": (chunk, chunk), "serializer": BytesCodec(endian=endian)}
-            path = folder / f"{num_chunks}{endian}"
+            path = folder / f"{grid} {endian}"
+            settings = {"chunks": chunk, "serializer": BytesCodec(endian=endian)}
             with zarr.config.set(OURS | ON_HOST):
                 zarr.create_array(path, data=data, compressors=None, **settings)
-            kind = f"{num_chunks**2} chunks of {chunk * chunk * 4 / MIB:g} MiB, {endian}-endian"
+            kind = f"{math.prod(grid)} chunks of {size:g} MiB, {endian}-endian"
             yield from time_array(path, kind, data, rounds)
 
 
 def time_array(path, kind, data, rounds):
     """Yield rows for an array."""
-    side = len(data)
-    third = side // 3
+    third, num_rows = len(data) // 3, len(data)
     selections = {
         "whole": np.s_[:],
         "box of 100 x 100": np.s_[third : third + 100, third : third + 100],
         "column": np.s_[:, third],
-        "three rows": ([side - 5, 3, third], slice(None)),
+        "three rows": ([num_rows - 5, 3, third], slice(None)),
     }
     with zarr.config.enable_gpu():
         for name, selection in selections.items():
@@ -208,12 +209,10 @@ def time_swaps(num_bytes, rounds):
     from numcodecs_bytes._core.copy_gpu import decode_on_device
 
     for size, num in ((2, num_bytes), (4, num_bytes), (8, num_bytes), (4, 1 << 16)):
-        raw = cupy.empty(num, np.uint8)
-        dtype = np.dtype(f"u{size}")
-        stored = dtype.newbyteorder()
-        decode_on_device(raw, stored, dtype)  # compiles it
-        swap = milliseconds(lambda: decode_on_device(raw, stored, dtype), rounds)
-        copy = milliseconds(raw.copy, rounds)
+        raw, dtype = cupy.empty(num, np.uint8), np.dtype(f"u{size}")
+        decode = functools.partial(decode_on_device, raw, dtype.newbyteorder(), dtype)
+        decode()  # compiles it
+        swap, copy = milliseconds(decode, rounds), milliseconds(raw.copy, rounds)
         yield f"swap of {num / MIB:g} MiB, {size} bytes each: a copy takes", copy / swap, swap
 
 
@@ -227,23 +226,24 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small arrays, a single round")
     parser.add_argument("--stand-in", action="store_true", help="without a GPU")
     arguments = parser.parse_args()
-    num_bytes, rounds = (MIB, 1) if arguments.quick else (512 * MIB, 3)
+    grids, dtypes, shape, rounds = [(2, 2), (16, 32), (64, 128)], DTYPES, (8192, 16384), 3
+    if arguments.quick:
+        grids, dtypes, shape, rounds = grids[:2], ["?", "c8"], (128, 256), 1
     memory = Path("/dev/shm")  # noqa: S108 # in memory, so that no disk is measured
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
-        num, wrong = check_values(Path(folder, "values"))
+        num, wrong = check_values(Path(folder, "values"), dtypes)
         print(f"values: {num} compared, {len(wrong)} wrong")
         for each in wrong:
             print("WRONG:", *each)
         print("\n| milliseconds | numcodecs_bytes | zarr alone |\n| --- | --- | --- |")
-        for name, ours, alone in time_arrays(Path(folder), num_bytes, rounds):
+        for name, ours, alone in time_arrays(Path(folder), shape, grids, rounds):
             print(f"| {name} | {shown(ours)} | {shown(alone)} |", flush=True)
     print("\n| swaps on the device | of a swap's time | milliseconds |\n| --- | --- | --- |")
-    for name, share, swap in time_swaps(num_bytes, 10 * rounds):
+    for name, share, swap in time_swaps(math.prod(shape) * 4, 10 * rounds):
         print(f"| {name} | {share:.2f} | {swap:.3f} |")
-    print(
-        f"\nzarr {zarr.__version__}, CuPy {cupy.__version__}, in {time.perf_counter() - begin:.0f} s"
-    )
+    seconds = time.perf_counter() - begin
+    print(f"\nzarr {zarr.__version__}, CuPy {cupy.__version__}, in {seconds:.0f} s")
     return 1 if wrong else 0
 
 
