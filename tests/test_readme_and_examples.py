@@ -1,5 +1,6 @@
 """The code of the README and of docs/, and the examples, run and show what they say."""
 
+import os
 import re
 import shlex
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,12 @@ AFTER = """
 if __name__ == "__main__":
     total = traced.report()["total"]
     assert total["chunks"] and not total["chunks_whole"], traced
+"""
+
+WITH_STAND_IN = """
+import runpy, sys, standin_cupy
+sys.modules["cupy"] = standin_cupy
+runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
@@ -87,8 +94,13 @@ def test_code_of_a_page(block, tmp_path, request):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example(example, tmp_path):
-    """Without what its packages no longer recommend."""
-    printed = run_or_skip("-W", "error::DeprecationWarning", example, folder=tmp_path)
+    """Without what its packages no longer recommend; with a stand-in for CuPy."""
+    program, environment = [example], {}
+    if example.name == "gpu.py":
+        program = ["-c", WITH_STAND_IN, example]
+        environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    warnings = "-W", "error::DeprecationWarning"
+    printed = run_or_skip(*warnings, *program, folder=tmp_path, **environment)
     assert "numcodecs_bytes.zarr" in printed
     if example.name == "quickstart.py":  # on Windows, it ended with a traceback
         why = "so zarr wrote the whole chunk: this system has no flock"
