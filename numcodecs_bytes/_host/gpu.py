@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
-from zarr.core.buffer import gpu
 
 from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray, UInt8Array
@@ -26,11 +25,6 @@ WAIT_SECONDS = 1e-3  # for a buffer, before another try
 IDLE_SECONDS = 10.0
 
 logger = logging.getLogger("numcodecs_bytes")
-
-
-def is_on_gpu(buffer: object) -> bool:
-    """Whether zarr's buffer of an n-dimensional array is in the memory of a GPU."""
-    return type(buffer) is gpu.NDBuffer
 
 
 class _Buffers:

@@ -2,23 +2,19 @@
 
 import asyncio
 import contextlib
-import math
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
+from zarr.core.buffer import gpu
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import gpu, trace, unexpected
+from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.places import size_of
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (
     Batch,
@@ -29,7 +25,6 @@ from numcodecs_bytes._read.chunks import (
     first_of,
 )
 from numcodecs_bytes._read.output import Output, check_output, check_output_on_gpu
-from numcodecs_bytes._read.through_host import each_group, groups_for_gpu
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of, store_of
 
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from numcodecs_bytes._core.dtypes import Array
     from numcodecs_bytes._plan.groups import Group
     from numcodecs_bytes._read.object_reads import ObjectRead
 
@@ -86,35 +82,6 @@ def _share(batch: Batch, objects: "Sequence[ObjectRead]") -> _Shares:
     return _Shares(files, objects, of_zarr, max(limit - num_of_zarr, 1), num_of_zarr)
 
 
-def _groups_for_gpu(batch: Batch) -> "list[Group[ChunkRead]]":
-    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster.
-
-    Most of a large chunk takes up to 1.2 times as long through memory that is not page-locked.
-    """
-    item_size = batch.out.array.dtype.itemsize
-    for chunk in batch.chunks:
-        size = size_of(chunk.place)
-        if isinstance(chunk.layout, Layout) and not batch.is_v2:
-            is_most = 2 * size > math.prod(chunk.layout.shape)
-            if is_most and size * item_size > gpu.BUFFER_BYTES:
-                chunk.source = None
-                leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
-    here = [chunk for chunk in batch.chunks if chunk.source is not None]
-    return groups_for_gpu(here, batch.out.array)
-
-
-def _upload(
-    group: "Group[ChunkRead]", host: Array, device: GPUArray, chunks: "Sequence[ChunkRead]"
-) -> None:
-    """Copy the chunks of a group that have been read to the output on a GPU."""
-    if group.is_full and len(chunks) == len(group.chunks):
-        gpu.upload(host, device, group.box)
-        return
-    for chunk in chunks:
-        part = np.ascontiguousarray(host[(*chunk.place, ...)])
-        gpu.upload(part, device, group.place_outside(chunk))
-
-
 class ReadsParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
 
@@ -128,7 +95,11 @@ class ReadsParts(KnowsLayouts):
         items, failure = list(batch_info), None
         try:
             batch = self._batch(items, out, drop_axes)
-            groups = _groups_for_gpu(batch) if gpu.is_on_gpu(out) else None
+            groups = None
+            if type(out) is gpu.NDBuffer:
+                from numcodecs_bytes._read import through_host  # only if it is needed
+
+                groups = through_host.groups_to_read(batch)
         except LeftToZarr as why:
             if items and trace.active and not is_in_shard(first_of(items)[0]):
                 getter, spec = first_of(items)  # in a shard: the shard is noted
@@ -180,7 +151,7 @@ class ReadsParts(KnowsLayouts):
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
-        (check_output_on_gpu if gpu.is_on_gpu(out) else check_output)(array, layout.dtype)
+        (check_output_on_gpu if type(out) is gpu.NDBuffer else check_output)(array, layout.dtype)
         chunks = chunk_reads(items, self._layout_of, source_of)
         if why_left:
             leave(chunks, why_left)
@@ -193,15 +164,17 @@ class ReadsParts(KnowsLayouts):
         """Read groups of chunks through host memory; before, let zarr read the others."""
         if others := [chunk for chunk in batch.chunks if chunk.source is None]:
             await self._read(batch._replace(chunks=others), out)
+        from numcodecs_bytes._read import through_host
+
         device = batch.out.array
 
-        async def read(group: "Group[ChunkRead]", host: Array) -> None:
+        async def read(group: "Group[ChunkRead]", host: "Array") -> None:
             on_host = batch.out._replace(array=host)
-            upload = partial(_upload, group, host, device)
+            upload = partial(through_host.upload, group, host, device)
             of_group = batch._replace(chunks=group.chunks, out=on_host, upload=upload)
             await self._read(of_group, out)
 
-        await each_group(groups, device, read)
+        await through_host.each_group(groups, device, read)
 
     async def _read(self, batch: Batch, out: Any) -> None:
         """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""

@@ -1,53 +1,21 @@
 """Writes uncompressed chunks: many whole ones together, and parts of them in place."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._host import gpu, trace, unexpected
+from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import write_in_place
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
-from numcodecs_bytes._plan.groups import Group
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.chunks import ZarrItem, first_of, has_whole_chunks
-from numcodecs_bytes._read.through_host import each_group, groups_for_gpu
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from numcodecs_bytes._write.batch import Writes
-    from numcodecs_bytes._write.chunks import ChunkWrite
-
-
-async def _write_from_gpu(
-    writes: "Writes", drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
-) -> "list[ChunkWrite]":
-    """Write like `writes.write`, but groups of chunks, through host memory."""
-    device, left = writes.value.as_ndarray_like(), list(writes.left)
-
-    async def write(group: "Group[ChunkWrite]", host: Array) -> None:
-        part = writes.of(group.chunks, host)
-        try:
-            gpu.download(device, group.box, host)
-        except Exception as error:
-            if not unexpected.is_unexpected(error):
-                raise
-            unexpected.log(error)
-            leave(group.chunks, LeftToZarr("numcodecs_bytes itself failed"))
-            part = writes._replace(whole=[], in_place=[], left=list(group.chunks))
-        left.extend(await part.write(drop_axes, num_threads, is_required=is_required))
-
-    for chunks in writes.whole, writes.in_place:
-        if device.shape:
-            groups = groups_for_gpu(chunks, device)
-        else:  # a single value for all
-            groups = [Group(chunks, (), is_full=True)] if chunks else []
-        await each_group(groups, device, write)
-    return left
 
 
 class WritesParts(KnowsLayouts):
@@ -81,9 +49,8 @@ class WritesParts(KnowsLayouts):
             await pipeline.write(items, value, drop_axes)
             return
         try:
-            write = partial(_write_from_gpu, writes) if gpu.is_on_gpu(value) else writes.write
             must = mode == "require"
-            left = await write(drop_axes, self._num_threads(), is_required=must)
+            left = await writes.write(drop_axes, self._num_threads(), is_required=must)
             if left:
                 await pipeline.write([chunk.item for chunk in left], writes.value, drop_axes)
         finally:

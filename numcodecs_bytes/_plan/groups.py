@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from numcodecs_bytes._plan.outcome import HasOutcome
 from numcodecs_bytes._plan.places import Box, Place, are_slices, shape_of, size_of
 
 
-class HasPlace(Protocol):
-    """A chunk that is read or written."""
+class HasPlace(HasOutcome, Protocol):
+    """A chunk that is read or written, and where that belongs."""
 
     place: Place
 

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import cpu
+from zarr.core.buffer import gpu
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._host import gpu, trace
+from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
@@ -45,22 +44,26 @@ class Writes(NamedTuple):
         """All chunks of the batch."""
         return [*self.whole, *self.in_place, *self.left]
 
-    def of(self, chunks: Sequence[ChunkWrite], values: Array) -> "Writes":
-        """Return how some of the chunks are written, if these are their values."""
-        whole = [chunk for chunk in chunks if chunk.is_complete]
-        in_place = [chunk for chunk in chunks if not chunk.is_complete]
-        return Writes(whole, in_place, [], cpu.NDBuffer.from_numpy_array(values))
-
     async def write(
         self, drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
     ) -> list[ChunkWrite]:
         """Write chunks whole and in place; return what is left to zarr, if that is allowed."""
-        values, left = self.value.as_ndarray_like(), list(self.left)
-        if self.whole:
-            left += await write_whole(self.whole, values, drop_axes, num_threads)
-        if self.in_place:
+
+        async def whole(chunks: Sequence[ChunkWrite], values: Any) -> list[ChunkWrite]:
+            return await write_whole(chunks, values, drop_axes, num_threads)
+
+        async def in_place(chunks: Sequence[ChunkWrite], values: Any) -> list[ChunkWrite]:
             batch = WriteBatch(values, drop_axes, Latency(), is_required)
-            left += await write_parts(self.in_place, batch, num_threads)
+            return await write_parts(chunks, batch, num_threads)
+
+        left = list(self.left)
+        for write, chunks in (whole, self.whole), (in_place, self.in_place):
+            if chunks and type(self.value) is gpu.NDBuffer:
+                from numcodecs_bytes._read import through_host  # only if it is needed
+
+                left += await through_host.write(chunks, self.value.as_ndarray_like(), write)
+            elif chunks:
+                left += await write(chunks, self.value.as_ndarray_like())
         if is_required:
             _check_required(left)
         return left
@@ -104,7 +107,7 @@ def _sort(
     for item in items:
         setter, spec, selection, place, is_complete, *_ = item
         chunk = ChunkWrite(item, setter, spec, selection, place, is_complete)
-        if gpu.is_on_gpu(value) and value.shape:
+        if type(value) is gpu.NDBuffer and value.shape:
             chunk.place = place_of(place)
             if not is_within(chunk.place, value.shape):
                 leave([chunk], LeftToZarr("the values have another shape than the selection"))
@@ -179,7 +182,7 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
 
 def _may_be_mapped(value: Any) -> bool:
     """Whether values may be mapped from a file."""
-    return not gpu.is_on_gpu(value) and may_be_mapped(value.as_ndarray_like())
+    return type(value) is not gpu.NDBuffer and may_be_mapped(value.as_ndarray_like())
 
 
 def _is_large(values: Any) -> bool:

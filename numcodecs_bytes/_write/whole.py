@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import cpu
+from zarr.core.buffer import cpu, gpu
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host import gpu, unexpected
+from numcodecs_bytes._host import unexpected
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
 from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._host.zarr_versions import concurrency
@@ -49,11 +49,10 @@ def are_plain(value: Any, layout: AnyLayout) -> bool:
         return False
     if layout.conversion is not None:  # zarr itself encodes whole chunks
         return False
-    if type(value) is not cpu.NDBuffer and not gpu.is_on_gpu(value):
-        return False
     array = value.as_ndarray_like()
-    is_plain = type(array) in (np.ndarray, np.memmap) or gpu.is_on_gpu(value)
-    return is_plain and has_same_elements(array.dtype, layout.dtype)
+    is_on_host = type(value) is cpu.NDBuffer and type(array) in (np.ndarray, np.memmap)
+    is_known = is_on_host or type(value) is gpu.NDBuffer
+    return is_known and has_same_elements(array.dtype, layout.dtype)
 
 
 class Values(NamedTuple):
