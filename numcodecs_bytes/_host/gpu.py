@@ -51,10 +51,13 @@ class _Buffers:
             if buffer is None:
                 buffer = _page_locked(BUFFER_BYTES)
             yield buffer
+        except (asyncio.CancelledError, GeneratorExit):
+            buffer = None  # a thread that a slow file keeps waiting may still write from it
+            raise
         finally:
             self._unused.append(buffer)
             self._last_used = time.monotonic()
-            if self._last_used > self._watched_until:
+            if buffer is not None and self._last_used > self._watched_until:
                 self._free_when_idle(asyncio.get_running_loop())
 
     def _free_when_idle(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import random
 import re
+import sys
 import threading
 import time
 import tracemalloc
@@ -33,7 +35,7 @@ from test_shards import open_stores
 from zarr.core.buffer import gpu as zarr_gpu
 
 import numcodecs_bytes
-from numcodecs_bytes._host import gpu, unexpected
+from numcodecs_bytes._host import gpu, threads, unexpected
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files
 
@@ -304,6 +306,40 @@ class TestWrites:
             _, totals = traced(lambda: array.__setitem__(np.s_[:, 2:4], new))
         assert totals["chunks_in_place"] == 2
         assert totals["bytes_in_place"] == 8 * 2 * 4
+
+    def test_a_cancelled_write_that_a_slow_file_keeps_waiting(self, tmp_path, monkeypatch):
+        """Its memory is nobody else's: the file got the values of the array that was read next."""
+        settings = {"shape": (512, 512), "dtype": "f4", "endian": sys.byteorder}
+        written, other = (on_host(lambda n=n: create(tmp_path / n, **settings)) for n in "ab")
+        on_host(lambda: written.set_basic_selection(..., 1))
+        on_host(lambda: other.set_basic_selection(..., 9))
+        monkeypatch.setattr(threads, "LAST_SECONDS", 0.01)
+        begun, may_go_on, ended, pwrite = (*[threading.Event() for _ in range(3)], os.pwrite)
+
+        def wait(*args):
+            begun.set()
+            assert may_go_on.wait(30)
+            try:
+                return pwrite(*args)
+            finally:
+                ended.set()
+
+        async def cancel_and_read():
+            new = standin_cupy.asarray(np.full((256, 512), 2, np.float32))
+            writing = asyncio.ensure_future(written.async_array.setitem(np.s_[:256], new))
+            assert await asyncio.to_thread(begun.wait, 30)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+            return await other.async_array.getitem(np.s_[:256])
+
+        monkeypatch.setattr(os, "pwrite", wait)
+        with zarr.config.set({"numcodecs_bytes.write_in_place": True}):
+            got = asyncio.run(cancel_and_read())
+        may_go_on.set()
+        assert ended.wait(30)
+        assert (got.get() == 9).all()
+        assert set(np.unique(on_host(lambda: written[:]))) <= {1, 2}
 
 
 def memory_of(function):
