@@ -18,7 +18,13 @@ from numcodecs_bytes._core.dtypes import Array, GPUArray, UInt8Array
 # in all. To copy 16 MiB takes 0.6 ms at the 26 GB/s of PCIe 4, and to begin 0.02.
 BUFFER_BYTES = 1 << 24
 MAX_BUFFERS = 16
-WAIT_SECONDS = 1e-3  # for a buffer, before another try
+
+# What is smaller than this part of a buffer takes none: as many requests are made at once as by
+# zarr alone, and each would have a buffer. Nor does what has waited for one MAX_WAITS times:
+# requests to a slow store keep buffers for long, and a stopped event loop keeps them for ever.
+SMALL_PART = 16
+WAIT_SECONDS = 1e-3
+MAX_WAITS = 100
 
 # Buffers are freed when none was used for so long. A program that reads batch after batch computes
 # in between.
@@ -39,14 +45,17 @@ class _Buffers:
         self._watched_until = 0.0
 
     @contextlib.asynccontextmanager
-    async def take(self) -> AsyncIterator[UInt8Array]:
-        """Return a context in which a buffer is the caller's."""
-        while True:
-            try:
-                buffer = self._unused.pop()
+    async def take(self) -> AsyncIterator[UInt8Array | None]:
+        """Return a context in which a buffer is the caller's, or None if all are used for long."""
+        for _ in range(MAX_WAITS):
+            if self._unused:
                 break
-            except IndexError:
-                await asyncio.sleep(WAIT_SECONDS)
+            await asyncio.sleep(WAIT_SECONDS)
+        try:
+            buffer = self._unused.pop()
+        except IndexError:
+            yield None
+            return
         try:
             if buffer is None:
                 buffer = _page_locked(BUFFER_BYTES)
@@ -92,14 +101,14 @@ def _page_locked(num_bytes: int) -> UInt8Array:
 async def host_memory(shape: tuple[int, ...], like: GPUArray) -> AsyncIterator[Array]:
     """Return a context with an array in host memory, of the dtype of one on a GPU.
 
-    If it is larger than a buffer, its memory is not page-locked.
+    If it is larger than a buffer, or small, its memory is not page-locked.
     """
     num_bytes = math.prod(shape) * like.dtype.itemsize
-    if num_bytes > BUFFER_BYTES:
+    if not BUFFER_BYTES // SMALL_PART < num_bytes <= BUFFER_BYTES:
         yield np.empty(shape, like.dtype)
         return
     async with _buffers.take() as buffer:
-        yield np.ndarray(shape, like.dtype, buffer)
+        yield np.ndarray(shape, like.dtype, buffer)  # in memory of its own if there is none
 
 
 def upload(host: Array, device: GPUArray, place: tuple[Any, ...]) -> None:
