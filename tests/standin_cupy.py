@@ -316,6 +316,8 @@ class ElementwiseKernel:
         self._function = getattr(ctypes.CDLL(str(path)), name)
 
     def __call__(self, x):
+        if x.device.id != _current_device():
+            raise ValueError("Peer access is unavailable between these devices.")
         words = x.current
         assert words.dtype == np.uint64
         assert words.flags.c_contiguous

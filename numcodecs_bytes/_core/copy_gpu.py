@@ -48,7 +48,8 @@ def _swap_on_device(raw: GPUArray, dtype: AnyDType, stored: AnyDType) -> GPUArra
     size = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
     if raw.size % 8 or raw.data.ptr % 8:
         return raw.reshape(-1, size)[:, ::-1].copy().reshape(-1)
-    return _swap_kernel(size)(raw.view(np.uint64)).view(np.uint8)
+    with raw.device:  # else CuPy has the current one get at this one's memory, or raises an error
+        return _swap_kernel(size)(raw.view(np.uint64)).view(np.uint8)
 
 
 # In words of 8 bytes, as few memory accesses as there can be: the kernels take 0.92 to 0.95 of the

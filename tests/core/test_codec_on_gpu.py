@@ -74,6 +74,20 @@ def test_any_length_at_any_address(dtype, num, offset):
     assert encode(array, spec_of(array.shape, dtype)) == raw
 
 
+def test_an_array_on_another_gpu():
+    """A kernel runs on the current one, which may not get at the memory of others."""
+    spec = spec_of((4,), "f4")
+    with standin_cupy.Device(1):
+        array = standin_cupy.asarray(np.arange(4, dtype="f4"))
+    codec = BytesCodec(endian="big").evolve_from_array_spec(spec)
+    encoded = encode_chunk(codec, array, spec)
+    assert encoded.as_array_like().device.id == 1
+    assert encoded.to_bytes() == np.arange(4, dtype=">f4").tobytes()
+    decoded = decode_chunk(codec, encoded.as_array_like(), spec).as_ndarray_like()
+    assert decoded.device.id == 1
+    assert decoded.get().tolist() == [0, 1, 2, 3]
+
+
 def test_an_invalid_bool_is_true():
     spec = spec_of((3,), "?")
     assert decode(b"\0\xff\2", spec).tobytes() == b"\0\1\1"
