@@ -26,9 +26,9 @@ _of_thread, _lock = threading.local(), threading.Lock()
 
 
 def _on_device(array):
-    """Return a copy of a NumPy array in memory that NumPy has not allocated."""
+    """Return a copy of a NumPy array, in its order, in memory that NumPy has not allocated."""
     memory = mmap.mmap(-1, max(array.nbytes, 1))
-    copy = np.ndarray(array.shape, array.dtype, memory)
+    copy = np.ndarray(array.shape, array.dtype, memory, order="F" if array.flags.fnc else "C")
     copy[...] = array
     return copy
 

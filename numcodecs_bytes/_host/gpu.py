@@ -1,12 +1,10 @@
-"""Arrays on a GPU, and the host memory through which they are read and written."""
+"""The host memory through which arrays on a GPU are read and written."""
 
 import asyncio
 import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 
@@ -40,13 +38,12 @@ class _Buffers:
     """
 
     def __init__(self) -> None:
-        self._unused: list[Any] = [None] * MAX_BUFFERS  # None stands for one that is not allocated
+        self._unused: list[UInt8Array | None] = [None] * MAX_BUFFERS  # None: it is not allocated
         self._last_used = 0.0
-        self._watched_until = 0.0
+        self._freed_by: asyncio.AbstractEventLoop | None = None
 
-    @contextlib.asynccontextmanager
-    async def take(self) -> AsyncIterator[UInt8Array | None]:
-        """Return a context in which a buffer is the caller's, or None if all are used for long."""
+    async def take(self) -> UInt8Array | None:
+        """Return an unused buffer; None if all were used for too long."""
         for _ in range(MAX_WAITS):
             if self._unused:
                 break
@@ -54,29 +51,27 @@ class _Buffers:
         try:
             buffer = self._unused.pop()
         except IndexError:
-            yield None
-            return
+            return None
         try:
-            if buffer is None:
-                buffer = _page_locked(BUFFER_BYTES)
-            yield buffer
-        except (asyncio.CancelledError, GeneratorExit):
-            buffer = None  # a thread that a slow file keeps waiting may still write from it
+            return _page_locked(BUFFER_BYTES) if buffer is None else buffer
+        except BaseException:
+            self._unused.append(None)
             raise
-        finally:
-            self._unused.append(buffer)
-            self._last_used = time.monotonic()
-            if buffer is not None and self._last_used > self._watched_until:
-                self._free_when_idle(asyncio.get_running_loop())
+
+    def give_back(self, buffer: UInt8Array | None) -> None:
+        """End the use of a buffer; None in its place frees it."""
+        self._unused.append(buffer)
+        self._last_used = time.monotonic()
+        if self._freed_by is None or not self._freed_by.is_running():
+            self._free_when_idle(asyncio.get_running_loop())
 
     def _free_when_idle(self, loop: asyncio.AbstractEventLoop) -> None:
         """Free unused buffers if none was used lately; otherwise, look again later."""
-        now = time.monotonic()
-        if now - self._last_used < IDLE_SECONDS:
-            self._watched_until = now + 2 * IDLE_SECONDS  # unless the loop is closed before
+        if time.monotonic() - self._last_used < IDLE_SECONDS:
+            self._freed_by = loop
             loop.call_later(IDLE_SECONDS, self._free_when_idle, loop)
             return
-        self._watched_until = 0.0
+        self._freed_by = None  # first: what is given back from now on is watched again
         for _ in range(MAX_BUFFERS):
             with contextlib.suppress(IndexError):
                 self._unused.pop()
@@ -97,35 +92,25 @@ def _page_locked(num_bytes: int) -> UInt8Array:
     return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, num_bytes)
 
 
-@contextlib.asynccontextmanager
-async def host_memory(shape: tuple[int, ...], like: GPUArray) -> AsyncIterator[Array]:
-    """Return a context with an array in host memory, of the dtype of one on a GPU.
+class HostMemory:
+    """A context with an array in host memory, of the dtype of one on a GPU.
 
-    If it is larger than a buffer, or small, its memory is not page-locked.
+    If it is larger than a buffer, or small, its memory is not page-locked. This is a class because
+    contexts made by `contextlib` change errors, and those of some stores can't be changed.
     """
-    num_bytes = math.prod(shape) * like.dtype.itemsize
-    if not BUFFER_BYTES // SMALL_PART < num_bytes <= BUFFER_BYTES:
-        yield np.empty(shape, like.dtype)
-        return
-    async with _buffers.take() as buffer:
-        yield np.ndarray(shape, like.dtype, buffer)  # in memory of its own if there is none
 
+    def __init__(self, shape: tuple[int, ...], like: GPUArray) -> None:
+        self._shape, self._dtype = shape, like.dtype
+        self._buffer: UInt8Array | None = None
 
-def upload(host: Array, device: GPUArray, place: tuple[Any, ...]) -> None:
-    """Copy an array in host memory to its place in one on a GPU, and wait until it is there."""
-    with device.device:
-        stream = cupy().cuda.get_current_stream()
-        is_view = all([type(selector) is slice for selector in place])
-        if is_view and (target := device[(*place, ...)]).flags.c_contiguous:
-            target.set(host, stream)
-        else:
-            copy = cupy().empty(host.shape, host.dtype)
-            copy.set(host, stream)
-            device[place] = copy
-        stream.synchronize()
+    async def __aenter__(self) -> Array:
+        num_bytes = math.prod(self._shape) * self._dtype.itemsize
+        if BUFFER_BYTES // SMALL_PART < num_bytes <= BUFFER_BYTES:
+            self._buffer = await _buffers.take()
+        return np.ndarray(self._shape, self._dtype, self._buffer)  # or in memory of its own
 
-
-def download(device: GPUArray, place: tuple[Any, ...], host: Array) -> None:
-    """Copy what is at a place in an array on a GPU to one in host memory, and wait until it is."""
-    with device.device:
-        device[(*place, ...)].get(out=host)
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._buffer is not None:
+            # If a write was cancelled, a slow file may still keep a thread that writes from it.
+            is_over = error is None or issubclass(error, Exception)
+            _buffers.give_back(self._buffer if is_over else None)

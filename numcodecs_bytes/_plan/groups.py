@@ -1,6 +1,6 @@
 """Groups of chunks that are read or written through memory of a limited size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from numcodecs_bytes._plan.outcome import HasOutcome
@@ -19,56 +19,27 @@ Chunk = TypeVar("Chunk", bound=HasPlace)
 class Group(NamedTuple, Generic[Chunk]):
     """Chunks whose places lie in a box of the output, or of the values."""
 
-    chunks: Sequence[Chunk]
-    box: Place
-    is_full: bool  # whether their places fill the box
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the box."""
-        return shape_of(self.box)
-
-    def place_outside(self, chunk: Chunk) -> Place:
-        """Return the place of a chunk in the output, or in the values."""
-        if not are_slices(self.box):
-            return self.box
-        return _moved(chunk.place, [along.start for along in self.box])
+    chunks: list[Chunk]
+    box: Place  # or the place of the only chunk, if that is scattered
 
 
-def groups_of(chunks: Sequence[Chunk], most: int) -> Iterator[Group[Chunk]]:
-    """Yield chunks that follow each other, in boxes of at most `most` elements.
+def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
+    """Return chunks in groups, in boxes of at most `most` elements; a chunk alone may have more.
 
-    The place of each chunk becomes that in the box. A chunk alone may be larger.
+    zarr passes chunks in C order. So those that follow each other fill their box, unless some in
+    between are left out.
     """
-    first = 0
-    while first < len(chunks):
-        group = _next_group(chunks[first:], most)
-        for chunk in group.chunks:
-            if are_slices(group.box):
-                chunk.place = _moved(chunk.place, [-along.start for along in group.box])
-            else:  # it is the place of a single chunk
-                chunk.place = tuple(slice(0, size) for size in group.shape)
-        yield group
-        first += len(group.chunks)
-
-
-def _next_group(chunks: Sequence[Chunk], most: int) -> Group[Chunk]:
-    """Return the group of the first chunk: a full box, if that is not much smaller."""
-    first = chunks[0].place
-    box = full = _box_around(first)
-    if not are_slices(first) and size_of(box) > most:
-        return Group(chunks[:1], first, is_full=True)  # without what lies between
-    num = num_full = size = 0
+    groups = list[Group[Chunk]]()
     for chunk in chunks:
-        hull = _hull(box, _box_around(chunk.place))
-        if num and size_of(hull) > most:
-            break
-        box, num, size = hull, num + 1, size + size_of(chunk.place)
-        if size == size_of(box):
-            full, num_full = box, num
-    if num_full and 2 * num_full >= num:
-        return Group(chunks[:num_full], full, is_full=True)
-    return Group(chunks[:num], box, is_full=False)
+        box = _box_around(chunk.place)
+        if groups and are_slices(groups[-1].box):
+            hull = _hull(groups[-1].box, box)
+            if size_of(hull) <= most:
+                groups[-1].chunks.append(chunk)
+                groups[-1] = groups[-1]._replace(box=hull)
+                continue
+        groups.append(Group([chunk], box if size_of(box) <= most else chunk.place))
+    return groups
 
 
 def _box_around(place: Place) -> Box:
@@ -83,6 +54,18 @@ def _hull(box: Box, other: Box) -> Box:
     return tuple(
         slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(box, other, strict=True)
     )
+
+
+def place_in_box(box: Place, place: Place) -> Place:
+    """Return where in the box of a group the place of a chunk is."""
+    if not are_slices(box):  # it is that place
+        return tuple(slice(0, size) for size in shape_of(place))
+    return _moved(place, [-along.start for along in box])
+
+
+def place_outside(box: Place, place: Place) -> Place:
+    """Return where in the output, or in the values, the place of a chunk in a box is."""
+    return _moved(place, [along.start for along in box]) if are_slices(box) else box
 
 
 def _moved(place: Place, by: Sequence[int]) -> Place:

@@ -4,50 +4,43 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
-
+from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray
 from numcodecs_bytes._host import gpu, unexpected
 from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._plan.groups import Chunk, Group, groups_of
+from numcodecs_bytes._plan.groups import Chunk, Group, groups_of, place_in_box, place_outside
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.places import size_of
+from numcodecs_bytes._plan.places import are_slices, shape_of, size_of
 from numcodecs_bytes._read.chunks import Batch, ChunkRead
 
 
 def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Chunk]]:
-    """Return chunks in groups that fit into a buffer; their places become those in the buffer."""
-    return list(groups_of(chunks, gpu.BUFFER_BYTES // array.dtype.itemsize))
+    """Return chunks of an array on a GPU in groups that fit into a buffer."""
+    return groups_of(chunks, gpu.BUFFER_BYTES // array.dtype.itemsize)
 
 
 def groups_to_read(batch: Batch) -> list[Group[ChunkRead]]:
-    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster.
-
-    Most of a large chunk takes up to 1.2 times as long through memory that is not page-locked.
-    """
-    item_size = batch.out.array.dtype.itemsize
+    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster."""
     for chunk in batch.chunks:
-        size = size_of(chunk.place)
-        if isinstance(chunk.layout, Layout) and not batch.is_v2:
-            is_most = 2 * size > math.prod(chunk.layout.shape)
-            if is_most and size * item_size > gpu.BUFFER_BYTES:
-                chunk.source = None
-                leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
+        if not batch.is_v2 and _is_faster_by_zarr(chunk):
+            chunk.source = None
+            leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
     here = [chunk for chunk in batch.chunks if chunk.source is not None]
     return groups_in_buffers(here, batch.out.array)
 
 
-def upload(
-    group: Group[ChunkRead], host: Array, device: GPUArray, chunks: Sequence[ChunkRead]
-) -> None:
-    """Copy the chunks of a group that have been read to the output on a GPU."""
-    if group.is_full and len(chunks) == len(group.chunks):
-        gpu.upload(host, device, group.box)
-        return
-    for chunk in chunks:
-        part = np.ascontiguousarray(host[(*chunk.place, ...)])
-        gpu.upload(part, device, group.place_outside(chunk))
+def _is_faster_by_zarr(chunk: ChunkRead) -> bool:
+    """Whether zarr reads all of a chunk to a GPU faster than this package what is selected.
+
+    That took up to 1.2 times as long for most of a chunk that fits into no buffer. zarr can't read
+    every shard to a GPU, nor every chunk of Zarr v2, or behind codecs that convert elements.
+    """
+    if not isinstance(chunk.layout, Layout) or chunk.layout.conversion is not None:
+        return False
+    size = size_of(chunk.place)
+    is_large = size * chunk.layout.dtype.itemsize > gpu.BUFFER_BYTES
+    return is_large and 2 * size > math.prod(chunk.layout.shape)
 
 
 async def each_group(
@@ -55,7 +48,7 @@ async def each_group(
     array: GPUArray,
     process: Callable[[Group[Chunk], Array], Awaitable[None]],
 ) -> None:
-    """Process groups, each with an array in host memory, of the shape of its box.
+    """Process groups, each with an array in host memory, in which its chunks get their places.
 
     About as many chunks are processed at once as zarr would. All have ended before an error is
     raised.
@@ -65,7 +58,9 @@ async def each_group(
     at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(num_chunks, 1)), 1))
 
     async def process_one(group: Group[Chunk]) -> None:
-        async with at_once, gpu.host_memory(group.shape, array) as host:
+        async with at_once, gpu.HostMemory(shape_of(group.box), array) as host:
+            for chunk in group.chunks:
+                chunk.place = place_in_box(group.box, chunk.place)
             await process(group, host)
 
     results = await asyncio.gather(*map(process_one, groups), return_exceptions=True)
@@ -83,13 +78,11 @@ async def write(
     write_group: Callable[[Sequence[Chunk], Array], Awaitable[list[Chunk]]],
 ) -> list[Chunk]:
     """Write chunks from values on a GPU, group by group; return what is left to zarr."""
-    groups, left = [Group(chunks, (), is_full=True)], list[Chunk]()
-    if values.shape:  # else it is a single value for all of them
-        groups = groups_in_buffers(chunks, values)
+    left = list[Chunk]()
 
     async def process(group: Group[Chunk], host: Array) -> None:
         try:
-            gpu.download(values, group.box, host)
+            download(group, values, host)
         except Exception as error:
             if not unexpected.is_unexpected(error):
                 raise
@@ -99,5 +92,29 @@ async def write(
         else:
             left.extend(await write_group(group.chunks, host))
 
-    await each_group(groups, values, process)
+    await each_group(groups_in_buffers(chunks, values), values, process)
     return left
+
+
+def upload(
+    group: Group[ChunkRead], host: Array, device: GPUArray, chunks: Sequence[ChunkRead]
+) -> None:
+    """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
+    fill_box = sum([size_of(chunk.place) for chunk in chunks]) == host.size
+    with device.device:
+        stream = cupy().cuda.get_current_stream()
+        target = device[(*group.box, ...)] if are_slices(group.box) else None
+        if fill_box and target is not None and target.flags.c_contiguous:
+            target.set(host, stream)
+        else:
+            copy = cupy().empty(host.shape, host.dtype)
+            copy.set(host, stream)
+            for chunk in chunks:
+                device[place_outside(group.box, chunk.place)] = copy[(*chunk.place, ...)]
+        stream.synchronize()
+
+
+def download(group: Group[Chunk], device: GPUArray, host: Array) -> None:
+    """Copy the box of a group from values on a GPU, and wait until it is there."""
+    with device.device:
+        device[(*group.box, ...)].get(out=host)

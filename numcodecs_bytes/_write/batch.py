@@ -13,7 +13,7 @@ from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
-from numcodecs_bytes._plan.places import is_within, place_of
+from numcodecs_bytes._plan.places import Place, is_within, place_of
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._read.latency import Latency
@@ -107,16 +107,12 @@ def _sort(
     for item in items:
         setter, spec, selection, place, is_complete, *_ = item
         chunk = ChunkWrite(item, setter, spec, selection, place, is_complete)
-        if type(value) is gpu.NDBuffer and value.shape:
-            chunk.place = place_of(place)
-            if not is_within(chunk.place, value.shape):
-                leave([chunk], LeftToZarr("the values have another shape than the selection"))
-                writes.left.append(chunk)
-                continue
         if chunk.is_complete and not may_write_whole:
             writes.left.append(chunk)
             continue
         try:
+            if type(value) is gpu.NDBuffer:
+                chunk.place = _place_on_gpu(place, value.shape)
             chunk.layout = layout_of(chunk.spec)
             chunk.path = _find_path(chunk.setter)
             if not chunk.is_complete:
@@ -127,6 +123,16 @@ def _sort(
         else:
             (writes.whole if chunk.is_complete else writes.in_place).append(chunk)
     return writes
+
+
+def _place_on_gpu(selector: Any, shape: tuple[int, ...]) -> Place:
+    """Return the place of a chunk in values on a GPU; raise `LeftToZarr` if they have none."""
+    if not shape:  # a single value for all elements
+        return ()
+    place = place_of(selector)
+    if not is_within(place, shape):
+        raise LeftToZarr("the values have another shape than the selection")
+    return place
 
 
 def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: object) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import random
@@ -38,10 +39,13 @@ from zarr.core.buffer import gpu as zarr_gpu
 import numcodecs_bytes
 from numcodecs_bytes._host import gpu, threads, unexpected
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._read import through_host
 from numcodecs_bytes._sources import files
 
 # zarr's own codecs say so of checksums.
-pytestmark = pytest.mark.filterwarnings("ignore:Creating a zarr.buffer.gpu")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Creating a zarr.buffer.gpu", "ignore:Numcodecs codecs are not in the Zarr version 3"
+)
 MIB = 1 << 20
 NUMBERS = [case for case in ZARR_CASES if case.dtype.kind in "biufc" and not case.native_only]
 LAYOUTS = "v3", "transposed", "shards", "v2 C", "v2 F", "v2 Bytes C"
@@ -223,6 +227,38 @@ class TestReads:
         with pytest.raises(ValueError, match="100 bytes") as expected:
             on_host(lambda: array[:, :3])
         assert str(on_gpu.value) == str(expected.value)
+
+    def test_an_error_of_the_store_that_can_t_be_changed(self, tmp_path):
+        """It was replaced by a FrozenInstanceError, where contexts of `contextlib` changed it."""
+
+        @dataclasses.dataclass(frozen=True)
+        class FrozenError(Exception):
+            text: str
+
+        class Store(CountingStore):
+            async def get(self, key, prototype=None, byte_range=None):
+                if key.startswith("c/"):
+                    raise FrozenError(key)
+                return await super().get(key, prototype, byte_range)
+
+        array = on_host(lambda: create(tmp_path, (4, 1 << 18), (2, 1 << 18), "u1"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        with ranges_from(Store):
+            array = zarr.open_array(Store(tmp_path), mode="r")
+            with pytest.raises(FrozenError):
+                array[:, :9]
+
+    @pytest.mark.parametrize("num_bytes", [1, 1 << 24])
+    def test_codecs_that_convert_elements(self, tmp_path, in_buffers_of, num_bytes):
+        """zarr's own take no arrays on a GPU."""
+        in_buffers_of(num_bytes)
+        codec = zarr.codecs.numcodecs.FixedScaleOffset(offset=3, scale=10, dtype="f4", astype="i2")
+        settings = {"shape": (9, 8), "chunks": (4, 8), "dtype": "f4", "filters": [codec]}
+        array = on_host(lambda: zarr.create_array(tmp_path, compressors=None, **settings))
+        on_host(lambda: array.set_basic_selection(..., np.arange(72, dtype="f4").reshape(9, 8)))
+        for selection in (np.s_[:], np.s_[1:7, 2:5]):
+            expected = on_host(lambda s=selection: array[s])
+            np.testing.assert_array_equal(array[selection].get(), expected)
 
 
 def write_both(folder, settings, selections):
@@ -434,9 +470,12 @@ class TestHostMemory:
         assert (array[:9].get() == 1).all()
         assert gpu._buffers._unused == []
 
-    def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch):
+    @pytest.mark.parametrize("in_other_loop", [False, True])
+    def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch, in_other_loop):
         monkeypatch.setattr(gpu, "IDLE_SECONDS", 0.05)
         counted = standin_cupy.PinnedMemory.counted
+        if in_other_loop:  # which ends before anything is freed
+            asyncio.run(array.async_array.getitem(np.s_[:3]))
         for _ in range(3):
             array[:3]
         assert counted.most == MIB
@@ -512,7 +551,7 @@ class TestIfSomethingFails:
         def fail(*_, **__):
             raise AttributeError("a CuPy that is not as we know it")
 
-        monkeypatch.setattr(gpu, name, fail)
+        monkeypatch.setattr(through_host, name, fail)
         monkeypatch.setattr(unexpected, "_logged", set())
         array[:] = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
         array[2:5, 1:7] = standin_cupy.asarray(np.full((3, 6), 3, np.float32))
