@@ -14,7 +14,7 @@ from numcodecs_bytes._core.dtypes import AnyDType, GPUArray, name_of_ml_dtype
 
 
 def cupy() -> Any:
-    """Return the module CuPy, which those who have arrays on a GPU have imported."""
+    """Return the module CuPy, which has no types; whoever has arrays on a GPU has imported it."""
     return importlib.import_module("cupy")
 
 

@@ -23,7 +23,7 @@ def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Ch
 def groups_to_read(batch: Batch) -> list[Group[ChunkRead]]:
     """Return what is read to a GPU here, in groups; leave to zarr what it reads faster."""
     for chunk in batch.chunks:
-        if not batch.is_v2 and _is_faster_by_zarr(chunk):
+        if chunk.source is not None and not batch.is_v2 and _is_faster_by_zarr(chunk):
             chunk.source = None
             leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
     here = [chunk for chunk in batch.chunks if chunk.source is not None]

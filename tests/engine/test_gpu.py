@@ -218,6 +218,15 @@ class TestReads:
             np.testing.assert_array_equal(got.get(), data[selection])
             assert totals["bytes_fetched"] == num_bytes
 
+    def test_a_store_that_is_left_to_zarr_is_the_reason(self, in_buffers_of):
+        """It was, for large chunks: "most of a large chunk is read to a GPU"."""
+        in_buffers_of(1000)
+        array = on_host(lambda: create(zarr.storage.MemoryStore(), (4000,), dtype="f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        _, expected = on_host(lambda: traced(lambda: array[:]))
+        _, totals = traced(lambda: array[:])
+        assert totals == expected
+
     def test_a_bad_chunk_is_named_as_on_the_host(self, tmp_path):
         array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 8), "f4"))
         on_host(lambda: array.set_basic_selection(..., 1))
