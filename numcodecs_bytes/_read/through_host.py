@@ -50,18 +50,28 @@ async def each_group(
 ) -> None:
     """Process groups, each with an array in host memory, in which its chunks get their places.
 
-    About as many chunks are processed at once as zarr would. All have ended before an error is
-    raised.
+    About as many chunks are processed at once as zarr would. After an error, no other group begins,
+    and all have ended before it is raised.
     """
     num_chunks = sum([len(group.chunks) for group in groups])
     limit = concurrency() or num_chunks
     at_once = asyncio.Semaphore(max(round(limit * len(groups) / max(num_chunks, 1)), 1))
 
+    has_failed = False
+
     async def process_one(group: Group[Chunk]) -> None:
-        async with at_once, gpu.HostMemory(shape_of(group.box), array) as host:
-            for chunk in group.chunks:
-                chunk.place = place_in_box(group.box, chunk.place)
-            await process(group, host)
+        nonlocal has_failed
+        async with at_once:
+            if has_failed:
+                return
+            try:
+                async with gpu.HostMemory(shape_of(group.box), array) as host:
+                    for chunk in group.chunks:
+                        chunk.place = place_in_box(group.box, chunk.place)
+                    await process(group, host)
+            except BaseException:
+                has_failed = True
+                raise
 
     results = await asyncio.gather(*map(process_one, groups), return_exceptions=True)
     try:
@@ -100,6 +110,8 @@ def upload(
     group: Group[ChunkRead], host: Array, device: GPUArray, chunks: Sequence[ChunkRead]
 ) -> None:
     """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
+    if not chunks:
+        return
     fill_box = sum([size_of(chunk.place) for chunk in chunks]) == host.size
     with device.device:
         stream = cupy().cuda.get_current_stream()

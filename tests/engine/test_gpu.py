@@ -218,6 +218,17 @@ class TestReads:
             np.testing.assert_array_equal(got.get(), data[selection])
             assert totals["bytes_fetched"] == num_bytes
 
+    def test_after_an_error_nothing_more_is_read(self, tmp_path, in_buffers_of, calls):
+        """Whoever reads 1,000 chunks need not wait for the others."""
+        in_buffers_of(100)
+        array = on_host(lambda: create(tmp_path / "a", (1000, 64), (1, 64), "u1"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        (tmp_path / "a/c/3/0").write_bytes(bytes(60))
+        calls.opened.clear()
+        with pytest.raises(ValueError, match="60 bytes, expected 64"):
+            array[:, :50]
+        assert len(calls.opened) < 100
+
     def test_a_store_that_is_left_to_zarr_is_the_reason(self, in_buffers_of):
         """It was, for large chunks: "most of a large chunk is read to a GPU"."""
         in_buffers_of(1000)
