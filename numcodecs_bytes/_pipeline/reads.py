@@ -24,7 +24,7 @@ from numcodecs_bytes._read.chunks import (
     chunk_reads,
     first_of,
 )
-from numcodecs_bytes._read.output import Output, check_output, check_output_on_gpu
+from numcodecs_bytes._read.output import Output, check_elements, check_host_memory
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of, store_of
 
@@ -151,7 +151,9 @@ class ReadsParts(KnowsLayouts):
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
-        (check_output_on_gpu if type(out) is gpu.NDBuffer else check_output)(array, layout.dtype)
+        if type(out) is not gpu.NDBuffer:
+            check_host_memory(array)
+        check_elements(array, layout.dtype)
         chunks = chunk_reads(items, self._layout_of, source_of)
         if why_left:
             leave(chunks, why_left)
@@ -162,10 +164,10 @@ class ReadsParts(KnowsLayouts):
         self, batch: Batch, out: Any, groups: "Sequence[Group[ChunkRead]]"
     ) -> None:
         """Read groups of chunks through host memory; before, let zarr read the others."""
-        if others := [chunk for chunk in batch.chunks if chunk.source is None]:
-            await self._read(batch._replace(chunks=others), out)
         from numcodecs_bytes._read import through_host
 
+        if others := [chunk for chunk in batch.chunks if chunk.source is None]:
+            await self._read(batch._replace(chunks=others), out)
         device = batch.out.array
 
         async def read(group: "Group[ChunkRead]", host: "Array") -> None:

@@ -118,7 +118,7 @@ class Batch(NamedTuple):
     is_v2: bool  # whether the array is of Zarr v2
     num_threads: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
-    # Copies chunks that have been read from there to the output, if that is on a GPU.
+    # Copies what was read of chunks to the real output, on a GPU; None if `out` is that.
     upload: Callable[[Sequence[ChunkRead]], None] | None = None
 
 

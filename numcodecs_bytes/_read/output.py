@@ -21,9 +21,9 @@ from numcodecs_bytes._plan.plan import Plan
 class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
-    The array is as `check_output` requires. A thread changes it only while it holds its lock, and
-    after `check`. A caller that was cancelled takes the lock once: from then on, the array is the
-    caller's alone.
+    The array is as `check_host_memory` and `check_elements` require. A thread changes it only while
+    it holds its lock, and after `check`. A caller that was cancelled takes the lock once: from then
+    on, the array is the caller's alone.
     """
 
     array: Array
@@ -41,26 +41,22 @@ class Output(NamedTuple):
             raise CancelledError("the read was cancelled")
 
 
-def check_output(out: object, dtype: AnyDType) -> None:
-    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
-
-    They can if the result is that of assigning whole chunks with NumPy: nothing is converted, no
-    two elements share memory, and the output is not mapped from a file, perhaps that of a chunk.
-    """
+def check_host_memory(out: object) -> None:
+    """Raise `LeftToZarr` unless an output is plain memory, and not that of a file."""
     if type(out) is not np.ndarray or out.dtype.hasobject:
         raise LeftToZarr("the output is not a plain NumPy array")
-    if out.dtype != dtype:
-        raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
     if not out.flags.writeable:
         raise LeftToZarr("the output is read-only")
     if may_be_mapped(out):
         raise LeftToZarr("the memory of the output may be mapped from a file")
-    if _may_overlap(out):
-        raise LeftToZarr("elements of the output may overlap each other")
 
 
-def check_output_on_gpu(out: GPUArray, dtype: AnyDType) -> None:
-    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output of CuPy in part."""
+def check_elements(out: Array | GPUArray, dtype: AnyDType) -> None:
+    """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
+
+    They can if the result is that of assigning whole chunks: nothing is converted, and no two
+    elements share memory.
+    """
     if out.dtype != dtype:
         raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
     if _may_overlap(out):

@@ -2,7 +2,7 @@
 
 Needs CuPy, zarr, numcodecs and this package on the path, which need not be installed, and nothing
 else of the tests but the stand-in for CuPy, which takes CuPy's place with --stand-in. Prints a
-table against zarr alone; exits with 1 if a value is wrong. It takes less than two minutes.
+table against zarr alone; exits with 1 if a value is wrong. It should take less than two minutes.
 """
 
 import argparse
