@@ -14,6 +14,7 @@ Deviations from the specification, all of them to read what others wrote: the ol
 little-endian, with zarr's own warning; bools other than 0x00 and 0x01 are read as true.
 """
 
+import copy
 import enum
 import functools
 import math
@@ -100,6 +101,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
     # The data type that `evolve_from_array_spec` was given, and the dtype and stored dtype of its
     # elements. zarr takes up to 1.3 us to make the dtype, as long as encoding a small chunk.
     _evolved: tuple[object, tuple[AnyDType, AnyDType] | None] = None, None
+    _has_no_filters = False  # before it, in a pipeline whose copies swap bytes; see `unfiltered`
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -162,7 +164,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
             raw = raw.get()  # the index of a shard, which zarr takes from all of it on a GPU
         dtype, stored = self._dtypes(chunk_spec)
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
-        # In native order, not as a byte-swapped view: numcodecs filters view it as another dtype.
+        if self._leaves_swap_to_copy(chunk_spec):
+            dtype = dtype.newbyteorder(stored.byteorder)
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
@@ -196,6 +199,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
+        if self._leaves_swap_to_copy(chunk_spec):
+            return self._decode_sync(chunk_bytes, chunk_spec)
         decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
         return await self._run(decode, chunk_bytes.as_array_like(), chunk_spec)
 
@@ -215,6 +220,23 @@ class BytesCodec(zarr.codecs.BytesCodec):
             if stored != copied_as(dtype):
                 return await run_in_thread(compute_pool(), function)
         return function()
+
+    def unfiltered(self) -> Self:
+        """Return the codec for a pipeline that has no filters, and whose copies swap bytes."""
+        codec = copy.copy(self)  # `self` may be the codec of other pipelines
+        vars(codec)["_has_no_filters"] = True
+        return codec
+
+    def _leaves_swap_to_copy(self, chunk_spec: "ArraySpec") -> bool:
+        """Whether elements are decoded to their stored byte order, which zarr's copy changes.
+
+        Not if filters follow: those of numcodecs view elements as another data type.
+        """
+        if not self._has_no_filters or chunk_spec.prototype.nd_buffer is not cpu.NDBuffer:
+            return False  # CuPy has no other byte orders
+        dtype, _ = self._dtypes(chunk_spec)
+        # NumPy copies datetimes without a unit to a list of indices without swapping them.
+        return dtype.kind in "iufcUmM" and dtype.str[1:] not in ("m8", "M8")
 
     def _dtypes(self, chunk_spec: "ArraySpec") -> tuple[AnyDType, AnyDType]:
         """Return the dtype of a chunk's elements in memory, and their stored dtype."""

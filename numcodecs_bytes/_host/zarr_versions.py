@@ -31,6 +31,9 @@ FusedCodecPipeline: Any = getattr(zarr.core.codec_pipeline, "FusedCodecPipeline"
 # copy either, that buffer is the caller's array (zarr-python#4156).
 STORES_KEEP_BUFFERS = FusedCodecPipeline is None
 
+# Before 3.3, zarr's codec `bytes` swaps no bytes when it decodes: the copy to the output does.
+COPIES_SWAP_BYTES = FusedCodecPipeline is None
+
 # New in 3.2: pipelines return whether each chunk exists.
 HAS_RESULTS = hasattr(zarr.abc.codec, "GetResult")
 

@@ -27,7 +27,7 @@ from numcodecs_bytes._core.dtypes import (
 )
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
-from numcodecs_bytes._host.zarr_versions import HAS_STRUCT, has_sync_index
+from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
 from numcodecs_bytes._pipeline.elementwise import (
     conversion_of_codecs,
     conversion_of_filters,
@@ -84,6 +84,9 @@ class KnowsLayouts(PickledAsConfigured):
         """Return a pipeline of the codecs, like zarr's."""
         warn_of_unknown_keys()
         warn_of_other_pipeline("used")
+        codecs = list(codecs)
+        if COPIES_SWAP_BYTES and codecs and type(codecs[0]) is BytesCodec:
+            codecs[0] = codecs[0].unfiltered()
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
 
