@@ -1,5 +1,6 @@
 """The code of the README and of docs/, and the examples, run and show what they say."""
 
+import json
 import os
 import re
 import shlex
@@ -75,6 +76,16 @@ def missing_packages(block):
         else:
             if installed not in requirement.specifier:
                 yield f"{requirement}, got {installed}"
+
+
+def test_package_pages_and_workflow_name_the_same_versions_of_python():
+    """Python 3.14 was tested, but neither the package's classifiers nor its limits said so."""
+    classifiers = (ROOT / "pyproject.toml").read_text("utf-8")
+    workflow = (ROOT / ".github/workflows/test.yml").read_text("utf-8")
+    versions = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', classifiers)
+    assert f"python: {json.dumps(versions)}\n" in workflow
+    for page in ("README.md", "docs/limits.md", "docs/contributing.md"):
+        assert f"{versions[0]} to {versions[-1]}" in PAGES[page], page
 
 
 @pytest.mark.parametrize("block", BLOCKS)
