@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import copy
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import zarr
 from zarr.core.buffer import gpu
 from zarr.core.common import concurrent_map
 
@@ -14,19 +16,27 @@ from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import (
     Batch,
     ChunkRead,
-    Failure,
     ZarrItem,
+    are_whole,
     chunk_reads,
     first_of,
 )
 from numcodecs_bytes._read.output import Output, check_elements, check_host_memory
 from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class, sources_of, store_of
+from numcodecs_bytes._sources.stores import (
+    Remote,
+    is_in_shard,
+    is_known_for_good,
+    name_of_class,
+    sources_of,
+    store_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +44,9 @@ if TYPE_CHECKING:
 
     from numcodecs_bytes._core.dtypes import Array
     from numcodecs_bytes._plan.groups import Group
+    from numcodecs_bytes._plan.shards import AnyLayout
     from numcodecs_bytes._read.object_reads import ObjectRead
+    from numcodecs_bytes._sources.stores import Source, SourceOf
 
 
 def _in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
@@ -46,12 +58,26 @@ def _in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
     return InFlight(num_chunks)
 
 
-def _note_own_failure(error: Exception, failure: Failure | None) -> None:
-    """Note in an error of zarr that this package itself had failed before."""
-    if failure and not failure.chunk:
-        kind = type(failure.error).__name__
-        with contextlib.suppress(Exception):  # some errors are immutable
-            error.add_note(f"before, numcodecs_bytes itself had failed: {kind}: {failure.error}")
+class _OfZarr(NamedTuple):
+    """What zarr reads of an array, whatever is selected, as its first read has shown."""
+
+    store: object
+    options: object  # of this package, which may name the class of the store
+    is_all: bool  # else it reads whole chunks
+
+    def includes(self, items: "Sequence[ZarrItem]") -> bool:
+        """Whether zarr reads all chunks of a batch; to find that out takes 4 to 6 % of its time."""
+        return (
+            getattr(items[0][0], "store", None) is self.store
+            and not trace.active
+            and (self.is_all or are_whole(items))
+            and _options() == self.options
+        )
+
+
+def _options() -> object:
+    """Return the options that are set, faster than `zarr.config.get`."""
+    return zarr.config.config.get("numcodecs_bytes")
 
 
 class _Shares(NamedTuple):
@@ -82,17 +108,42 @@ def _share(batch: Batch, objects: "Sequence[ObjectRead]") -> _Shares:
     return _Shares(files, objects, of_zarr, max(limit - num_of_zarr, 1), num_of_zarr)
 
 
+def _is_short_object(source: "Source", layout: "AnyLayout") -> bool:
+    """Whether a chunk is an object that is requested, and that no request for it is split."""
+    if not (isinstance(source, Remote) and source.is_object and isinstance(layout, Layout)):
+        return False
+    from numcodecs_bytes._read.object_reads import may_be_split  # only if it is needed
+
+    return not may_be_split(layout.num_bytes)
+
+
 class ReadsParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
 
     reads_parts = True
-    _has_failed = False
+    _own_failure = ""  # why zarr reads the array from now on
+    _of_zarr: _OfZarr | None = None
 
     async def read(
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items, failure = list(batch_info), None
+        items = list(batch_info)
+        if items and self._of_zarr is not None and self._of_zarr.includes(items):
+            return await self._read_by_zarr(items, out, drop_axes)
+        try:
+            return await self._read_items(items, out, drop_axes)
+        except Exception as error:
+            if self._own_failure:
+                with contextlib.suppress(Exception):  # some errors are immutable
+                    error.add_note(
+                        f"before, numcodecs_bytes itself had failed: {self._own_failure}"
+                    )
+            raise
+
+    async def _read_items(
+        self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]
+    ) -> Any:
         try:
             batch = self._batch(items, out, drop_axes)
             groups = None
@@ -107,7 +158,7 @@ class ReadsParts(KnowsLayouts):
                 num_axes, is_v2 = len(spec.shape), self._is_v2()
                 trace.note(getter, num_axes, counts, is_v2=is_v2, is_seen=False)
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            failure = self._leave_array(error)
+            self._give_up(error, ())
         else:
             if groups is None:
                 await self._read(batch, out)
@@ -115,39 +166,28 @@ class ReadsParts(KnowsLayouts):
                 await self._read_on_gpu(batch, out, groups)
             results = tuple({"status": chunk.outcome.status} for chunk in batch.chunks)
             return results if HAS_RESULTS else None
-        try:
-            return await self._read_by_zarr(items, out, drop_axes)
-        except Exception as error:
-            _note_own_failure(error, failure)
-            raise
+        return await self._read_by_zarr(items, out, drop_axes)
 
-    def _leave_array(self, error: Exception) -> Failure:
-        """Leave the array to zarr from now on, because this package has failed.
+    def _give_up(self, error: Exception, chunks: "Sequence[ChunkRead]") -> None:
+        """Leave chunks to zarr, and the array from now on, because this package has failed.
 
         Raises the error if it is no mistake of this package.
         """
         if not unexpected.is_unexpected(error):
             raise error
         unexpected.log(error)
-        vars(self)["_has_failed"] = True
-        return Failure(error.with_traceback(None))  # whose frames refer to the output
+        vars(self)["_own_failure"] = f"{type(error).__name__}: {error}"
+        leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
         if not items:
             raise LeftToZarr("nothing is selected")
-        if self._has_failed:
+        if self._own_failure:
             raise LeftToZarr("numcodecs_bytes itself failed before")
-        getter, spec = first_of(items)  # all are of one array: at most their shapes differ
+        _, spec = first_of(items)  # all are of one array: at most their shapes differ
         layout = self._layout_of(spec)
-        store = store_of(getter)
-        source_of, why_left = None, None
-        try:
-            source_of = sources_of(store)
-        except LeftToZarr as why:
-            if not trace.active:  # else what zarr fetches is counted for each chunk
-                raise
-            why_left = why
+        source_of, why_left = self._find_sources(items, layout)
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
@@ -159,6 +199,32 @@ class ReadsParts(KnowsLayouts):
             leave(chunks, why_left)
         output = Output(array, drop_axes, lambda: True, threading.Lock())
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
+
+    def _find_sources(
+        self, items: "Sequence[ZarrItem]", layout: "AnyLayout"
+    ) -> "tuple[SourceOf | None, LeftToZarr | None]":
+        """Return what says where chunks are, or why zarr reads them, if that is to be counted.
+
+        Raises `LeftToZarr` if it is not.
+        """
+        getter, _ = first_of(items)
+        store = store_of(getter)
+        try:
+            source_of = sources_of(store)
+        except LeftToZarr as why:
+            if is_known_for_good(store):
+                vars(self)["_of_zarr"] = _OfZarr(store, copy.copy(_options()), is_all=True)
+            if not trace.active:  # else what zarr fetches is counted for each chunk
+                raise
+            return None, why
+        if (
+            are_whole(items)
+            and not trace.active
+            and _is_short_object(source_of(getter.path), layout)
+        ):
+            vars(self)["_of_zarr"] = _OfZarr(store, copy.copy(_options()), is_all=False)
+            raise LeftToZarr("whole chunks are requested")
+        return source_of, None
 
     async def _read_on_gpu(
         self, batch: Batch, out: Any, groups: "Sequence[Group[ChunkRead]]"
@@ -179,22 +245,13 @@ class ReadsParts(KnowsLayouts):
         await through_host.each_group(groups, device, read)
 
     async def _read(self, batch: Batch, out: Any) -> None:
-        """Read in part what can be, while zarr reads the rest; then let zarr read what failed."""
+        """Read in part what can be, while zarr reads the rest; then let zarr read what is left."""
         requested = [chunk for chunk in batch.chunks if isinstance(chunk.source, Remote)]
-        failure = None
         try:
             async with _in_flight(len(requested)) as num_in_flight:
-                shares, failure = self._shares(batch, requested, num_in_flight)
-                failure = await self._read_both(batch, out, shares) or failure
-            if failed := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
-                await self._read_left(batch, out, failed)
-            if failure and failure.chunk:
-                from numcodecs_bytes._read import remote
-
-                await remote.confirm(failure.error, failure.chunk)
-        except Exception as error:
-            _note_own_failure(error, failure)
-            raise
+                await self._read_both(batch, out, self._shares(batch, requested, num_in_flight))
+            if left := [chunk for chunk in batch.chunks if chunk.outcome.is_left]:
+                await self._read_left(batch, out, left)
         finally:
             if trace.active:
                 with unexpected.only_logged():
@@ -203,60 +260,57 @@ class ReadsParts(KnowsLayouts):
 
     def _shares(
         self, batch: Batch, requested: "Sequence[ChunkRead]", num_in_flight: int
-    ) -> "tuple[_Shares, Failure | None]":
-        """Return who reads what, and why zarr reads all of it if this fails."""
+    ) -> _Shares:
+        """Return who reads what: zarr all of it if this fails."""
         try:
             objects: Sequence[ObjectRead] = ()
             if requested:
                 from numcodecs_bytes._read.object_reads import object_reads  # only if needed
 
                 objects = object_reads(batch, requested, num_in_flight)
-            return _share(batch, objects), None
+            return _share(batch, objects)
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            return _Shares((), (), batch.chunks, None, None), self._leave_array(error)
+            self._give_up(error, batch.chunks)
+            return _Shares((), (), batch.chunks, None, None)
 
-    async def _read_both(self, batch: Batch, out: Any, shares: _Shares) -> Failure | None:
-        """Read what can be read in part and, at the same time, let zarr read the rest.
-
-        Returns why some of the former are left to zarr, too, if a store or this package failed.
-        """
+    async def _read_both(self, batch: Batch, out: Any, shares: _Shares) -> None:
+        """Read what can be read in part and, at the same time, let zarr read the rest."""
+        here = self._read_parts(batch, out, shares)
         if not shares.of_zarr:
-            return await self._read_parts(batch, shares)
+            await here
+            return
+        by_zarr = self._read_left(batch, out, shares.of_zarr, shares.limit_of_zarr)
         if not (shares.files or shares.objects) or concurrency() == 1:
-            failure = await self._read_parts(batch, shares)
-            await self._read_left(batch, out, shares.of_zarr)
-            return failure
+            await here
+            await by_zarr
+            return
         # Both have ended before either's error is raised: then this package writes nothing more.
-        of_parts, of_zarr = await asyncio.gather(
-            self._read_parts(batch, shares),
-            self._read_left(batch, out, shares.of_zarr, shares.limit_of_zarr),
-            return_exceptions=True,
-        )
+        results = await asyncio.gather(by_zarr, here, return_exceptions=True)
         try:
-            if isinstance(of_zarr, BaseException):
-                raise of_zarr
-            if isinstance(of_parts, BaseException):
-                raise of_parts
-            return of_parts
+            for error in results:
+                if error is not None:
+                    raise error
         finally:
-            del of_parts, of_zarr  # their frames refer to this one, and to the output
+            del results  # their frames refer to this one, and to the output
 
-    async def _read_parts(self, batch: Batch, shares: _Shares) -> Failure | None:
-        """Read what can be read in part; return why some of it is left, if that is a failure."""
-        failure: Failure | None = None
+    async def _read_parts(self, batch: Batch, out: Any, shares: _Shares) -> None:
+        """Read what can be read in part, or leave it to zarr."""
         try:
             if shares.files:
                 await local.read(batch, shares.files)
-            if shares.objects:
-                from numcodecs_bytes._read import remote  # only if it is needed
-
-                failure = await remote.read(batch, shares.objects, shares.limit)
-            if batch.upload:
-                batch.upload([chunk for chunk in shares.in_part if not chunk.outcome.is_left])
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            failure = self._leave_array(error)
-            leave(shares.in_part, LeftToZarr("numcodecs_bytes itself failed"))
-        return failure
+            self._give_up(error, shares.files)
+        if shares.objects:
+            from numcodecs_bytes._read import remote  # only if it is needed
+
+            fallback = remote.Fallback(partial(self._read_left, batch, out), self._give_up)
+            await remote.read(batch, shares.objects, shares.limit, fallback)
+        if batch.upload:
+            on_host = [chunk for chunk in shares.in_part if chunk.outcome.is_read_here]
+            try:
+                batch.upload(on_host)
+            except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
+                self._give_up(error, on_host)
 
     async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""

@@ -31,6 +31,11 @@ class Outcome(NamedTuple):
         """Whether zarr still has to read or write it."""
         return self.status == "left to zarr"
 
+    @property
+    def is_read_here(self) -> bool:
+        """Whether this package has read it."""
+        return not (self.is_left or self.is_by_zarr)
+
 
 # Until it is tried; what stays so is read by zarr, and no reason is noted.
 PENDING = Outcome("left to zarr")

@@ -58,6 +58,14 @@ class Plan:
         return self.num_runs * self.length
 
     @property
+    def span(self) -> int:
+        """The length from the start of the first run to the end of the last one, in bytes."""
+        if not self.num_runs:
+            return 0
+        bounds = [(axis.stride, *axis.bounds) for axis in self.axes[: self.num_outer]]
+        return self.length + sum([(high - low) * stride for stride, low, high in bounds])
+
+    @property
     def stored_axes(self) -> tuple[int, ...]:
         """The axes of the selection in the order in which they are stored."""
         return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])

@@ -39,35 +39,34 @@ def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
     return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
 
-def coalesce(runs: Runs, *, gap: int, most_with_gaps: int, longest_part: int) -> Iterator[Range]:
+def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator[Range]:
     """Yield the ranges that fetch runs.
 
-    Runs with gaps of up to `gap` bytes share a range, if that has up to `most_with_gaps` bytes. A
-    range that has more than `longest_part` bytes is cut into parts. Runs may overlap.
+    Runs with gaps of up to `gap` bytes share a range, if that has up to `longest` bytes. A run that
+    is longer is cut into parts if it may be split. Runs may overlap.
     """
     num, starts = len(runs.starts), runs.starts
     ends = np.maximum.accumulate(starts + runs.lengths)  # of each run and those before it
     after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
-    most_with_gaps = min(most_with_gaps, int(ends[-1])) if num else 0  # else sums might overflow
     first = 0
     for end in [*after_gaps.tolist(), num]:
         while first < end:
-            most = max(starts[first] + most_with_gaps, ends[first])
+            most = max(starts[first] + longest, ends[first])
             stop = first + int(np.searchsorted(ends[first:end], most, "right"))
             together = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
-            yield from _split_range(together, longest_part)
+            yield from _parts_of(together, longest) if may_split else [together]
             first = stop
 
 
-def num_parts(num_bytes: int, longest_part: int) -> int:
-    """Return how many parts of about `longest_part` bytes a range is cut into."""
-    return max(1, round(num_bytes / longest_part))
+def num_parts(num_bytes: int, longest: int) -> int:
+    """Return how many parts of about `longest` bytes a range is cut into."""
+    return max(1, round(num_bytes / longest))
 
 
-def _split_range(whole: Range, longest_part: int) -> Iterator[Range]:
+def _parts_of(whole: Range, longest: int) -> Iterator[Range]:
     """Yield the parts of a range."""
     num_bytes = whole.end - whole.start
-    step = -(-num_bytes // num_parts(num_bytes, longest_part))
+    step = -(-num_bytes // num_parts(num_bytes, longest))
     for start in range(whole.start, whole.end, step):
         yield Range(start, min(start + step, whole.end), whole.runs)
 

@@ -103,13 +103,6 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
         raise LeftToZarr("the index of the shard is damaged") from error
 
 
-class Failure(NamedTuple):
-    """Why zarr has to read chunks that were to be read in part."""
-
-    error: Exception
-    chunk: ChunkRead | None = None  # whose store has answered unexpectedly; None if we have failed
-
-
 class Batch(NamedTuple):
     """Selections of chunks of an array that are read together, and how."""
 
@@ -126,6 +119,11 @@ def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
     """Return the byte getter or setter of the first chunk, and its specification."""
     getter, spec, *_ = items[0]
     return getter, spec
+
+
+def are_whole(items: Sequence[ZarrItem]) -> bool:
+    """Whether all chunks are selected as a whole."""
+    return all(item[4] for item in items)
 
 
 def has_whole_chunks(items: Sequence[ZarrItem]) -> bool:

@@ -20,8 +20,9 @@ from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.remote_object import UNLIMITED, Budget, RemoteObject
 from numcodecs_bytes._sources.stores import Remote
 
-# Longer gaps are fetched, but not copied with the runs around them: a box through four chunks of
-# 16 MiB, 1 ms away, took 0.57 to 0.91 of zarr's time, and 0.82 to 1.19 if they were copied.
+# Gaps of up to this size are parts of the runs that are planned; which longer ones are fetched is
+# decided where requests are made, and then they are not copied: a box through four chunks of 16
+# MiB, 1 ms away, took 0.57 to 0.91 of zarr's time, and 0.82 to 1.19 if they were copied.
 COPIED_GAP_BYTES = 1 << 9
 
 # Chunks in one object that are at most this far apart are requested together. zarr alone fetches
@@ -68,7 +69,6 @@ class ObjectRead(NamedTuple):
     chunks: Sequence[ChunkRead]
     layout: Layout  # of the chunks, or the inner chunks
     budget: Budget
-    most_with_gaps: int  # the largest length of a range over gaps, in bytes
     plans: Sequence[Plan] = ()
     shard: tuple[ShardLayout, AnyShardPlan] | None = None
 
@@ -89,6 +89,11 @@ def object_reads(batch: Batch, chunks: Sequence[ChunkRead], num_in_flight: int) 
             if read is not None:
                 reads.append(read)
     return reads
+
+
+def may_be_split(num_bytes: int) -> bool:
+    """Whether an object of that length may be requested in parts."""
+    return num_parts(num_bytes, remote_object.PART_BYTES) > 1
 
 
 class _Planner:
@@ -144,47 +149,43 @@ class _Planner:
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
             return self._shard_read(first, layout)
-        remote, budget = remote_of(first), self._budget
+        remote, is_alone = remote_of(first), len(chunks) == 1
         end = remote_of(chunks[-1]).start + layout.num_bytes
         target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
-        if len(chunks) > 1:  # the gap within each is that of a chunk that is read alone
-            budget = budget._replace(gap=self._budget_of_one.gap)
-        plans = self._plans(chunks, layout, budget.gap)
-        num_bytes = sum([plan.num_bytes for plan in plans])
-        num_saved = len(chunks) * layout.num_bytes - num_bytes
-        is_alone = len(chunks) == 1
-        if is_alone and not _pays(target, budget, layout.num_bytes, num_saved, self._least_saving):
+        # The gap within each of several chunks is that of a chunk that is read alone.
+        gap = (self._budget if is_alone else self._budget_of_one).gap
+        budget = self._budget._replace(gap=gap)
+        drop_axes, copied_gap = self._batch.out.drop_axes, min(gap, COPIED_GAP_BYTES)
+        plans = [plan_of(chunk.selection, layout, drop_axes, copied_gap) for chunk in chunks]
+        if is_alone and not _pays(target, budget, layout.num_bytes, plans, self._least_saving):
             return None
-        # Longer gaps are fetched, but not copied.
-        plans = self._plans(chunks, layout, min(budget.gap, COPIED_GAP_BYTES))
-        return ObjectRead(target, chunks, layout, budget, budget.longest_range(num_bytes), plans)
-
-    def _plans(self, chunks: list[ChunkRead], layout: Layout, gap: int) -> list[Plan]:
-        drop_axes = self._batch.out.drop_axes
-        return [plan_of(chunk.selection, layout, drop_axes, gap) for chunk in chunks]
+        return ObjectRead(target, chunks, layout, budget, plans)
 
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
-        target, budget = RemoteObject(remote_of(chunk)), self._budget_of_one  # as zarr has for each
-        shard_plan = shard.plan_of(chunk.selection, self._batch.out.drop_axes, budget.gap)
+        target = RemoteObject(remote_of(chunk))
+        budget = self._budget_of_one.of_shard()  # as zarr has for each
+        drop_axes, copied_gap = self._batch.out.drop_axes, min(budget.gap, COPIED_GAP_BYTES)
+        shard_plan = shard.plan_of(chunk.selection, drop_axes, copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
-        num_bytes = sum([plan.num_bytes for plan in plans])
         is_all = len(plans) == shard.num_chunks
         # The index takes one more request, which is worth a gap.
-        num_saved = shard.num_bytes - num_bytes
-        if is_all and not _pays(target, budget, shard.num_bytes, num_saved, budget.gap):
+        if is_all and not _pays(target, budget, shard.num_bytes, plans, budget.gap):
             return None
-        most = budget.longest_range(num_bytes)
-        return ObjectRead(target, [chunk], shard.inner, budget, most, shard=(shard, shard_plan))
+        return ObjectRead(target, [chunk], shard.inner, budget, shard=(shard, shard_plan))
 
 
 def _pays(
-    target: RemoteObject, budget: Budget, num_bytes: int, num_saved: int, least_saving: int
+    target: RemoteObject, budget: Budget, num_bytes: int, plans: Sequence[Plan], least_saving: int
 ) -> bool:
-    """Whether ranges save more than `least_saving`, or a whole object would be split for speed."""
-    would_split = target.may_split() and num_parts(num_bytes, budget.longest_range(num_bytes)) > 1
-    return would_split or num_saved > least_saving
+    """Whether ranges save more than `least_saving`, or a whole object would be split for speed.
+
+    A request costs as much as a gap that is worth reading over.
+    """
+    cost = sum([min(plan.span, plan.num_runs * (plan.length + budget.gap)) for plan in plans])
+    would_split = target.may_split() and budget.would_split(num_bytes)
+    return would_split or num_bytes - cost > least_saving
 
 
 def remote_of(chunk: ChunkRead) -> Remote:

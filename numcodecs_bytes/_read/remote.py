@@ -1,65 +1,61 @@
 """Reads selections of chunks, and of shards, that are requested from stores.
 
 An object is a chunk, a shard, or a file that references point into. Its runs are coalesced into
-ranges, requested at once, and must be of one version. If a request is not answered properly, that
-object, and those not requested yet, are left to zarr when all requests in flight have ended.
+ranges, requested at once, and must be of one version. If its ranges can't be requested, or are not
+answered properly, zarr reads its chunks in its turn. Those of other objects are requested all the
+same, unless it was an answer that was wrong.
 """
 
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, Failure, index_of
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
 from numcodecs_bytes._read.object_reads import ObjectRead, remote_of
 from numcodecs_bytes._read.output import memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
-from numcodecs_bytes._sources.store_states import Changed, Missing, Unexpected, state_of
+from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
 from numcodecs_bytes._sources.stores import Remote, sources_of
 
 
-async def read(batch: Batch, reads: Sequence[ObjectRead], limit: int | None) -> Failure | None:
+class Fallback(NamedTuple):
+    """What reads chunks that can't be read here."""
+
+    # Lets zarr read chunks; raises its errors.
+    read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
+    # Leaves chunks to zarr because of a mistake of this package; raises the error if it is none.
+    give_up: Callable[[Exception, Sequence[ChunkRead]], None]
+
+
+async def read(
+    batch: Batch, reads: Sequence[ObjectRead], limit: int | None, fallback: Fallback
+) -> None:
     """Read objects, at most `limit` at a time, and note what became of their chunks.
 
-    What fails is left to zarr; returns the first failure. Raises whatever the store raises if a
-    connection is lost.
+    After an error, no other object is requested; it is raised when all requests in flight have
+    ended.
     """
-    reader = _ObjectReader(batch)
+    reader = _ObjectReader(batch, fallback)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
-    failure = reader.failure
-    if failure is None:
-        return None
-    if not isinstance(failure.error, Unexpected):
+    error, reader.error = reader.error, None
+    if error is not None:
         try:
-            raise failure.error
+            raise error
         finally:
-            del reader, failure  # the frames of the error refer to this one, and to the output
-    left = [chunk for each in reads for chunk in each.chunks if chunk.outcome.is_left]
-    leave([chunk for chunk in left if not chunk.outcome.why], failure.error)
-    return failure
-
-
-async def confirm(error: Exception, chunk: ChunkRead) -> None:
-    """Note a strike against a store: zarr has read a chunk that could not be read in part.
-
-    A chunk that is missing for zarr, too, is no failure.
-    """
-    if isinstance(error, Missing) and await _is_missing(chunk):
-        return
-    store = chunk.getter.store
-    state_of(store).strike(store, error)
+            del error  # its frames refer to this one, and to the output
 
 
 @dataclass
@@ -67,30 +63,57 @@ class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
     batch: Batch
+    fallback: Fallback
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    failure: Failure | None = None  # the first one, which decides
+    error: Exception | None = None  # the first one, after which nothing is read
+    wrong_answer: Unexpected | None = None  # the first one, after which nothing is requested
 
     async def read(self, object_read: ObjectRead) -> None:
-        """Read an object, or leave its chunks to zarr."""
-        target, first = object_read.target, object_read.chunks[0]
-        if self.failure:
-            return
+        """Read an object, or let zarr read its chunks."""
+        state = object_read.target.state
+        num_failures = state.num_failures
+        try:
+            failure = None if self.error else await self._try(object_read)
+            if failure is not None and not self.error:
+                await self.fallback.read(object_read.chunks)
+                await self._note_failure(object_read, failure, num_failures)
+        except Exception as error:  # noqa: BLE001 # raised when all have ended
+            self.error = self.error or error
+
+    async def _try(self, object_read: ObjectRead) -> LeftToZarr | None:
+        """Read an object, or leave its chunks to zarr; return how the store has failed, if so."""
+        target, chunks = object_read.target, object_read.chunks
+        if self.wrong_answer:
+            leave(chunks, self.wrong_answer)
+            return None
         try:
             target.state.check()
             await self._read_or_fill(object_read)
         except LeftToZarr as why:
-            leave(object_read.chunks, why)
+            leave(chunks, why)
             fetched = Fetched(target.num_requests, target.num_received)
-            first.outcome = first.outcome._replace(fetched=fetched)
-            if isinstance(why, Unexpected):
-                self._note_failure(why.with_traceback(None), first)
-        except Exception as error:  # noqa: BLE001 # raised when all have ended
-            add_name(error, first.getter)
-            self._note_failure(error, first)
+            chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
+            if isinstance(why, RequestError):
+                return why.with_traceback(None)
+            if isinstance(why, Unexpected) and not self.wrong_answer:
+                self.wrong_answer = why.with_traceback(None)
+                return self.wrong_answer
+        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
+            self.fallback.give_up(error, chunks)
+        return None
 
-    def _note_failure(self, error: Exception, chunk: ChunkRead) -> None:
-        """Keep the first error; the frames of others would keep what was fetched."""
-        self.failure = self.failure or Failure(error, chunk)
+    async def _note_failure(
+        self, object_read: ObjectRead, failure: LeftToZarr, num_failures: int
+    ) -> None:
+        """Note a strike if the store has failed in a way of its own: zarr has read the chunks.
+
+        A chunk that is missing for zarr, too, is no failure.
+        """
+        state, chunk = object_read.target.state, object_read.chunks[0]
+        if isinstance(failure, RequestError) and not state.note_failure(num_failures):
+            return
+        if not (isinstance(failure, Missing) and await _is_missing(chunk)):
+            state.strike(chunk.getter.store, failure)
 
     async def _read_or_fill(self, object_read: ObjectRead) -> None:
         target = object_read.target
@@ -110,7 +133,7 @@ class _ObjectReader:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = object_read.target.state, object_read.chunks[0]
         async with self.asking:
-            if not state.has_answered and not self.failure:  # else another one has been asked for
+            if not (state.has_answered or self.wrong_answer):
                 num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
@@ -135,7 +158,7 @@ class _ObjectReader:
         memory = None
         if len(placed) == 1:
             memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
-        raws = await target.fetch(placed, object_read.budget, object_read.most_with_gaps, memory)
+        raws = await target.fetch(placed, object_read.budget, memory)
         for raw, (plan, _, place) in zip(raws, placed, strict=True):
             # Else `fetch` has put it there.
             if memory is None or not np.may_share_memory(raw, memory):

@@ -1,7 +1,6 @@
 """An object that is requested: its ranges, and whether the answers agree."""
 
 import math
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._host.unexpected import is_lost
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
 from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._sources.requests import is_refusal
 from numcodecs_bytes._sources.store_states import (
     Changed,
     Missing,
@@ -33,7 +32,15 @@ LATENCY_BYTES = 2_500_000
 # Long ranges are requested in parts of at least this size, because a connection has a limited rate.
 PART_BYTES = 1 << 21
 
-# If a connection is lost after this time, the request is not repeated: it would be lost again.
+# No range over gaps is longer, so that each request in flight takes no more memory, and no gap in a
+# shard or from a near store, unless the user has set it: zarr 3.4 has the same limits. From a near
+# store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB took 240 MiB of
+# memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in a single range (zarr 3.1.6: 138).
+LONGEST_RANGE_BYTES = 1 << 24
+LONGEST_GAP_BYTES = 1 << 20
+NEAR_RANGE_BYTES = 1 << 22
+
+# A request that fails within this time is repeated. If it took longer, its client has repeated it.
 PATIENCE_SECONDS = 1.0
 
 # The number to use if zarr's `async.concurrency` is None.
@@ -53,15 +60,25 @@ class Budget(NamedTuple):
 
         `gap` is what the user has set.
         """
-        limit = concurrency() or UNLIMITED
-        num = max(1, limit // num_objects)
-        return cls(num, LATENCY_BYTES // num if gap is None else gap, gap is not None)
+        num = max(1, (concurrency() or UNLIMITED) // num_objects)
+        if gap is not None:
+            return cls(num, gap, is_exact=True)
+        return cls(num, LATENCY_BYTES // num, is_exact=False)
 
-    def longest_range(self, num_bytes: int) -> int:
+    def of_shard(self) -> "Budget":
+        """Return the budget of a shard, in which long gaps are many inner chunks."""
+        gap = self.gap if self.is_exact else min(self.gap, LONGEST_GAP_BYTES)
+        return self._replace(gap=gap)
+
+    def longest(self, num_bytes: int) -> int:
         """Return the largest length of a range, if all ranges have `num_bytes` together."""
         if self.is_exact:
-            return sys.maxsize
-        return max(PART_BYTES, -(-num_bytes // self.num_requests))
+            return LONGEST_RANGE_BYTES
+        return min(max(PART_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
+
+    def would_split(self, num_bytes: int) -> bool:
+        """Whether a run of that length is split, if its parts can be compared."""
+        return not self.is_exact and num_parts(num_bytes, self.longest(num_bytes)) > 1
 
 
 class RemoteObject:
@@ -87,11 +104,13 @@ class RemoteObject:
     def _check(self, num_bytes: int | None, version: object) -> None:
         """Raise if an answer states a length or version other than the expected one."""
         if num_bytes is None and self.remote.must_tell_length:
-            raise Unexpected("it does not tell the length of a file")
+            raise LeftToZarr("the store does not tell the length of a file")
         if self._expected is not None and num_bytes not in (None, self._expected):
             raise Unexpected(f"it says that a chunk of {self._expected} bytes has {num_bytes}")
         if num_bytes is not None and num_bytes < self._least:
             raise Unexpected(f"a chunk ends at {self._least} of an object of {num_bytes} bytes")
+        if num_bytes is None:  # the answer for the index of a shard may have told it
+            num_bytes = self.length
         has_changed = self._seen not in (None, (num_bytes, version))
         self._seen, self.length = (num_bytes, version), num_bytes
         if self._is_split and (has_changed or version is None):  # parts can't be compared
@@ -101,42 +120,44 @@ class RemoteObject:
             raise Changed("chunks are overwritten all the time, or each answer has another version")
 
     async def ask(self, start: int, end: int | None, *, is_timed: bool = True) -> UInt8Array:
-        """Return a range; see `requests.Get`.
+        """Return a range; see `requests.Get`. A suffix may be all of a shorter object.
 
-        Raises `Unexpected` for any other answer, and for an error that comes soon. If a connection
-        is lost after a long time, raises the store's error, so that zarr does not ask again.
+        A request that fails soon is repeated once, unless it was refused. Raises `RequestError` if
+        it fails again, and `Unexpected` for any other answer than the range.
         """
         begin = time.monotonic()
-        self.num_requests += 1
-        try:
-            raw = await self.remote.get(start, end, self._check)
-        except LeftToZarr:
-            raise
-        except Exception as error:  # stores and their clients raise anything
-            is_long = time.monotonic() - begin > PATIENCE_SECONDS
-            if is_long and self.state.has_answered and is_lost(error):
-                raise
-            first_line = traceback.format_exception_only(error)[0].partition("\n")[0]
-            raise RequestError(first_line[:200]) from None  # `str` of an error may fail
+        raw = await self._get(start, end, may_repeat=True)
         if raw is None and self._is_present:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
             raise Missing("chunks are missing if parts of them are requested")
         self.num_received += raw.nbytes
-        expected = -start if end is None else end - start
+        expected = min(-start, self.length or -start) if end is None else end - start
         if raw.nbytes != expected:
             raise Unexpected(f"it answers with {raw.nbytes} bytes to a request for {expected}")
-        self.state.has_answered = self._is_present = True
+        self._is_present = True
+        self.state.note_answer()
         if is_timed:
             self.state.note_seconds(time.monotonic() - begin)
         return raw
 
+    async def _get(self, start: int, end: int | None, *, may_repeat: bool) -> UInt8Array | None:
+        begin = time.monotonic()
+        self.num_requests += 1
+        try:
+            return await self.remote.get(start, end, self._check)
+        except LeftToZarr:
+            raise
+        except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
+            may_repeat &= time.monotonic() - begin < PATIENCE_SECONDS
+            kind = Unexpected if is_refusal(error) else RequestError
+            why = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
+        if kind is RequestError and may_repeat:
+            return await self._get(start, end, may_repeat=False)
+        raise kind(why[:200])
+
     async def fetch(
-        self,
-        placed: Sequence[PlacedPlan],
-        budget: Budget,
-        most_with_gaps: int,
-        memory: UInt8Array | None,
+        self, placed: Sequence[PlacedPlan], budget: Budget, memory: UInt8Array | None
     ) -> list[UInt8Array]:
         """Return the runs of each plan, end to end, in `memory` unless they are a single range.
 
@@ -144,52 +165,50 @@ class RemoteObject:
         """
         if not placed:
             return []
-        longest_part = most_with_gaps if self.may_split() else sys.maxsize
         plans = [plan for plan, *_ in placed]
-        if len(plans) == plans[0].num_runs == 1 and num_parts(plans[0].length, longest_part) == 1:
+        num_bytes = [plan.num_bytes for plan in plans]
+        longest_run = max([plan.length for plan in plans])
+        longest = budget.longest(sum(num_bytes))
+        may_split = self.may_split() and not budget.is_exact
+        self._is_split = may_split and num_parts(longest_run, longest) > 1
+        if len(plans) == plans[0].num_runs == 1 and not self._is_split:
             start = placed[0].start + plans[0].start
-            return [await self.ask(start, start + plans[0].length)]
+            return [await self.ask(start, start + longest_run)]
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
-        runs = sorted_runs(starts, lengths)
-        self._is_split = num_parts(int(lengths.max(initial=0)), longest_part) > 1
-        num_bytes = [plan.num_bytes for plan in plans]
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
-        await self._fetch_runs(runs, memory, budget, most_with_gaps, longest_part)
+        runs = sorted_runs(starts, lengths)
+        if self._is_split or budget.is_exact:
+            ranges = coalesce(runs, gap=budget.gap, longest=longest, may_split=may_split)
+            await self._fetch_ranges(list(ranges), memory, budget.num_requests)
+        else:
+            await self._fetch_runs(runs, memory, budget, longest)
         return np.split(memory, np.cumsum(num_bytes)[:-1])
 
     async def _fetch_runs(
-        self, runs: Runs, memory: UInt8Array, budget: Budget, most_with_gaps: int, longest_part: int
+        self, runs: Runs, memory: UInt8Array, budget: Budget, longest: int
     ) -> None:
-        """Request runs, and copy them to their places in memory; see `fetch`.
+        """Request runs, none of which is split, and copy them to their places in memory.
 
-        If it is not known yet how fast the store is, the first answers tell, and decide how many
-        more requests are made.
+        If it is not known yet how fast the store is, the first answers decide on the gaps.
         """
-        gap, num = budget.gap, budget.num_requests
-        is_flexible = not (budget.is_exact or self._is_split)
-        if is_flexible and (near_gap := self.state.near_gap()) > gap:
-            gap = near_gap
-            most_with_gaps = longest_part = sys.maxsize  # parts are not faster
-        ranges = list(
-            coalesce(runs, gap=gap, most_with_gaps=most_with_gaps, longest_part=longest_part)
-        )
-        if is_flexible and len(ranges) > num and self.state.least_seconds == math.inf:
-            await self._fetch_ranges(ranges[:num], memory, num)
-            # No range is split, so that each has its own runs.
-            rest = runs.between(sum([len(each.runs.starts) for each in ranges[:num]]), None)
-            await self._fetch_runs(rest, memory, budget, most_with_gaps, longest_part)
-            return
-        begin, num_before = time.monotonic(), self.num_received
-        await self._fetch_ranges(ranges, memory, num)
-        seconds = time.monotonic() - begin
-        self.state.note_rate(self.num_received - num_before, len(ranges), seconds)
+        num_left = len(runs.starts)
+        while num_left:
+            gap, most = budget.gap, longest
+            if (near_gap := self.state.near_gap()) > gap:
+                gap, most = min(near_gap, LONGEST_GAP_BYTES), NEAR_RANGE_BYTES
+            rest = runs.between(len(runs.starts) - num_left, None)
+            ranges = list(coalesce(rest, gap=gap, longest=most, may_split=False))
+            if self.state.least_seconds == math.inf:
+                del ranges[budget.num_requests :]
+            await self._fetch_ranges(ranges, memory, budget.num_requests)
+            num_left -= sum([len(each.runs.starts) for each in ranges])
 
     async def _fetch_ranges(
         self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
     ) -> None:
         """Request ranges, and copy the runs in them to their places in memory."""
-        errors = list[Exception]()
+        errors, begin, num_before = list[Exception](), time.monotonic(), self.num_received
 
         async def request(each: Range) -> None:
             if errors:  # those in flight are waited for
@@ -202,12 +221,12 @@ class RemoteObject:
         await concurrent_map([(each,) for each in ranges], request, num_requests)
         if errors:
             self._raise_first(errors)
+        seconds = time.monotonic() - begin
+        self.state.note_rate(self.num_received - num_before, len(ranges), seconds)
 
     def _raise_first(self, errors: list[Exception]) -> NoReturn:
         """Raise the first error of several requests; those after it may be its consequences."""
         del errors[1:]
         if self._is_present and isinstance(errors[0], Missing):
             raise Changed("chunks are deleted while they are read")
-        if self._is_present and is_lost(errors[0]):
-            raise Unexpected("it loses connections")  # with many requests, one is lost more often
         raise errors.pop()  # a local variable would keep what was fetched

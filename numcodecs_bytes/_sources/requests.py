@@ -3,6 +3,7 @@
 Each checks what an answer says of itself, if possible before the bytes arrive.
 """
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,13 @@ Check = Callable[[int | None, object], None]
 Get = Callable[[int, int | None, Check], Awaitable[UInt8Array | None]]
 
 Errors = tuple[type[Exception], ...]
+
+# What a server answers although it may answer the next request: a time-out, too early, too many.
+_PASSING = (408, 425, 429)
+_REFUSED_BY_OBSTORE = re.compile(
+    "not supported|Content-Range|CONTENT_RANGE|Requested [0-9]+[.][.]"
+    "|status code: 4(?!08|25|29)[0-9]{2}"
+)
 
 NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -108,8 +116,9 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
     asked = f"the last {-start} bytes" if end is None else f"bytes {start} to {end}"
     content = parse_content_range(text)
     num_bytes = content and content.num_bytes
-    if end is None:  # a suffix
-        start, end = max((num_bytes or 0) + start, 0), num_bytes or 0
+    if end is None and content:  # a suffix, whose end is that of the object
+        num_bytes = num_bytes or content.end
+        start, end = max(num_bytes + start, 0), num_bytes
     is_right = status == 206 and content is not None and content[:2] == (start, end)
     if not is_right or "Content-Encoding" in headers:
         raise Unexpected(
@@ -117,6 +126,29 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
             f"{asked}"
         )
     check(num_bytes, strong(headers.get("ETag")))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error says that a store does not serve a range, not that a request failed."""
+    if type(error).__module__.startswith("obstore."):  # whose own errors tell nothing but a text
+        return _REFUSED_BY_OBSTORE.search(str(error)) is not None
+    status = _status_of(error)
+    return isinstance(error, NotImplementedError) or (
+        400 <= status < 500 and status not in _PASSING
+    )
+
+
+def _status_of(error: BaseException) -> int:
+    """Return the status that an error of HTTP tells; 0 if it tells none."""
+    with contextlib.suppress(Exception):  # errors of others, any of whose attributes may raise
+        response: Any = getattr(error, "response", None)
+        if isinstance(response, dict):  # of botocore
+            return int(response["ResponseMetadata"]["HTTPStatusCode"])
+        for name in ("status", "status_code", "code"):  # of aiohttp, Azure and Google
+            if isinstance(status := getattr(error, name, None), int):
+                return status
+    cause = error.__cause__ if isinstance(error, OSError) else None  # s3fs raises such errors
+    return 0 if cause is None else _status_of(cause)
 
 
 class ContentRange(NamedTuple):

@@ -3,7 +3,8 @@
 If anything in the answer to a range is unexpected, zarr reads the whole chunk. If that works, zarr
 reads everything from the store for `STRUCK_SECONDS`. A store that says that an object is
 missing is believed only if it has answered a range properly before; else zarr asks for it, and if
-it is missing for zarr, too, that is no strike.
+it is missing for zarr, too, that is no strike. Nor is a request that fails, because the server is
+overloaded, or a connection lost: it says nothing about ranges, unless it happens again and again.
 """
 
 import logging
@@ -24,6 +25,9 @@ NEAR_SECONDS = 1e-3
 NEAR_BYTES_PER_SECOND = 4e9
 LONG_BYTES = 1 << 20
 
+# Objects, one after the other, whose ranges can't be requested, although zarr can read them whole.
+MOST_FAILURES = 3
+
 # How long zarr reads a store after a strike. Its server may have been replaced by then.
 STRUCK_SECONDS = 600.0
 
@@ -38,18 +42,19 @@ class Changed(Unexpected):
     """The answers come from several versions of an object, which is then requested once more."""
 
 
-class RequestError(Unexpected):
-    """A request for a range raised an error; perhaps any other would, too."""
-
-
 class Missing(Unexpected):
     """A store says that it has no such object, which may be right."""
+
+
+class RequestError(LeftToZarr):
+    """Requests for a range failed: a strike only after `MOST_FAILURES` objects in a row."""
 
 
 class StoreState:
     """What is known about a store."""
 
     has_answered = False  # whether it has answered a range properly
+    num_failures = 0  # objects in a row, since then, whose ranges could not be requested
     tells_versions = True  # until the versions in its answers differ or are missing
     folder: str | None = None  # that obstore's LocalStore reads, once it is found
     # Its fastest answer with bytes of a chunk so far: a busy machine can make a near store look
@@ -63,6 +68,19 @@ class StoreState:
     def is_struck(self) -> bool:
         """Whether zarr reads the store."""
         return time.monotonic() < self._until
+
+    def note_answer(self) -> None:
+        """Note that a range was answered properly."""
+        self.has_answered, self.num_failures = True, 0
+
+    def note_failure(self, num_before: int) -> bool:
+        """Note that zarr has read an object whose ranges could not be requested.
+
+        `num_before` is `num_failures` when they were: those that fail together are one failure.
+        Returns whether it is one too many.
+        """
+        self.num_failures = max(self.num_failures, num_before + 1)
+        return self.num_failures >= MOST_FAILURES
 
     def note_seconds(self, seconds: float) -> None:
         """Note how long an answer took."""

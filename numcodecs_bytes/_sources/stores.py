@@ -47,6 +47,11 @@ class Remote(NamedTuple):
     key: Hashable = None  # identifies the object, if it may hold several chunks
     must_tell_length: bool = False  # whether answers must tell the length of the object
 
+    @property
+    def is_object(self) -> bool:
+        """Whether the chunk is an object of its own."""
+        return self.num_bytes is None and not self.must_tell_length
+
 
 Source = File | Remote
 SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
@@ -92,6 +97,11 @@ def sources_of(store: object) -> SourceOf:
     if isinstance(store, MemoryStore):
         raise NothingLost(IN_MEMORY)
     raise LeftToZarr(_why_unknown(store))
+
+
+def is_known_for_good(store: object) -> bool:
+    """Whether what `sources_of` says of a store does not change while the options stay."""
+    return getattr(store, "_is_open", False) and not state_of(store).is_struck
 
 
 def name_of_class(instance: object) -> str:

@@ -13,6 +13,8 @@ from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+import numcodecs_bytes
+
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(100, 124).reshape(4, 6)
 NUM_BYTES = 48
@@ -90,20 +92,21 @@ def fail(error):
 
 # What is answered to ranges, instead of a buffer.
 ANSWERS = {
-    **{repr(error): lambda _buffer, error=error: fail(error) for error in ERRORS},
+    repr(ERRORS[0]): lambda _buffer: fail(ERRORS[0]),
     **{
         f"{n} bytes": lambda _buffer, n=n: of_bytes(RAW.ljust(n, b"\0")[:n])
         for n in (0, 11, 13, NUM_BYTES, 49)
     },
     "missing": lambda _buffer: None,
 }
+SELECTIONS = np.s_[1], np.s_[:, 3], np.s_[2], np.s_[1:4:2, ::4]
 
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_range_that_is_not_answered_as_requested(array, caplog, name):
     """The chunk is read whole, and the store from then on, with one warning at most."""
     array.store.answer = lambda _num, asked, buffer: ANSWERS[name](buffer) if asked else buffer
-    for selection in (np.s_[1], np.s_[:, 3], np.s_[2], np.s_[1:4:2, ::4]):
+    for selection in SELECTIONS:
         np.testing.assert_array_equal(array[selection], DATA[selection])
     assert array.store.asked == [RangeByteRequest(12, 24), None, None, None, None]
     records = [r for r in caplog.records if r.levelname == "WARNING"]
@@ -112,6 +115,74 @@ def test_a_range_that_is_not_answered_as_requested(array, caplog, name):
     again = zarr.open_array(array.store, mode="r")  # the store is known
     assert again[3].tolist() == DATA[3].tolist()
     assert array.store.asked[5:] == [None]
+
+
+class TestRequestsThatFail:
+    """They say nothing about ranges: a single 503 made a store be read whole for ten minutes."""
+
+    RANGE = RangeByteRequest(12, 24)
+
+    @pytest.mark.parametrize("error", ERRORS[1:], ids=repr)
+    def test_once(self, array, caplog, error):
+        """The range is requested once more."""
+        array.store.answer = lambda num, _range, buffer: fail(error) if num == 1 else buffer
+        for _ in range(2):
+            assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked == [self.RANGE] * 3
+        assert not caplog.records
+
+    @pytest.mark.parametrize("error", ERRORS[1:], ids=repr)
+    def test_twice(self, array, caplog, error):
+        """The chunk is left to zarr, and the next read begins with a range again."""
+        array.store.answer = lambda num, _range, buffer: fail(error) if num <= 2 else buffer
+        for _ in range(2):
+            assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked == [self.RANGE, self.RANGE, None, self.RANGE]
+        assert not caplog.records
+
+    def test_always(self, array, caplog):
+        """After three objects in a row, the store is read whole: it refuses ranges in its way."""
+        array.store.answer = lambda _num, asked, buffer: fail(ERRORS[1]) if asked else buffer
+        for _ in range(5):
+            assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked == [self.RANGE, self.RANGE, None] * 3 + [None, None]
+        (record,) = caplog.records
+        assert "(RuntimeError: 503 Service Unavailable)" in record.getMessage()
+
+    def test_not_in_a_row(self, array, caplog):
+        array.store.answer = lambda num, _range, buffer: (
+            fail(ERRORS[1]) if num % 4 in (1, 2) else buffer
+        )
+        for _ in range(9):
+            assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked == [self.RANGE, self.RANGE, None, self.RANGE] * 4 + (
+            [self.RANGE, self.RANGE, None]
+        )
+        assert not caplog.records
+
+    def test_those_that_fail_together_are_one_failure(self, tmp_path, caplog):
+        """A server that is overloaded for a moment was asked for whole chunks from then on."""
+        data = np.arange(60).reshape(10, 6)
+        zarr.create_array(tmp_path, data=data, chunks=(1, 6), compressors=None)
+        with ranges_from(Answering), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            array = zarr.open_array(Answering(tmp_path), mode="r")
+            failing = iter(range(20))  # all of the first ranges, twice
+            array.store.answer = lambda _num, asked, buffer: (
+                fail(ERRORS[1]) if asked and next(failing, None) is not None else buffer
+            )
+            for _ in range(2):
+                assert array[:, 3].tolist() == data[:, 3].tolist()
+        assert array.store.asked.count(None) == 10
+        assert None not in array.store.asked[-10:]
+        assert not caplog.records
+
+    def test_after_a_while(self, array, monkeypatch):
+        """It is not requested again: its client has done that."""
+        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.02)
+        array.store.before = lambda _key, asked: asyncio.sleep(0.04 if asked else 0)
+        array.store.answer = lambda _num, asked, buffer: fail(ERRORS[1]) if asked else buffer
+        assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked == [self.RANGE, None]
 
 
 @pytest.mark.parametrize("selection", [(1,), (slice(None), 3)], ids=str)
@@ -210,9 +281,8 @@ class TestLostConnections:
         with ranges_from(Answering):
             yield array
 
-    def test_it_is_raised(self, lost):
-        """If the store has answered ranges before. No task is left."""
-        assert lost[5] == FLAT[5]
+    def test_zarr_s_error_is_raised(self, lost):
+        """Once zarr has asked as well. No task is left."""
 
         async def read():
             with pytest.raises(ConnectionError, match="lost") as caught:
@@ -223,18 +293,17 @@ class TestLostConnections:
         assert num_tasks == 1
         assert "while reading chunk 'c/3'" in error.__notes__[0]
 
-    def test_without_an_answer_before_the_chunk_is_asked_again(self, lost):
+    def test_the_other_chunks_are_read_in_part(self, lost):
+        """All of them were read whole, by zarr."""
         lost.store.is_lost = lambda byte_range: byte_range is not None
-        for _ in range(2):
-            lost.store.asked.clear()
-            assert np.array_equal(lost[SOME], FLAT[SOME])
-        assert lost.store.asked == [None]
+        assert np.array_equal(lost[EVERY], FLAT[EVERY])
+        assert lost.store.asked.count(None) == 1
 
-    def test_soon_the_chunk_is_asked_again(self, lost, monkeypatch):
-        monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 60)
-        assert lost[5] == FLAT[5]
-        lost.store.is_lost, lost.store.seconds = lambda byte_range: byte_range is not None, 0
-        assert np.array_equal(lost[SOME], FLAT[SOME])
+    def test_nothing_else_is_requested_after_an_error(self, lost):
+        """A server that is down was waited for again for each chunk."""
+        with zarr.config.set({"async.concurrency": 1}), pytest.raises(ConnectionError):
+            lost[EVERY]
+        assert len(lost.store.asked) == 3  # a range of each chunk before it
 
     def test_a_read_that_is_cancelled(self, lost):
         async def read():
@@ -250,3 +319,22 @@ class TestLostConnections:
         assert sync(read()) == 1
         lost.store.is_lost = lambda _range: False
         assert np.array_equal(lost[EVERY], FLAT[EVERY])
+
+
+def test_what_zarr_reads_is_known_from_the_first_read_on(tmp_path):
+    """Whole chunks, or all: until something else is selected, counted, or named."""
+    create(tmp_path, (4, 6), dtype="i2")[:] = DATA
+    row = RangeByteRequest(12, 24)
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        array = zarr.open_array(Answering(tmp_path), mode="r")
+        for _ in range(2):  # its class is not known
+            assert array[1].tolist() == DATA[1].tolist()
+        with ranges_from(Answering):
+            for _ in range(2):
+                assert array[...].tolist() == DATA.tolist()
+            assert array[1].tolist() == DATA[1].tolist()
+            with numcodecs_bytes.trace() as traced:
+                assert array[...].tolist() == DATA.tolist()
+            assert traced.report()["total"]["bytes_fetched"] == NUM_BYTES
+        assert array[1].tolist() == DATA[1].tolist()
+    assert array.store.asked == [None] * 4 + [row] + [None] * 2

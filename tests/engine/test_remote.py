@@ -15,7 +15,16 @@ import zarr
 import zarr.codecs
 import zarr.storage
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
-from servers import Server, is_struck, objects_of, references, store_of
+from servers import (
+    RANGES,
+    Server,
+    is_struck,
+    objects_of,
+    proper,
+    references,
+    store_of,
+    with_status,
+)
 from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
@@ -201,6 +210,49 @@ class TestRequests:
         assert (array[0, :9] == 0).all()
         assert np.array_equal(array[2, 5:9], LARGE[2, 5:9])  # it is there, but not for ranges
         assert is_struck(array, np.s_[2, 5:9])
+
+    def test_a_total_that_is_unknown(self, server):
+        """The answer to a suffix tells the length all the same; it was taken for a wrong one."""
+        shards = Opened(server, "an unknown total", "fsspec", "shards")
+        for _ in range(2):
+            shards.forget()
+            assert np.array_equal(shards.array[3, 1000:1500], LARGE[3, 1000:1500])
+            assert shards.ranges[0].startswith("-")
+            assert None not in shards.ranges
+        assert not is_struck(shards.array, FIRST)
+
+    def test_a_total_that_is_unknown_but_needed(self, server):
+        """Of a file without offset and length in its reference: zarr reads it, without a strike."""
+        server.objects["file"] = LARGE.tobytes()
+        meta = objects_of("a", LARGE, chunks=LARGE.shape)["a/zarr.json"]
+        url = f"{server.url('an unknown total', 'needed')}/file"
+        array = zarr.open_array(references(url, {"c/0/0": ()}, meta), mode="r")
+        for _ in range(2):
+            assert np.array_equal(array[3, 1000:1500], LARGE[3, 1000:1500])
+        assert not is_struck(array, FIRST)
+
+    def test_an_object_that_is_shorter_than_an_index(self, opened, server):
+        """Is damaged, for zarr as well: the answer is proper."""
+        objects = objects_of("short", LARGE, **SHARDS)
+        server.objects["short/zarr.json"] = objects["short/zarr.json"]
+        server.objects["short/c/0/0"] = b"short"
+        array = opened("short").array
+        with pytest.raises(ValueError, match="checksum|index|too short|crc"):
+            array[3, :9]
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_request_that_is_refused_once(self, opened, server, monkeypatch, status):
+        """Rows were read whole for ten minutes afterwards."""
+        monkeypatch.setitem(
+            RANGES,
+            "refused once",
+            lambda asked: proper(asked) if asked.num_before else with_status(status)(asked),
+        )
+        large = opened("large", "refused once")
+        for _ in range(2):
+            assert np.array_equal(large.array[3, :9], LARGE[3, :9])
+        assert None not in large.ranges
+        assert len(large.ranges) == 3
 
     def test_a_strike_is_forgotten(self, opened, caplog, monkeypatch):
         large = opened("large", "status 403")
@@ -441,6 +493,9 @@ class TestNearStores:
         """Return what opens a chunk, and returns what reads a column, and tells its requests."""
         data = np.random.default_rng(3).integers(0, 256, (self.PLANES, self.PLANE_BYTES), np.uint8)
         create(tmp_path, data.shape, dtype="u1", endian=None)[...] = data
+        return self.opener(tmp_path, data, monkeypatch)
+
+    def opener(self, tmp_path, data, monkeypatch):
         now = 0.0
 
         def open_it(latency, bytes_per_second=3e9):
@@ -467,16 +522,37 @@ class TestNearStores:
         monkeypatch.setattr("numcodecs_bytes._read.remote_object.time", clock)
         return open_it
 
-    def test_many_requests_become_one(self, read):
+    def test_many_requests_become_few(self, read):
         """After the first answers; then at once, if an answer says that the store is near."""
         fresh, known = read(2e-4), read(2e-4)
-        hull = self.NUM_BYTES - self.PLANE_BYTES + 1
-        assert fresh() == [1] * 10 + [hull - 10 * self.PLANE_BYTES]
-        assert fresh() == [hull]
+        hull = 15 * self.PLANE_BYTES + 1  # of 16 planes, in 4 MiB
+        few = [hull, hull]
+        assert fresh() == [1] * 10 + [hull, 5 * self.PLANE_BYTES + 1]
+        assert fresh() == few
         assert known(np.s_[3, 7]) == [1]
-        assert known() == known() == known() == [hull]
+        assert known() == known() == known() == few
         with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
             assert known() == [1] * self.PLANES
+
+    @pytest.mark.parametrize("row_bytes", [1 << 16, 1 << 21])
+    def test_a_request_never_spans_a_large_shard(self, tmp_path, monkeypatch, row_bytes):
+        """A column of 512 MiB was a single request of as many bytes, and took twice the memory."""
+        data = np.random.default_rng(3).integers(
+            0, 256, (40 * MB // row_bytes, row_bytes), np.uint8
+        )
+        how = {"shards": data.shape, "dtype": "u1", "endian": None}
+        create(tmp_path, data.shape, (1, row_bytes), **how)[...] = data
+        column = self.opener(tmp_path, data, monkeypatch)(2e-4)
+        for _ in range(2):
+            index, *ranges = column()
+            assert index == 16 * len(data) + 4
+            if row_bytes > MB:
+                assert ranges == [1] * len(data)
+            else:  # gaps are read over
+                assert len(ranges) == 10
+                assert max(ranges) <= 4 * MB
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": data.nbytes // 2}):
+            assert max(column()) <= 16 * MB
 
     @pytest.mark.parametrize("latency", [2e-3, 3e-2])
     def test_a_far_store_is_asked_for_what_is_selected(self, read, latency):
@@ -487,17 +563,17 @@ class TestNearStores:
         """Two long answers say so: gaps are worth no more than those of a far store."""
         column = read(2e-4, 5e8)
         column(np.s_[3, 7])
-        assert [len(column()) for _ in range(4)] == [1, 1, self.PLANES, self.PLANES]
+        assert [len(column()) for _ in range(4)] == [2, 2, self.PLANES, self.PLANES]
 
     def test_a_busy_machine(self, read):
         """Answers that are late, even most of them, do not make a near store a far one."""
         late = iter([0.0, *[0.02] * 40])
         column = read(lambda: 2e-4 + next(late, 0.0))
         assert len(column(np.s_[3, 7])) == 1
-        assert [len(column()) for _ in range(3)] == [1, 1, self.PLANES]
+        assert [len(column()) for _ in range(3)] == [2, 2, self.PLANES]
         late = iter([])
         column(np.s_[:, : self.PLANE_BYTES // 2])
-        assert len(column()) == 1
+        assert len(column()) == 2
 
 
 class Slow(CountingStore):
