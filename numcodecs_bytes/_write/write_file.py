@@ -138,10 +138,10 @@ def _grouped(parts: Sequence[Part], *, in_hulls: bool) -> Iterator[list[_Piece]]
     group, num_bytes = list[_Piece](), 0
     for part in parts:
         for place, plan in split(part.plan(in_hulls=in_hulls), part.layout.item_size):
-            num_bytes += plan.num_bytes
+            num_bytes += plan.memory_bytes
             if group and num_bytes > constants.BLOCK_BYTES:
                 yield group
-                group, num_bytes = [], plan.num_bytes
+                group, num_bytes = [], plan.memory_bytes
             group.append(_Piece(part, place, plan))
     yield group
 

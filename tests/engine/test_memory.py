@@ -12,6 +12,7 @@ from test_concurrency import eventually
 
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._read.latency import Latency
 
 MIB = 1 << 20
 SHAPE = (1 << 13, 1 << 12)  # 256 MiB
@@ -66,6 +67,23 @@ def test_of_many_short_runs_into_a_contiguous_output(sparse, track):
     array[:2, :2]
     peak, result = track(lambda: array[:, 256:512])
     assert not result.any()
+    assert peak <= result.nbytes + 4 * MIB
+
+
+@pytest.mark.usefixtures("_files_are_fast", "our_pipeline")
+@pytest.mark.parametrize("dtype", ["i1", "<i2", ">i2"])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_slow):
+    """Every second element, without reading those between: they took 30 MiB and more."""
+    num = 1 << 20
+    create(tmp_path, (num,), (num,), dtype)[...] = np.arange(num)
+    array = zarr.open_array(tmp_path, mode="r")
+    if is_slow:
+        monkeypatch.setattr(Latency, "is_slow", True)
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        array[:2]
+        peak, result = track(lambda: array[::2])
+    assert np.array_equal(result, np.arange(num).astype(dtype)[::2])
     assert peak <= result.nbytes + 4 * MIB
 
 
