@@ -15,7 +15,7 @@ GAP_BYTES = 1 << 13
 BLOCK_BYTES = 1 << 20
 
 # What each of many short runs counts for at least: Python's objects for a run take about 90 bytes.
-# Every second of 8 Mi int8, without gaps, took 296 MiB, and 6 now.
+# Every second of 8 Mi int8, without gaps, took 296 MiB, and takes 5.
 RUN_BYTES = 1 << 7
 
 # What takes more memory than BLOCK_BYTES if that is faster, but no more than this:
