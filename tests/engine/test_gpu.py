@@ -140,6 +140,24 @@ class TestReads:
                 if gpu.BUFFER_BYTES == 1 << 24:
                     assert totals == totals_on_host, which
 
+    def test_ranges_arrive_in_host_memory(self, tmp_path, monkeypatch):
+        """Each went to the GPU and back, before the result went there."""
+        downloads, get = [], standin_cupy.ndarray.get
+
+        def count(self, out=None):
+            downloads.append(self.nbytes)
+            return get(self, out)
+
+        array = on_host(lambda: create(tmp_path, (8, 1 << 18), (2, 1 << 18), "u1"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        no_gaps = zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0})
+        with ranges_from(CountingStore), no_gaps:
+            array = zarr.open_array(CountingStore(tmp_path), mode="r")
+            monkeypatch.setattr(standin_cupy.ndarray, "get", count)
+            got, totals = traced(lambda: array[:, :9])
+        assert (totals["bytes_fetched"], downloads) == (8 * 9, [])
+        assert (got.get() == 1).all()
+
     def test_into_any_output(self, tmp_path):
         data = np.random.default_rng(0).random((60, 50), np.float32)
         array = on_host(lambda: create(tmp_path / "a", data.shape, (16, 16), "f4"))
