@@ -375,6 +375,21 @@ class TestWrites:
         np.testing.assert_array_equal(on_host(lambda: array[:]), expected)
 
     @pytest.mark.needs("fcntl")
+    @pytest.mark.parametrize("is_on_gpu", [False, True])
+    def test_of_nothing(self, tmp_path, is_on_gpu):
+        """To a slice that ends before it begins: ValueError with zarr 3.1.6."""
+        array = on_host(lambda: create(tmp_path / "a", (64, 4), (8, 2), "f4"))
+        on_host(lambda: array.set_basic_selection(..., 1))
+        for selection in np.s_[12:10], np.s_[40:10], np.s_[:, 3:2], np.s_[70:]:
+            nothing = on_host(lambda s=selection: array[s])
+            with zarr.config.set({"numcodecs_bytes.write_in_place": "require"}):
+                if is_on_gpu:
+                    array[selection] = standin_cupy.asarray(nothing)
+                else:
+                    on_host(lambda s=selection, n=nothing: array.set_basic_selection(s, n))
+        assert (on_host(lambda: array[:]) == 1).all()
+
+    @pytest.mark.needs("fcntl")
     def test_parts_are_written_in_place_if_they_must_be(self, tmp_path):
         array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 8), "f4"))
         on_host(lambda: array.set_basic_selection(..., 1))
