@@ -9,7 +9,6 @@ import random
 import re
 import sys
 import threading
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from helpers import (
     run_python,
     select,
 )
+from test_concurrency import eventually
 from test_random_selections import make_array
 from test_shards import open_stores
 from zarr.core.buffer import gpu as zarr_gpu
@@ -525,18 +525,30 @@ class TestHostMemory:
 
     @pytest.mark.parametrize("in_other_loop", [False, True])
     def test_it_is_freed_when_it_is_not_used(self, array, monkeypatch, in_other_loop):
+        """Also if the event loop has ended before, and nothing else is read."""
         monkeypatch.setattr(gpu, "IDLE_SECONDS", 0.05)
         counted = standin_cupy.PinnedMemory.counted
-        if in_other_loop:  # which ends before anything is freed
-            asyncio.run(array.async_array.getitem(np.s_[:3]))
         for _ in range(3):
-            array[:3]
+            if in_other_loop:
+                asyncio.run(array.async_array.getitem(np.s_[:3]))
+            else:
+                array[:3]
         assert counted.most == MIB
-        end = time.monotonic() + 30
-        while counted.num_bytes:
-            assert time.monotonic() < end, "it was not freed"
-            time.sleep(0.01)
+        assert eventually(lambda: not counted.num_bytes)
         assert (array[:3].get() == 1).all()
+
+    def test_a_program_that_can_t_start_a_thread(self, array, monkeypatch):
+        """It ends, or has too many: then nothing is kept for later."""
+        array[:3, :9]  # starts the other threads, and takes no buffer
+
+        def refuse(_thread):
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        assert (array[:3].get() == 1).all()
+        counted = standin_cupy.PinnedMemory.counted
+        assert counted.most == MIB
+        assert eventually(lambda: not counted.num_bytes)
 
     def test_a_system_that_locks_no_memory(self, array, monkeypatch, caplog):
         monkeypatch.setattr(standin_cupy.PinnedMemory.counted, "limit", 0)
