@@ -10,6 +10,7 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
+import numcodecs_bytes
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._read.latency import Latency
@@ -85,6 +86,19 @@ def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_
         peak, result = track(lambda: array[::2])
     assert np.array_equal(result, np.arange(num).astype(dtype)[::2])
     assert peak <= result.nbytes + 4 * MIB
+
+
+@pytest.mark.usefixtures("our_pipeline")
+def test_of_a_trace(sparse, track):
+    """What was read by an array of indices was copied to count it: 32 MiB more."""
+    array = sparse((1 << 13, 1 << 9), (1 << 13, 1 << 9))
+    indices = np.random.default_rng(0).permutation(1 << 13)
+    array.oindex[indices]
+    least, _ = track(lambda: array.oindex[indices])
+    with numcodecs_bytes.trace() as traced:
+        peak, result = track(lambda: array.oindex[indices])
+    assert traced.report()["total"]["bytes_selected"] == result.nbytes
+    assert peak <= least + MIB
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):
