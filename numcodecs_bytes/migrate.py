@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import zarr
 import zarr.storage
 from zarr.abc.store import Store
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import cpu
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
@@ -409,4 +409,4 @@ def _put(store: Store, key: str, document: JSONObject | None) -> None:
         sync(store.delete(key))
     else:
         raw = json.dumps(document, indent=2).encode()
-        sync(store.set(key, default_buffer_prototype().buffer.from_bytes(raw)))
+        sync(store.set(key, cpu.Buffer.from_bytes(raw)))

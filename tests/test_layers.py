@@ -29,7 +29,7 @@ PRIVATE_NAMES = {
     "attributes of objects": "_codec _decode_shard_index_sync _decode_sync "
     "_encode_shard_index_sync _encode_sync _ensure_open _get_chunk_spec _get_chunks_per_shard "
     "_get_index_chunk_spec _index_codecs_sync_capable _is_open _lock "
-    "_shard_index_size _zf",
+    "_shard_index_size _zf _zipfile",
 }
 
 PACKAGE = Path(numcodecs_bytes.__file__).parent

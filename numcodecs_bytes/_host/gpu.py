@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 import time
 
 import numpy as np
@@ -43,7 +44,7 @@ class _Buffers:
     def __init__(self) -> None:
         self._unused: list[UInt8Array | None] = [None] * MAX_BUFFERS  # None: it is not allocated
         self._last_used = 0.0
-        self._freed_by: asyncio.AbstractEventLoop | None = None
+        self._freed_by: threading.Thread | None = None
 
     async def take(self) -> UInt8Array | None:
         """Return an unused buffer; None if all were used for too long."""
@@ -65,16 +66,28 @@ class _Buffers:
         """End the use of a buffer; None in its place frees it."""
         self._unused.append(buffer)
         self._last_used = time.monotonic()
-        if self._freed_by is None or not self._freed_by.is_running():
-            self._free_when_idle(asyncio.get_running_loop())
+        thread = self._freed_by
+        if thread is None or not thread.is_alive():  # after a fork, it is not
+            name = "numcodecs_bytes_buffers"
+            self._freed_by = threading.Thread(target=self._free_when_idle, name=name, daemon=True)
+            try:
+                self._freed_by.start()
+            except RuntimeError:  # there are too many threads, or the program ends
+                self._free()
 
-    def _free_when_idle(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Free unused buffers if none was used lately; otherwise, look again later."""
-        if time.monotonic() - self._last_used < IDLE_SECONDS:
-            self._freed_by = loop
-            loop.call_later(IDLE_SECONDS, self._free_when_idle, loop)
-            return
+    def _free_when_idle(self) -> None:
+        """Free unused buffers once none was used for a while.
+
+        This runs in a thread, because the event loop that has used them may end before. At worst,
+        two such threads run at once, and one of them finds nothing to free.
+        """
+        while (seconds := self._last_used + IDLE_SECONDS - time.monotonic()) > 0:
+            time.sleep(seconds)
         self._freed_by = None  # first: what is given back from now on is watched again
+        self._free()
+
+    def _free(self) -> None:
+        """Free all unused buffers."""
         for _ in range(MAX_BUFFERS):
             with contextlib.suppress(IndexError):
                 self._unused.pop()

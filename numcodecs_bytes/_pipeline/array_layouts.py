@@ -10,7 +10,7 @@ import zarr.codecs
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
-from zarr.core.buffer import cpu, default_buffer_prototype, gpu
+from zarr.core.buffer import cpu, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._core.configuration import dtype_to_json
@@ -141,8 +141,8 @@ def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
         raise LeftToZarr("chunks of several shapes") from None
     order: Any = metadata.order if metadata.zarr_format == 2 else "C"
     config = ArrayConfig(order=order, write_empty_chunks=False)
-    fill_value, prototype = metadata.fill_value, default_buffer_prototype()
-    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, prototype)
+    fill_value = metadata.fill_value
+    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, cpu.buffer_prototype)
     return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec)
 
 

@@ -24,8 +24,11 @@ def are_slices(place: object) -> TypeGuard["tuple[Any, ...]"]:
 
 
 def shape_of(place: Place) -> tuple[int, ...]:
-    """Return the shape of what is selected at a place whose slices have bounds."""
-    return tuple(s.stop - s.start if isinstance(s, slice) else s.size for s in place)
+    """Return the shape of what is selected at a place whose slices have bounds.
+
+    zarr 3.1.6 passes ``slice(0, -2)`` for the slice ``[12:10]``, which selects nothing.
+    """
+    return tuple(max(s.stop - s.start, 0) if isinstance(s, slice) else s.size for s in place)
 
 
 def size_of(place: Place) -> int:

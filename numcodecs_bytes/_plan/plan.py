@@ -19,11 +19,19 @@ import numpy as np
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.places import Place
-from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of, selection_of
+from numcodecs_bytes._plan.selection import (
+    Axis,
+    Indices,
+    Selector,
+    as_array,
+    axes_of,
+    key_of,
+    selection_of,
+)
 
 # How many plans of slices and integers are kept, of all arrays together: planning again for each
 # chunk takes 1.2 to 1.35 times as long. Most take 1 KiB, and they take up to 4 MiB in all, because
-# the offsets of more than KEPT_RUNS runs are not kept: to make them takes 2 % of the time to read.
+# the offsets of more than KEPT_RUNS runs are not kept: to make them takes 5 % of the time to read.
 KEPT_PLANS = 1 << 10
 KEPT_RUNS = 1 << 8
 
@@ -66,6 +74,11 @@ class Plan:
         return self.length + sum([(high - low) * stride for stride, low, high in bounds])
 
     @property
+    def memory_bytes(self) -> int:
+        """About how much memory it takes to read all runs at once."""
+        return max(self.num_bytes, (self.num_runs - 1) * constants.RUN_BYTES)
+
+    @property
     def stored_axes(self) -> tuple[int, ...]:
         """The axes of the selection in the order in which they are stored."""
         return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])
@@ -81,17 +94,34 @@ class Plan:
             self._index = tuple(index)
         return self._index
 
-    def starts(self, start: int = 0) -> Indices:
-        """Return the offset of each run, in bytes, if the chunk begins at `start`."""
-        offsets = self._offsets
-        if offsets is None:
-            offsets = np.zeros(min(self.num_runs, 1), np.intp)
-            for axis in self.axes[: self.num_outer]:
-                offsets = np.add.outer(offsets, axis.offsets).reshape(-1)
-            if self.num_runs <= KEPT_RUNS:
-                self._offsets = offsets
-        starts: Indices = offsets + (self.start + start)
-        return starts
+    def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
+        """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
+        numbers = range(self.num_runs)
+        if self.num_runs > KEPT_RUNS:
+            return self._make_offsets(numbers[runs]) + (self.start + start)
+        if self._offsets is None:
+            self._offsets = self._make_offsets(numbers)
+        return self._offsets[runs] + (self.start + start)
+
+    def _make_offsets(self, runs: range) -> Indices:
+        """Return the offset of some runs in the hull along the other axes, in bytes."""
+        numbers, offsets = as_array(runs), np.zeros(len(runs), np.intp)
+        for axis in reversed(self.axes[: self.num_outer]):
+            numbers, along = np.divmod(numbers, len(axis.indices))
+            offsets += axis.offsets(along)
+        return offsets
+
+    def blocks(self, start: int) -> Iterator[list[int]]:
+        """Yield the offsets of the runs in blocks that take about `constants.BLOCK_BYTES` to read.
+
+        The chunk begins at `start`. A block has at least one run.
+        """
+        if not self.num_outer:  # what follows takes 2 us
+            yield [self.start + start]
+            return
+        num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_BYTES), 1)
+        for first in range(0, self.num_runs, num):
+            yield self.starts(start, slice(first, first + num)).tolist()
 
     def sample(self, start: int) -> list[int]:
         """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
@@ -101,7 +131,8 @@ class Plan:
         """
         num = constants.NUM_LOOKED_AT
         if self.num_runs > 1:
-            sampled: list[int] = self.starts(start)[:: -max(self.num_runs // num, 1)][:num].tolist()
+            some = slice(None, None, -max(self.num_runs // num, 1))
+            sampled: list[int] = self.starts(start, some)[:num].tolist()
             return sampled
         first = self.start + start
         step = max(self.length // num, constants.PREFETCH_BYTES)
@@ -238,7 +269,7 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
     read once. Elements of a piece at the same place are in the order of the selection.
     """
     place, most = (slice(None),) * len(plan.window_shape), max(constants.BLOCK_BYTES, item_size)
-    if plan.num_bytes <= most:
+    if plan.memory_bytes <= most:
         return [(place, plan)]  # most often, and what follows takes 3 us
     is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
     if plan.num_runs == 1 and (plan.has_index or is_transposed):
@@ -250,12 +281,12 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
 
 
 def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
-    """Yield pieces of a plan that read at most `most` bytes, and the place of each.
+    """Yield pieces of a plan that take at most `most` bytes to read, and the place of each.
 
     Cuts the first axis of several indices, and if one of them reads more, those after it: then one
     index is left along it. So no axis is cut twice, and its place is that of the last cut.
     """
-    if plan.num_bytes <= most:
+    if plan.memory_bytes <= most:
         yield place, plan
         return
     position = next(k for k, axis in enumerate(plan.axes) if len(axis.indices) > 1)
@@ -266,6 +297,8 @@ def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tup
         # In a block, indices may be far enough apart for a run for each.
         num_outer = None if is_in_hull else plan.num_outer
         piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
+        if is_in_hull and piece.memory_bytes > most:  # which the hull of a block takes at most
+            piece = plan_axes(tuple(axes), item_size, plan.gap, plan.num_outer)
         where = [selector if k == axis.selection_axis else s for k, s in enumerate(place)]
         yield from _pieces(piece, tuple(where), item_size, most)
 
@@ -277,7 +310,7 @@ def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterat
     ascend, else by arrays.
     """
     indices: Any = axis.indices
-    num = max(len(indices) * most // plan.num_bytes, 1)
+    num = max(len(indices) * most // plan.memory_bytes, 1)
     if is_in_hull and type(indices) is not range:
         low, high = axis.bounds
         per_index = plan.length - (high - low) * axis.stride

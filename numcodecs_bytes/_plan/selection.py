@@ -32,10 +32,12 @@ class Axis(NamedTuple):
             return indices[0], indices[-1]
         return int(indices.min()), int(indices.max())
 
-    @property
-    def offsets(self) -> Indices:
-        """The offset of each index, in bytes."""
-        return as_array(self.indices) * self.stride
+    def offsets(self, numbers: Indices) -> Indices:
+        """Return the offset in bytes of some of the indices, given by their numbers."""
+        indices = self.indices
+        if type(indices) is range:
+            return numbers * (indices.step * self.stride) + indices.start * self.stride
+        return indices[numbers] * self.stride
 
 
 def key_of(selection: object) -> object:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
@@ -20,7 +19,7 @@ from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import decode_index, fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.places import Place, place_of
+from numcodecs_bytes._plan.places import Place, place_of, size_of
 from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._sources.stores import IN_MEMORY, Source, SourceOf
@@ -87,7 +86,7 @@ class ChunkRead:
             return
         num_selected = None
         if outcome.status == "present":
-            num_selected = np.size(batch.out.array[self.place]) * self.layout.item_size
+            num_selected = size_of(self.place) * self.layout.item_size
         num_bytes = self.layout.num_bytes
         note(trace.counts_of_read(num_bytes, num_selected, outcome.fetched, outcome.why))
 

@@ -224,7 +224,7 @@ class _FileReader:
                 runs = (
                     (at, plan.length)
                     for plan, start, _ in found.present
-                    for at in plan.starts(start).tolist()
+                    for at in itertools.chain.from_iterable(plan.blocks(start))
                 )
                 files.prefetch(file.descriptor, runs, latency.gap)
         return found
@@ -255,7 +255,8 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
                 may_be_straight = _try_straight(file, piece, region.data, out)
                 if may_be_straight:
                     continue
-        starts = _prefetched_starts(file, piece)
+        _prefetch(file, piece)
+        starts = piece.starts(file.start).tolist()
         raw = files.read_runs(file.descriptor, starts, piece.length, _block)
         with out.lock:
             out.check()
@@ -265,44 +266,44 @@ def _read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: P
 
 def _try_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
     """Read runs straight to their memory in the output; return False if the system can't do it."""
-    starts = _prefetched_starts(file, plan)
-    if plan.length >= files.DIRECT_BYTES:
-        return _try_long_runs(file.descriptor, starts, plan.length, memory, out)
-    _copy_short_runs(file.descriptor, starts, plan.length, memory, out)
+    _prefetch(file, plan)
+    read = _try_long_runs if plan.length >= files.DIRECT_BYTES else _copy_short_runs
+    first = 0
+    for starts in plan.blocks(file.start):
+        end = first + len(starts) * plan.length
+        if not read(file.descriptor, starts, plan.length, memory[first:end], out):
+            return False  # which the first run shows
+        first = end
     return True
 
 
 def _copy_short_runs(
     descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
-) -> None:
+) -> bool:
     """Read runs, end to end, to their memory in the output."""
-    num_at_once = max(constants.BLOCK_BYTES // length, 1)
-    for first in range(0, len(starts), num_at_once):
-        some = starts[first : first + num_at_once]
-        raw = files.read_runs(descriptor, some, length, _block)
-        with out.lock:
-            out.check()
-            memory[first * length : (first + len(some)) * length] = raw
+    raw = files.read_runs(descriptor, starts, length, _block)
+    with out.lock:
+        out.check()
+        memory[:] = raw
+    return True
 
 
 def _try_long_runs(
     descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
 ) -> bool:
     """Read runs straight into the output; return False if the system can't read without waiting."""
-    num_at_once = max(constants.BLOCK_BYTES // length, 1)
-    for first in range(0, len(starts), num_at_once):
-        cold: list[tuple[int, memoryview]] = []
-        with out.lock:
-            out.check()
-            for number, start in enumerate(starts[first : first + num_at_once], first):
-                run = memory[number * length : (number + 1) * length]
-                num_bytes = files.read_from_memory(descriptor, start, run)
-                if num_bytes is None:  # which the first run shows
-                    return False
-                if num_bytes < length:
-                    cold.append((start + num_bytes, run[num_bytes:]))
-        for start, rest in cold:
-            _read_run(descriptor, start, rest, out)
+    cold: list[tuple[int, memoryview]] = []
+    with out.lock:
+        out.check()
+        for start, first in zip(starts, range(0, len(memory), length), strict=True):
+            run = memory[first : first + length]
+            num_bytes = files.read_from_memory(descriptor, start, run)
+            if num_bytes is None:
+                return False
+            if num_bytes < length:
+                cold.append((start + num_bytes, run[num_bytes:]))
+    for start, rest in cold:
+        _read_run(descriptor, start, rest, out)
     return True
 
 
@@ -326,12 +327,11 @@ def _read_run(descriptor: int, start: int, run: memoryview, out: Output) -> None
         run, start = run[num_bytes:], start + num_bytes
 
 
-def _prefetched_starts(file: OpenFile, plan: Plan) -> list[int]:
-    """Return the offset of each run of a plan in the file; prefetch them if the file is slow."""
-    starts = plan.starts(file.start).tolist() if plan.num_outer else [plan.start + file.start]
-    if file.is_prefetched and (len(starts) > 1 or plan.length > constants.PREFETCH_BYTES):
+def _prefetch(file: OpenFile, plan: Plan) -> None:
+    """Prefetch the runs of a plan if the file is slow."""
+    if file.is_prefetched and (plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES):
+        starts = itertools.chain.from_iterable(plan.blocks(file.start))
         files.prefetch(file.descriptor, zip(starts, itertools.repeat(plan.length)))
-    return starts
 
 
 def _block(num_bytes: int) -> memoryview:

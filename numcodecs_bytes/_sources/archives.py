@@ -16,7 +16,7 @@ _UTF_8, _OTHER_FLAGS = 0x800, 0x61
 
 
 def open_archive(store: ZipStore) -> int:
-    """Return a descriptor of an open zip archive."""
+    """Return a descriptor of a zip archive."""
     with store._lock:
         archive = _archive_of(store)
         archive.fp.flush()
@@ -24,10 +24,16 @@ def open_archive(store: ZipStore) -> int:
         return os.dup(archive.fp.fileno())
 
 
-def _archive_of(store: ZipStore) -> Any:
-    if not store._is_open:  # closed meanwhile
+def _archive_of(store: Any) -> Any:
+    """Return the archive of a store, whose lock is held; open it if zarr opens it when needed."""
+    if store._is_open:
+        return store._zf
+    if not hasattr(store, "_zipfile"):  # zarr 3.1.6, which makes another lock when it opens it
         raise LeftToZarr("the archive was closed")
-    return store._zf
+    try:
+        return store._zipfile()
+    except Exception as error:  # whatever it is, zarr raises it as well
+        raise LeftToZarr(f"the archive can't be opened: {error}") from error
 
 
 def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, SupportsInt
 
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import cpu
 
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.store_states import state_of
@@ -53,12 +53,12 @@ def requests_of(store: Any) -> Callable[[str], Request]:
         objects, path = registry.resolve(url)
         return _Recorder(objects), path
 
-    recording, prototype = copy.copy(store), default_buffer_prototype()
+    recording = copy.copy(store)
     recording._registry = types.SimpleNamespace(resolve=resolve)
 
     def find(path: str) -> Request:
         try:
-            with contextlib.closing(recording.get(path, prototype)) as getting:
+            with contextlib.closing(recording.get(path, cpu.buffer_prototype)) as getting:
                 request = getting.send(None)
         except StopIteration as ended:
             is_missing = ended.value is None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from zarr.abc.store import RangeByteRequest, SuffixByteRequest
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -40,7 +40,8 @@ async def from_store(
 ) -> UInt8Array | None:
     """Return a range of a chunk from its store, which states neither length nor version."""
     request = SuffixByteRequest(-start) if end is None else RangeByteRequest(start, end)
-    buffer = await store.get(path, default_buffer_prototype(), request)
+    # In host memory, also for an array on a GPU: what is selected goes there all at once.
+    buffer = await store.get(path, cpu.buffer_prototype, request)
     return None if buffer is None else np.asarray(buffer.as_numpy_array()).view(np.uint8)
 
 

@@ -19,7 +19,7 @@ from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import LockedError, LockedFile, MissingFileError, ReplacedError
-from numcodecs_bytes._write.write_file import Part
+from numcodecs_bytes._write.write_file import Part, Target
 
 # How often a file that is replaced or deleted meanwhile is reopened.
 MAX_TRIES = 1000
@@ -77,11 +77,14 @@ class ChunkFile:
                 raise why.error from None
             leave([self.chunk], why)
         except Exception as error:
-            must_raise = self._has_begun or self._batch.is_required
-            if must_raise or not unexpected.is_unexpected(error):
+            if self._has_begun or self._batch.is_required:
                 raise
-            unexpected.log(error)
-            leave([self.chunk], LeftToZarr(f"unexpected {type(error).__name__}: {error}"))
+            if unexpected.is_unexpected(error):
+                unexpected.log(error)
+                error = LeftToZarr(f"unexpected {type(error).__name__}: {error}")
+            elif not isinstance(error, OSError) or isinstance(error, InterruptedError):
+                raise  # also if it was cancelled: then nobody writes it
+            leave([self.chunk], error)
         return True
 
     def _make_parts(self, selection: object) -> list[Part]:
@@ -135,8 +138,11 @@ class ChunkFile:
             return False
         if self._adds_nothing(space.missing):
             in_hulls = file.is_exclusive and self._prefers_hulls
-            self._has_begun = True
-            self._write_parts(file.descriptor, space.parts, is_wanted, in_hulls=in_hulls)
+            target = Target(file.descriptor, is_wanted)
+            try:
+                self._write_parts(target, space.parts, in_hulls=in_hulls)
+            finally:
+                self._has_begun |= target.is_changed
             self._note_written(space.parts, file.num_bytes)
         elif file.is_exclusive:
             self._replace(space, is_wanted)
@@ -158,21 +164,23 @@ class ChunkFile:
     def _replace(self, space: Space, is_wanted: IsWanted) -> None:
         """Replace the file, which is locked exclusively, with a copy that has more space."""
         with locks.temporary(self.chunk.path) as (new, name):
-            parts = self._fill(new, space, is_wanted)
-            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
-            self._has_begun = True
+            target = Target(new, is_wanted)
+            parts = self._fill(target, space)
+            self._write_parts(target, parts, in_hulls=self._prefers_hulls)
             locks.replace(name, self.chunk.path, space.file.descriptor)
+            self._has_begun = True
 
     def _create(self, is_wanted: IsWanted) -> bool:
         """Make the file, unless zarr would not; return False if another writer has made it."""
         if self._adds_nothing(self._parts):
             return True
         with locks.temporary(self.chunk.path) as (new, name):
-            parts = self._fill(new, None, is_wanted)
-            self._write_parts(new, parts, is_wanted, in_hulls=self._prefers_hulls)
-            self._has_begun = True
+            target = Target(new, is_wanted)
+            parts = self._fill(target, None)
+            self._write_parts(target, parts, in_hulls=self._prefers_hulls)
             if not locks.publish(name, self.chunk.path):
                 return False
+            self._has_begun = True
         self._note_written(self._parts, 0)
         return True
 
@@ -182,17 +190,15 @@ class ChunkFile:
             self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
         return Space(file, self._parts)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
+    def _fill(self, new: Target, old: Space | None) -> list[Part]:
         """Fill a new file, from the old one if it is a shard's; return where everything belongs."""
         span = range(self._layout.num_bytes)
-        locks.set_length(new, len(span))
-        write_file.fill_span(new, self._stored_fill_value(), span, is_wanted)
+        locks.set_length(new.descriptor, len(span))
+        write_file.fill_span(new, self._stored_fill_value(), span)
         return self._parts
 
-    def _write_parts(
-        self, descriptor: int, parts: Sequence[Part], is_wanted: IsWanted, *, in_hulls: bool
-    ) -> None:
-        write_file.write_all(descriptor, parts, self._latency, is_wanted, in_hulls=in_hulls)
+    def _write_parts(self, target: Target, parts: Sequence[Part], *, in_hulls: bool) -> None:
+        write_file.write_all(target, parts, self._latency, in_hulls=in_hulls)
 
     def _adds_nothing(self, parts: Sequence[Part]) -> bool:
         """Whether zarr would not store chunks of these elements."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt64Array
-from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.zarr_versions import encode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import mesh
@@ -25,7 +24,7 @@ from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
-from numcodecs_bytes._write.write_file import Part
+from numcodecs_bytes._write.write_file import Part, Target
 
 
 class ShardFile(ChunkFile):
@@ -99,7 +98,7 @@ class ShardFile(ChunkFile):
         points = self._points(positions, self._elements[which])
         return write_file.with_hulls(points, self._latency.gap, is_slow=self._is_slow)
 
-    def _fill(self, new: int, old: Space | None, is_wanted: IsWanted) -> list[Part]:
+    def _fill(self, new: Target, old: Space | None) -> list[Part]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
@@ -111,12 +110,12 @@ class ShardFile(ChunkFile):
         index[is_new, 1] = length
         data_end = end + length * num
         raw = as_bytes(encode_index(shard.codec, index))
-        locks.set_length(new, data_end + (0 if shard.is_index_first else len(raw)))
+        locks.set_length(new.descriptor, data_end + (0 if shard.is_index_first else len(raw)))
         if old is not None:
-            write_file.copy_span(old.file.descriptor, new, range(data_start, end), is_wanted)
-        write_file.fill_span(new, fill_value, range(end, data_end), is_wanted)
+            write_file.copy_span(old.file.descriptor, new, range(data_start, end))
+        write_file.fill_span(new, fill_value, range(end, data_end))
         index_start = 0 if shard.is_index_first else data_end
-        write_file.write_runs(new, raw, [index_start], len(raw), is_wanted)
+        write_file.write_runs(new, raw, [index_start], len(raw))
         starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
         return self._parts_at(starts, starts != MISSING)
 

@@ -31,7 +31,7 @@ from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import make_file
-from numcodecs_bytes._write.write_file import raise_if_cancelled, write_runs
+from numcodecs_bytes._write.write_file import Target, raise_if_cancelled, write_runs
 
 # The lowest rate of writes that do not wait. Memory and the page cache take 1 GB/s and more.
 WRITTEN_PER_SECOND = 5e8
@@ -179,16 +179,16 @@ def _replace_file(
 ) -> None:
     """Write a file beside the chunk, and give it the chunk's name."""
     name = path + suffix
-    descriptor = make_file(name)
+    target = Target(make_file(name), is_wanted)
     try:
         try:
             start = 0
             for block in blocks:
                 raw = as_bytes(encode_array(block, stored))
-                write_runs(descriptor, raw, [start], len(raw), is_wanted)
+                write_runs(target, raw, [start], len(raw))
                 start += len(raw)
         finally:
-            os.close(descriptor)
+            os.close(target.descriptor)
         raise_if_cancelled(is_wanted)
         os.replace(name, path)
     except BaseException:

@@ -5,8 +5,10 @@ changed in memory and written, which needs the exclusive lock. The plan of the h
 runs, but with a larger gap.
 """
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,18 @@ from numcodecs_bytes._write.chunks import ValuesError
 # GAP_BYTES: then the hulls are rewritten. With a gap of 8 KiB, a run takes 1.1 us in memory (tmpfs)
 # and 5.5 on ext4, the bytes around it 1.5 and 0.8. Fewer runs are not worth the exclusive lock.
 REWRITE_FROM = 8
+
+# How often in a row a file system may write nothing, without an error.
+MAX_EMPTY_WRITES = 10
+
+
+@dataclass(slots=True)
+class Target:
+    """An open file that is written to."""
+
+    descriptor: int
+    is_wanted: IsWanted
+    is_changed: bool = False  # whether something has been written
 
 
 class Part(NamedTuple):
@@ -120,17 +134,15 @@ class _Piece(NamedTuple):
         return starts
 
 
-def write_all(
-    descriptor: int, parts: Sequence[Part], latency: Latency, is_wanted: IsWanted, *, in_hulls: bool
-) -> None:
+def write_all(target: Target, parts: Sequence[Part], latency: Latency, *, in_hulls: bool) -> None:
     """Write to chunks in a file."""
     for pieces in _grouped(parts, in_hulls=in_hulls):
         if latency.is_slow:  # the system reads the pages around
             runs = [(start, piece.plan.length) for piece in pieces for start in piece.starts]
-            files.prefetch(descriptor, sorted(runs), latency.gap)
+            files.prefetch(target.descriptor, sorted(runs), latency.gap)
         for piece in pieces:
-            raise_if_cancelled(is_wanted)
-            _write_piece(descriptor, piece, is_wanted)
+            raise_if_cancelled(target.is_wanted)
+            _write_piece(target, piece)
 
 
 def _grouped(parts: Sequence[Part], *, in_hulls: bool) -> Iterator[list[_Piece]]:
@@ -138,15 +150,15 @@ def _grouped(parts: Sequence[Part], *, in_hulls: bool) -> Iterator[list[_Piece]]
     group, num_bytes = list[_Piece](), 0
     for part in parts:
         for place, plan in split(part.plan(in_hulls=in_hulls), part.layout.item_size):
-            num_bytes += plan.num_bytes
+            num_bytes += plan.memory_bytes
             if group and num_bytes > constants.BLOCK_BYTES:
                 yield group
-                group, num_bytes = [], plan.num_bytes
+                group, num_bytes = [], plan.memory_bytes
             group.append(_Piece(part, place, plan))
     yield group
 
 
-def _write_piece(descriptor: int, piece: _Piece, is_wanted: IsWanted) -> None:
+def _write_piece(target: Target, piece: _Piece) -> None:
     part, place, plan = piece
     layout, starts = part.layout, piece.starts
     elements = part.elements[(*place, ...)]
@@ -156,46 +168,50 @@ def _write_piece(descriptor: int, piece: _Piece, is_wanted: IsWanted) -> None:
     else:
         raw = np.empty(plan.num_bytes, np.uint8)
         if plan.gap:  # else all bytes are selected, some of them more than once
-            files.read_runs_into(descriptor, starts, raw.data)
+            files.read_runs_into(target.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, layout.stored_dtype, raw, 0, strides)
         index = mesh(plan.index, shape) if plan.has_index else ...
         window[index] = encode_array(elements, layout.stored_dtype)
-    write_runs(descriptor, raw, starts, plan.length, is_wanted)
+    write_runs(target, raw, starts, plan.length)
 
 
-def write_runs(
-    descriptor: int, raw: UInt8Array, starts: Sequence[int], length: int, is_wanted: IsWanted
-) -> None:
+def write_runs(target: Target, raw: UInt8Array, starts: Sequence[int], length: int) -> None:
     """Write runs of one length, which `raw` holds end to end."""
     view, pwrite = raw.data, os.pwrite
+    descriptor, is_wanted = target.descriptor, target.is_wanted
     for start, first in zip(starts, range(0, len(raw), length), strict=True):
         if not is_wanted():  # for each run, because a cancelled caller may change its values
             raise_if_cancelled(is_wanted)
-        run, position = view[first : first + length], start
+        run, position, num_empty = view[first : first + length], start, 0
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
+            target.is_changed |= num > 0
+            num_empty = 0 if num else num_empty + 1
+            if num_empty == MAX_EMPTY_WRITES:
+                raise OSError(errno.EIO, f"the system writes nothing at byte {position} of a file")
+        target.is_changed = True
 
 
-def fill_span(descriptor: int, repeated: UInt8Array, span: range, is_wanted: IsWanted) -> None:
+def fill_span(target: Target, repeated: UInt8Array, span: range) -> None:
     """Fill a range of a new file with repeated bytes; zeros take no space."""
     if not repeated.any():
         return
     block = np.tile(repeated, max(constants.BLOCK_BYTES // len(repeated), 1))
     for start in range(span.start, span.stop, len(block)):
         raw = block[: span.stop - start]
-        write_runs(descriptor, raw, [start], len(raw), is_wanted)
+        write_runs(target, raw, [start], len(raw))
 
 
-def copy_span(source: int, target: int, span: range, is_wanted: IsWanted) -> None:
+def copy_span(source: int, target: Target, span: range) -> None:
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
     block = np.empty(constants.BLOCK_BYTES, np.uint8)
     for start in range(span.start, span.stop, len(block)):
-        raise_if_cancelled(is_wanted)
+        raise_if_cancelled(target.is_wanted)
         raw = block[: span.stop - start]
         files.read_exactly(source, start, raw.data)
         if raw.any():
-            write_runs(target, raw, [start], len(raw), is_wanted)
+            write_runs(target, raw, [start], len(raw))
 
 
 def raise_if_cancelled(is_wanted: IsWanted) -> None:

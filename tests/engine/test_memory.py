@@ -10,8 +10,10 @@ import zarr
 from helpers import HAS_RECTILINEAR, create, select
 from test_concurrency import eventually
 
+import numcodecs_bytes
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._read.latency import Latency
 
 MIB = 1 << 20
 SHAPE = (1 << 13, 1 << 12)  # 256 MiB
@@ -67,6 +69,36 @@ def test_of_many_short_runs_into_a_contiguous_output(sparse, track):
     peak, result = track(lambda: array[:, 256:512])
     assert not result.any()
     assert peak <= result.nbytes + 4 * MIB
+
+
+@pytest.mark.usefixtures("_files_are_fast", "our_pipeline")
+@pytest.mark.parametrize("dtype", ["i1", "<i2", ">i2"])
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_slow):
+    """Every second element, without reading those between: they took 30 MiB and more."""
+    num = 1 << 20
+    create(tmp_path, (num,), (num,), dtype)[...] = np.arange(num)
+    array = zarr.open_array(tmp_path, mode="r")
+    if is_slow:
+        monkeypatch.setattr(Latency, "is_slow", True)
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        array[:2]
+        peak, result = track(lambda: array[::2])
+    assert np.array_equal(result, np.arange(num).astype(dtype)[::2])
+    assert peak <= result.nbytes + 4 * MIB
+
+
+@pytest.mark.usefixtures("our_pipeline")
+def test_of_a_trace(sparse, track):
+    """What was read by an array of indices was copied to count it: 32 MiB more."""
+    array = sparse((1 << 13, 1 << 9), (1 << 13, 1 << 9))
+    indices = np.random.default_rng(0).permutation(1 << 13)
+    array.oindex[indices]
+    least, _ = track(lambda: array.oindex[indices])
+    with numcodecs_bytes.trace() as traced:
+        peak, result = track(lambda: array.oindex[indices])
+    assert traced.report()["total"]["bytes_selected"] == result.nbytes
+    assert peak <= least + MIB
 
 
 def test_of_selections_that_differ_from_chunk_to_chunk(sparse, track):

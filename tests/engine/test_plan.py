@@ -59,6 +59,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         set_constants(
             GAP_BYTES=rng.choice([0, 1, 7, 64, 4096]),
             BLOCK_BYTES=rng.choice([1, 8, 50, 1 << 20]),
+            RUN_BYTES=rng.choice([1, 16, 1 << 7]),
             GROUP_BYTES=0,
         )
         shape = tuple(rng.randint(1, 9) for _ in range(rng.randint(0, 4)))
@@ -73,7 +74,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         for _ in range(2):  # the second time, parts may be kept
             out = np.full(expected.shape, -1, I4)
             for where, part in split(plan, 4):
-                assert part.num_bytes <= max(constants.BLOCK_BYTES, 4)
+                assert part.memory_bytes <= max(constants.BLOCK_BYTES, 4)
                 out[where] = apply(part, raw, layout, 5)
             np.testing.assert_array_equal(out, expected)
         if plan.is_solid:
@@ -111,6 +112,20 @@ def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constan
     parts = list(split(plan_of((points,), layout), 1))
     assert sum(part.num_bytes for _, part in parts) <= 1 << 14
     assert all((np.diff(where) > 0).all() for (where,), _ in parts)  # and stay in order
+
+
+def test_points_that_are_sparse_in_some_blocks_only(set_constants):
+    """A run for each of them would take more memory than their block."""
+    set_constants(BLOCK_BYTES=1 << 10, GROUP_BYTES=1 << 10)
+    layout = Layout((1 << 14,), U1, U1)
+    points = np.append(np.arange(1 << 13), np.arange(1 << 13, 1 << 14, 3))
+    points = np.random.default_rng(1).permutation(points)
+    raw = np.random.default_rng(2).integers(0, 256, 1 << 14, np.uint8)
+    out = np.zeros(len(points), U1)
+    for where, part in split(plan_of((points,), layout, gap=1), 1):
+        assert part.memory_bytes <= 1 << 10
+        out[where] = apply(part, raw.tobytes(), layout)
+    np.testing.assert_array_equal(out, raw[points])
 
 
 def test_sparse_points_are_neither_sorted_nor_spread():

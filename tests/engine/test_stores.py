@@ -4,6 +4,7 @@ import errno
 import functools
 import importlib
 import os
+import pickle
 import random
 import shutil
 import zipfile
@@ -530,6 +531,47 @@ def test_a_zip_file_that_is_closed_meanwhile(folder):
     store.close()
     assert np.array_equal(array[7], DATA[7])
     store.close()
+    store.path.unlink()
+    with pytest.raises(FileNotFoundError):  # as with zarr alone
+        array[7]
+
+
+@pytest.mark.needs("os.pread")
+def test_an_array_in_a_zip_file_that_was_pickled(folder):
+    """zarr 3.4 opens the archive of the copy when it is first used: its first chunk was read whole.
+
+    So was one of each worker of Dask.
+    """
+    array = zarr.open_array(zarr.storage.ZipStore(zipped(folder), mode="r"), mode="r")
+    copy = pickle.loads(pickle.dumps(array))  # noqa: S301 # made here
+    with numcodecs_bytes.trace() as traced:
+        assert np.array_equal(copy[7], DATA[7])
+    total = traced.report()["total"]
+    assert (total["why_whole"], total["bytes_fetched"]) == ({}, DATA[7].nbytes)
+    array.store.close()
+    copy.store.close()
+
+
+@pytest.mark.needs("os.pread")
+def test_an_archive_that_zarr_does_not_open_again(folder, monkeypatch):
+    """Because it could not be closed: the error is zarr's, if zarr 3.4 raises one."""
+    store = zarr.storage.ZipStore(zipped(folder), mode="r")
+    array = zarr.open_array(store, mode="r")
+    close = zipfile.ZipFile.close
+
+    def fail(self):
+        close(self)
+        raise OSError(errno.EIO, "an error of the mount")
+
+    monkeypatch.setattr(zipfile.ZipFile, "close", fail)
+    with pytest.raises(OSError, match="an error of the mount"):
+        store.close()
+    monkeypatch.undo()
+    if hasattr(store, "_close_failed"):
+        with pytest.raises(RuntimeError, match="will not reopen it"):
+            array[7]
+    else:
+        assert np.array_equal(array[7], DATA[7])
 
 
 def test_a_zip_file_that_can_not_be_closed(folder, monkeypatch):

@@ -568,6 +568,56 @@ def test_a_full_disk(tmp_path, monkeypatch, exists):
     assert sizes == [512] * exists
 
 
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("settings", [{}, SHARDS], ids=["chunk", "shard"])
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "exists"])
+def test_a_file_system_with_sequential_writes_only(tmp_path, monkeypatch, settings, exists):
+    """zarr can write there: OSError. As it is refused before anything changes, no value is lost."""
+    array, pwrite, ends = create(tmp_path, fill_value=1, **settings), os.pwrite, {}
+    if exists:
+        array[...] = 2
+    others = 2 if exists else 1
+
+    def write(descriptor, raw, position):
+        # The length of a new file is set first.
+        if position != ends.get(descriptor, 0 if position == 0 else None):
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        ends[descriptor] = position + len(raw)
+        return pwrite(descriptor, raw, position)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(OSError, match="not supported"):
+        array[:, 3] = 5
+    assert (array[...] == others).all()
+    ends.clear()
+    with zarr.config.set(IF_POSSIBLE), numcodecs_bytes.trace() as traced:
+        array[:, 3] = 5
+    assert (array[...] == np.where(np.arange(8) == 3, 5, others)).all()
+    assert "not supported" in str(traced)
+    assert [path.name for path in tmp_path.rglob("c/0/*")] == ["0"]
+
+
+@pytest.mark.needs("fcntl")
+@pytest.mark.parametrize("selection", [np.s_[:, 3], ...], ids=["part", "whole"])
+def test_a_file_system_that_writes_nothing(tmp_path, monkeypatch, selection):
+    """The write tried again for ever, and held the lock."""
+    array, num_calls = create(tmp_path), 0
+
+    def write(*_):
+        nonlocal num_calls
+        num_calls += 1
+        assert num_calls < 1000
+        return 0
+
+    monkeypatch.setattr(os, "pwrite", write)
+    if selection is not ...:  # zarr writes whole chunks that can't be written here
+        with pytest.raises(OSError, match="writes nothing at byte 24 of a file"):
+            array[selection] = 5
+    with zarr.config.set(IF_POSSIBLE):
+        array[selection] = 5
+    assert (array[selection] == 5).all()
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_errors_of_zarr_s_writes_name_the_chunk(tmp_path, zarr_format):
     """NumPy's, of a chunk that is too short, name nothing."""
