@@ -353,6 +353,28 @@ class TestHierarchies:
         assert found.keys() == PARTIAL_READS.keys()
         assert found["plain"].num_chunks == 1
 
+    @pytest.mark.parametrize("location", LOCATIONS[:2])
+    def test_links_that_lead_back_to_their_folder(self, tmp_path, location):
+        """Two of them make 2^40 paths; one made `check` note 121 files."""
+        group = zarr.create_group(tmp_path / "a")
+        group.create_array("plain", shape=(4, 4), chunks=(2, 2), dtype="i2")[:] = 1
+        for folder in ("", "plain", "plain/c", "plain/c/1"):
+            for name in ("left", "right"):
+                tmp_path.joinpath("a", folder, name).symlink_to(".", target_is_directory=True)
+        found = check(at(location, tmp_path / "a"))
+        assert found.keys() == {"plain"}
+        assert (found["plain"].num_chunks, found["plain"].problems) == (4, [])
+        assert found["plain"].notes == []
+
+    def test_a_link_to_other_chunks_of_the_array(self, tmp_path):
+        """zarr reads them, so they are present."""
+        array = zarr.create_array(tmp_path, shape=(4, 4), chunks=(2, 2), dtype="i2")
+        array[:] = 1
+        shutil.rmtree(tmp_path / "c/1")
+        (tmp_path / "c/1").symlink_to("0", target_is_directory=True)
+        (report,) = checks.check(tmp_path)
+        assert (report.num_chunks, report.problems, report.notes) == (4, [], [])
+
     @pytest.mark.needs("os.mkfifo")
     def test_a_pipe_is_neither_metadata_nor_a_chunk(self, healthy):
         """Whoever opens it waits for its writer."""
