@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numcodecs
 import numpy as np
 import zarr
 from zarr.abc.store import RangeByteRequest
@@ -55,7 +56,7 @@ def check_chunks(
     num_before = len(report.problems), report.num_problems
     expected = _expected_length(array, codecs)
     is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
-    decoded = _array_to_decode(array, report, limits, is_encoded=expected is None)
+    decoded = _array_to_decode(array, codecs, report, limits, is_encoded=expected is None)
     checks = _Checks(array, expected, is_blosc, decoded)
     listing, first, sizes = Listing(), None, set[int | None]()
     chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
@@ -140,11 +141,18 @@ def _expected_length(array: AnyArray, codecs: list[str]) -> int | None:
 
 
 def _array_to_decode(
-    array: AnyArray, report: ArrayReport, limits: Limits, *, is_encoded: bool
+    array: AnyArray, codecs: list[str], report: ArrayReport, limits: Limits, *, is_encoded: bool
 ) -> AnyArray | None:
     """Return the array as it is to be read; None if only the sizes of its chunks are checked."""
     has_bools = any(leaf.kind == "b" for leaf in leaf_dtypes(array.dtype))
     if not is_encoded and not has_bools:
+        return None
+    of_v2 = [*array.filters, *array.compressors]
+    if "pickle" in codecs or any(isinstance(codec, numcodecs.Pickle) for codec in of_v2):
+        report.add_problem(
+            "its chunks were not decoded, because the codec pickle runs whatever code they hold: "
+            "if you trust them, copy the array to one with another codec, such as vlen-utf8"
+        )
         return None
     num_bytes = math.prod(array.chunks) * array.dtype.itemsize
     if num_bytes > limits.max_chunk_bytes:

@@ -104,7 +104,7 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
             continue
         is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
         is_serializer = isinstance(codec, Bytes) or is_of_text
-        if not is_serializer and (codec is metadata.compressor or _is_of_bytes(codec)):
+        if not is_serializer and (_is_of_bytes(codec) or codec is metadata.compressor):
             of_bytes.append(codec)
         elif serializer or of_bytes:
             raise ValueError(
