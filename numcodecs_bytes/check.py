@@ -7,7 +7,6 @@ stored with other codecs, are decoded by zarr, about 64 MiB at a time.
 
 import contextlib
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import zarr.dtype
 import zarr.errors
 from zarr.abc.store import Store
 from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.sync import sync
 from zarr.storage import StorePath
 from zarr.types import AnyArray
 
@@ -33,6 +33,10 @@ from numcodecs_bytes._core.dtypes import (
     why_missing,
 )
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._read.remote_object import RemoteObject
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.store_states import Unexpected, state_of
+from numcodecs_bytes._sources.stores import find_source
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
@@ -92,12 +96,11 @@ def check(
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         for path, document in find_arrays(opened):
             report = ArrayReport(path)
-            with warnings.catch_warnings(action="ignore"):  # they are in the report, or irrelevant
-                try:
-                    store_path = StorePath(opened, path)
-                    _check_array(store_path, document, report, limits or Limits(), bar)
-                except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
-                    report.add_problem(f"it can't be checked: {describe_error(error)}")
+            try:
+                store_path = StorePath(opened, path)
+                _check_array(store_path, document, report, limits or Limits(), bar)
+            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+                report.add_problem(f"it can't be checked: {describe_error(error)}")
             yield report
 
 
@@ -131,11 +134,21 @@ def _check_array(
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
-        # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.
-        with contextlib.suppress(Exception), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-            array[start]
+        with contextlib.suppress(Exception):  # ranges are not why a whole chunk can't be read
+            sync(_ask_for_a_byte(array.store_path / array.metadata.encode_chunk_key(index)))
         _report_partial_reads(array, report)
+
+
+async def _ask_for_a_byte(chunk: StorePath) -> None:
+    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
+    source = find_source(chunk)
+    if isinstance(source, File):
+        return
+    try:
+        await RemoteObject(source).ask(source.start, source.start + 1)
+    except Unexpected as why:
+        if await chunk.get() is not None:
+            state_of(chunk.store).strike(chunk.store, why)
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:

@@ -11,7 +11,6 @@ hierarchies that can be migrated only in part.
 
 import json
 import operator
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,10 +137,9 @@ def _plan(
     """Return the outcome for each node, and the documents to write or remove, in order."""
     nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
     excluded = _parse_exclude(exclude, nodes)
-    with warnings.catch_warnings(action="ignore"):  # about data types without a specification
-        if undo:
-            return _plan_undo(nodes, bar)
-        return _Migration(store, nodes, excluded, overwrite).plan(bar)
+    if undo:
+        return _plan_undo(nodes, bar)
+    return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:

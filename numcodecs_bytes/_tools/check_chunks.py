@@ -7,14 +7,18 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numcodecs
 import numpy as np
-import zarr
+from zarr.abc.codec import Codec
 from zarr.abc.store import RangeByteRequest
+from zarr.codecs import BytesCodec, ShardingCodec
+from zarr.codecs._v2 import V2Codec
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
+from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 from zarr.types import AnyArray
 
@@ -168,12 +172,24 @@ def _array_to_decode(
         as_numbers = {"dtype": "|u1"} if "dtype" in document else {"data_type": "uint8"}
         return array_of(document | as_numbers | {"fill_value": 0}, array.store_path)
     # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
-    defaults_of_zarr = {
-        "codecs.bytes": "zarr.codecs.bytes.BytesCodec",
-        "codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline",
-    }
-    with zarr.config.set(defaults_of_zarr):
-        return array_of(document, array.store_path)
+    decoded, metadata = array_of(document, array.store_path), array.metadata
+    if isinstance(metadata, ArrayV2Metadata):
+        of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
+    else:
+        of_zarr = [_codec_of_zarr(codec) for codec in metadata.codecs]
+    # Not by zarr's config, which is that of all threads.
+    pipeline = BatchedCodecPipeline.from_codecs(of_zarr)
+    object.__setattr__(decoded.async_array, "codec_pipeline", pipeline)
+    return decoded
+
+
+def _codec_of_zarr(codec: Codec) -> Codec:
+    """Return zarr's own codec "bytes" in place of another one, also in shards."""
+    if isinstance(codec, ShardingCodec):
+        return replace(codec, codecs=tuple(map(_codec_of_zarr, codec.codecs)))
+    if isinstance(codec, BytesCodec):  # that of zarr 3.1.6 needs an endian for any structure
+        return BytesCodec(endian=codec.endian or "little")
+    return codec
 
 
 async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:

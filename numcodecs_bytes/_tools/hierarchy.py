@@ -156,8 +156,12 @@ def document_at(store: Store, key: str) -> Document | None:
         return raw
     try:
         return _object(json.loads(raw), key)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         return ValueError(f"{key} is not JSON: {error}")
+    except RecursionError:
+        return ValueError(f"{key} is nested too deeply")
+    except ValueError:  # which advises to change a setting of Python
+        return ValueError(f"{key} has a number with too many digits")
 
 
 def _read(store: Store, key: str) -> bytes | None:
@@ -194,9 +198,9 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def array_of(document: Any, store_path: StorePath) -> AnyArray:
+def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
     """Return the array with a metadata document, which need not be stored."""
-    return zarr.Array(zarr.AsyncArray(document, store_path))
+    return zarr.Array(zarr.AsyncArray(document, store_path, config))
 
 
 def read_in_part(array: AnyArray) -> Layout:

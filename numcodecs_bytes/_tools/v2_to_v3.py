@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import numpy as np
-import zarr
 import zarr.errors
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
@@ -148,10 +147,11 @@ def _reads_the_same(old: JSONObject, new: JSONObject, dtype: AnyDType) -> bool:
     """Whether a small chunk that is written as Zarr v2 reads the same when read as Zarr v3."""
     shape = tuple(max(1, min(n, 4)) for n in old["chunks"])
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
-    written = _array(old | {"shape": shape, "chunks": shape})
-    read = array_of(new | {"shape": shape, "chunk_grid": grid}, written.store_path)
-    with zarr.config.set({"array.write_empty_chunks": True}):
-        written[...] = _sample(dtype, shape).astype(written.dtype)
+    store_path = StorePath(MemoryStore())
+    document = old | {"shape": shape, "chunks": shape}
+    written = array_of(document, store_path, {"write_empty_chunks": True})
+    read = array_of(new | {"shape": shape, "chunk_grid": grid}, store_path)
+    written[...] = _sample(dtype, shape).astype(written.dtype)
     return _are_same(np.asarray(written[...]), np.asarray(read[...]))
 
 
