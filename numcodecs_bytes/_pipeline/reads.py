@@ -88,6 +88,7 @@ class ReadsParts(KnowsLayouts):
     reads_parts = True
     _has_failed = False
 
+    @unexpected.logged_after_zarr
     async def read(
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
