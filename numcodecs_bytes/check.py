@@ -25,12 +25,10 @@ from zarr.types import AnyArray
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import (
-    ML_DTYPES,
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
     pack_dtype,
-    why_missing,
 )
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
@@ -53,6 +51,7 @@ from numcodecs_bytes._tools.hierarchy import (
     find_arrays,
     join,
     read_in_part,
+    why_not_opened,
 )
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
@@ -117,7 +116,7 @@ def _check_array(
     array: Any = result_of(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
-        report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
+        report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
@@ -162,12 +161,6 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
     return True
 
 
-def _why_no_data_type(document: JSONObject) -> str:
-    """Return what to install for a data type of ml_dtypes that metadata name, or ""."""
-    data_type = json.dumps(document.get("data_type", document.get("dtype")))
-    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
-
-
 def _what_to_import(array: AnyArray) -> str:
     """Return what programs must import before they open an array, or "".
 
@@ -196,6 +189,7 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     opened = result_of(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
         report.add_problem(f".zarray can't be opened: {describe_error(opened)}")
+        report.notes += filter(None, [why_not_opened(old)])
         return
     found = result_of(disagreements, old, document)
     if isinstance(found, MixedByteOrderError):

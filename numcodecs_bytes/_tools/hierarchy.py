@@ -26,6 +26,7 @@ from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
@@ -203,6 +204,16 @@ def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArr
     return zarr.Array(zarr.AsyncArray(document, store_path, config))
 
 
+def why_not_opened(document: JSONObject) -> str:
+    """Return what helps if zarr does not know the data type in metadata, or ""."""
+    data_type = json.dumps(document.get("data_type", document.get("dtype")))
+    # Such as netCDF-C writes, which not all versions of zarr read.
+    if found := re.search('"([<>=])([biu]1|[SV][0-9]+)"', data_type):
+        order, kind = found.groups()
+        return f'"{order}{kind}" has a byte order that means nothing: write "|{kind}" in .zarray'
+    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
+
+
 def read_in_part(array: AnyArray) -> Layout:
     """Return the layout of an array's (inner) chunks, parts of which can be read.
 
@@ -229,7 +240,9 @@ def read_in_part(array: AnyArray) -> Layout:
 def grid_of(array: AnyArray) -> list[int]:
     """Return how many chunks, or shards, an array has along each axis."""
     chunk_shape = array.shards or array.chunks
-    return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
+    if 0 in chunk_shape and array.size:
+        raise ValueError(f"its chunk shape is {chunk_shape}: expected at least 1 along each axis")
+    return [-(-size // max(n, 1)) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
 class StoredChunk(NamedTuple):

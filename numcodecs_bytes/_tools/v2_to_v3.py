@@ -27,7 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
 )
 from numcodecs_bytes._tools.check_report import explain_error, result_of
-from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks
+from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -41,7 +41,12 @@ def v3_document(old: JSONObject) -> JSONObject:
 
     Raises ValueError if Zarr v3 can't express `.zarray`, and what zarr raises if it can't open it.
     """
-    metadata = ArrayV2Metadata.from_dict(old)
+    try:
+        metadata = ArrayV2Metadata.from_dict(old)
+    except ValueError as error:
+        if why := why_not_opened(old):
+            raise ValueError(f"{error}; {why}") from error
+        raise
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
@@ -63,12 +68,17 @@ def v3_document(old: JSONObject) -> JSONObject:
             why = f"({is_same})"
         elif is_same:
             return new
-    if len({leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}) > 1:
+    is_text = has_variable_length(dtype)  # NumPy does not know its byte order
+    ordered = [] if is_text else [leaf for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)]
+    if len({leaf.isnative for leaf in ordered}) > 1:
         raise MixedByteOrderError(
             f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
         )
-    names = ", ".join(codec.codec_id for codec in metadata.filters or ())
-    raise ValueError(f"in Zarr v3, {dtype} can't be restored from the filters {names} {why}")
+    names = ", ".join(codec.codec_id for codec in (*filters, *of_bytes)) or name
+    raise ValueError(
+        f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: copy the array to "
+        "one with other codecs"
+    )
 
 
 def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
@@ -121,7 +131,10 @@ def _is_of_bytes(codec: Numcodec) -> bool:
     try:
         kind = get_codec_class(f"numcodecs.{codec.codec_id}")
     except (KeyError, zarr.errors.UnknownCodecError):
-        raise ValueError(f"Zarr v3 has no counterpart of the codec {codec.codec_id}") from None
+        raise ValueError(
+            f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one with "
+            "another codec"
+        ) from None
     return issubclass(kind, BytesBytesCodec)
 
 

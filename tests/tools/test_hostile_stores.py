@@ -1,13 +1,14 @@
-"""The commands and stores that were made to do harm: what these hold never runs."""
+"""Odd stores: what they hold never runs, and the commands say in their own words what is wrong."""
 
 import contextlib
+import json
 import pickle
 from pathlib import Path
 
 import numcodecs
 import pytest
 import zarr
-from helpers import write_v2
+from helpers import HAS_STRUCT, write_v2
 
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
@@ -68,3 +69,48 @@ class TestCodecsThatRunCode:
         with contextlib.suppress(Exception):
             zarr.open_array(path, mode="r")[...]
         assert touched.exists()  # zarr runs it
+
+
+class TestOwnWords:
+    """NumPy's or Python's were reported instead, which say nothing of the store."""
+
+    @pytest.mark.parametrize(
+        ("codec", "reason"),
+        [
+            ("base64", "Zarr v3 has no counterpart of the codec base64: copy the array"),
+            ("packbits", "in Zarr v3, StringDType() can't be restored from the codecs packbits ("),
+        ],
+    )
+    @pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3")
+    def test_text_behind_codecs_that_zarr_v3_lacks(self, tmp_path, codec, reason):
+        """Cannot use DescrNewByteOrder for this new style DTypes."""
+        text = {"filters": [{"id": "vlen-utf8"}], "compressor": {"id": codec}, "fill_value": ""}
+        write_v2(tmp_path, None, "|O", **text)
+        (refused,) = migrate(tmp_path)
+        assert refused.reasons[0].startswith(reason)
+
+    @pytest.mark.parametrize("dtype", ["<i1", ">u1", "<V3", "<S3", [["a", "<i1"], ["b", "<i2"]]])
+    def test_a_byte_order_of_single_bytes(self, tmp_path, dtype):
+        """netCDF-C writes it; zarr 3.1.6 knows none of these data types, and others not all."""
+        write_v2(tmp_path, None, dtype, fill_value=None)
+        (report,), (node,) = check(tmp_path), migrate(tmp_path, dry_run=True)
+        given = dtype if isinstance(dtype, str) else dtype[0][1]
+        advice = f'"{given}" has a byte order that means nothing: write "|{given[1:]}" in .zarray'
+        if report.problems:
+            assert report.notes == [advice]
+            assert node.reasons[0].endswith(f"; {advice}")
+            right = json.loads(json.dumps(dtype).replace(given, f"|{given[1:]}"))
+            write_v2(tmp_path, None, right, fill_value=None)
+            (report,) = check(tmp_path)
+        assert (report.problems, advice in report.notes) == ([], False)
+
+    @pytest.mark.skipif(HAS_STRUCT, reason="this zarr takes it for 1")
+    def test_chunks_of_no_length(self, tmp_path):
+        """ZeroDivisionError: integer division or modulo by zero."""
+        path = write_v2(tmp_path / "a", None, "<i2", chunks=[0])
+        why = "its chunk shape is (0,): expected at least 1 along each axis"
+        (report,), (node,) = check(path), migrate(path)
+        assert report.problems == [f"it can't be checked: ValueError: {why}"]
+        assert node.reasons == [why]
+        (report,) = check(write_v2(tmp_path / "b", None, "<i2", [0], chunks=[0]))
+        assert report.problems == []
