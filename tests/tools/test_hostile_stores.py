@@ -8,7 +8,7 @@ from pathlib import Path
 import numcodecs
 import pytest
 import zarr
-from helpers import HAS_STRUCT, write_v2
+from helpers import HAS_STRUCT, metadata, write_v2
 
 from numcodecs_bytes.check import check
 from numcodecs_bytes.migrate import migrate
@@ -114,3 +114,29 @@ class TestOwnWords:
         assert node.reasons == [why]
         (report,) = check(write_v2(tmp_path / "b", None, "<i2", [0], chunks=[0]))
         assert report.problems == []
+
+    def test_metadata_that_zarr_nests_too_deeply(self, tmp_path):
+        codecs = '{"name":"sharding_indexed","configuration":{"chunk_shape":[2],"codecs":['
+        text = json.dumps(metadata("int16", [1])).replace("[1]", f"[{codecs * 400}{']}}' * 400}]")
+        (tmp_path / "zarr.json").write_text(text)
+        (report,) = check(tmp_path)
+        assert "RecursionError: it is nested too deeply" in str(report.problems) or (
+            report.problems == ["its metadata can't be read: zarr.json is nested too deeply"]
+        )
+
+    @pytest.mark.parametrize("given", [{}, 5, {"dimrefs": [1]}], ids=str)
+    def test_dimensions_of_netcdf(self, tmp_path, given):
+        """KeyError: 'dimrefs'."""
+        write_v2(tmp_path, None, "<i2", _NCZARR_ARRAY=given)
+        (node,) = migrate(tmp_path)
+        why = f"its _NCZARR_ARRAY is {given}, expected 1 names: correct or remove it in .zarray"
+        assert node.reasons == [why]
+
+    @pytest.mark.parametrize("more", [{"attributes": 5}, {"shape": 7}, {"shape": ["x"]}], ids=str)
+    def test_metadata_beside_zarr_v2_that_no_array_has(self, tmp_path, more):
+        """TypeError: object of type 'int' has no len()."""
+        write_v2(tmp_path, None, "<i2")
+        document = {"zarr_format": 3, "node_type": "array", "attributes": {}, "shape": [4], **more}
+        (tmp_path / "zarr.json").write_text(json.dumps(document))
+        (node,) = migrate(tmp_path, overwrite=True)
+        assert node.reasons[0].startswith("zarr.json has what Zarr v2 lacks, so it is kept: ")
