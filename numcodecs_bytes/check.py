@@ -7,7 +7,6 @@ stored with other codecs, are decoded by zarr, about 64 MiB at a time.
 
 import contextlib
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,23 @@ import zarr.dtype
 import zarr.errors
 from zarr.abc.store import Store
 from zarr.core.metadata.v2 import ArrayV2Metadata
+from zarr.core.sync import sync
 from zarr.storage import StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
 from numcodecs_bytes._core.dtypes import (
-    ML_DTYPES,
     NATIVE_ENDIAN,
     AnyDType,
     has_byte_order,
     pack_dtype,
-    why_missing,
 )
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._read.remote_object import RemoteObject
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.store_states import Unexpected, state_of
+from numcodecs_bytes._sources.stores import find_source
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
@@ -49,6 +51,7 @@ from numcodecs_bytes._tools.hierarchy import (
     find_arrays,
     join,
     read_in_part,
+    why_not_opened,
 )
 from numcodecs_bytes._tools.installation import explain_other_codec
 from numcodecs_bytes._tools.locations import open_store
@@ -92,12 +95,11 @@ def check(
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         for path, document in find_arrays(opened):
             report = ArrayReport(path)
-            with warnings.catch_warnings(action="ignore"):  # they are in the report, or irrelevant
-                try:
-                    store_path = StorePath(opened, path)
-                    _check_array(store_path, document, report, limits or Limits(), bar)
-                except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
-                    report.add_problem(f"it can't be checked: {describe_error(error)}")
+            try:
+                store_path = StorePath(opened, path)
+                _check_array(store_path, document, report, limits or Limits(), bar)
+            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+                report.add_problem(f"it can't be checked: {describe_error(error)}")
             yield report
 
 
@@ -114,7 +116,7 @@ def _check_array(
     array: Any = result_of(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
-        report.notes += filter(None, (explain_other_codec(), _why_no_data_type(document)))
+        report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
         return
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
@@ -131,11 +133,21 @@ def _check_array(
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        start = tuple(i * n for i, n in zip(index, array.shards or array.chunks, strict=True))
-        # Small chunks are requested whole unless a gap is set. Ranges are not why a read raises.
-        with contextlib.suppress(Exception), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
-            array[start]
+        with contextlib.suppress(Exception):  # ranges are not why a whole chunk can't be read
+            sync(_ask_for_a_byte(array.store_path / array.metadata.encode_chunk_key(index)))
         _report_partial_reads(array, report)
+
+
+async def _ask_for_a_byte(chunk: StorePath) -> None:
+    """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
+    source = find_source(chunk)
+    if isinstance(source, File):
+        return
+    try:
+        await RemoteObject(source).ask(source.start, source.start + 1)
+    except Unexpected as why:
+        if await chunk.get() is not None:
+            state_of(chunk.store).strike(chunk.store, why)
 
 
 def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
@@ -147,12 +159,6 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
         return False
     report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
     return True
-
-
-def _why_no_data_type(document: JSONObject) -> str:
-    """Return what to install for a data type of ml_dtypes that metadata name, or ""."""
-    data_type = json.dumps(document.get("data_type", document.get("dtype")))
-    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
 def _what_to_import(array: AnyArray) -> str:
@@ -183,6 +189,7 @@ def _compare_with_v2(store_path: StorePath, document: JSONObject, report: ArrayR
     opened = result_of(ArrayV2Metadata.from_dict, old)
     if isinstance(opened, Exception) and not isinstance(opened, unknown_codec):
         report.add_problem(f".zarray can't be opened: {describe_error(opened)}")
+        report.notes += filter(None, [why_not_opened(old)])
         return
     found = result_of(disagreements, old, document)
     if isinstance(found, MixedByteOrderError):

@@ -11,7 +11,6 @@ hierarchies that can be migrated only in part.
 
 import json
 import operator
-import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,10 +137,9 @@ def _plan(
     """Return the outcome for each node, and the documents to write or remove, in order."""
     nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
     excluded = _parse_exclude(exclude, nodes)
-    with warnings.catch_warnings(action="ignore"):  # about data types without a specification
-        if undo:
-            return _plan_undo(nodes, bar)
-        return _Migration(store, nodes, excluded, overwrite).plan(bar)
+    if undo:
+        return _plan_undo(nodes, bar)
+    return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
@@ -330,12 +328,15 @@ class _Migration:
         members = ("node_type", "chunk_key_encoding", "dimension_names")
         more = [m for m in members if existing.get(m) not in (None, document.get(m))]
         shape, old_shape = existing.get("shape") or [], document.get("shape", [])
-        if len(shape) != len(old_shape) or any(map(operator.gt, shape, old_shape)):
+        is_shape = isinstance(shape, list) and all(isinstance(size, int) for size in shape)
+        is_similar = is_shape and len(shape) == len(old_shape)
+        if not is_similar or any(map(operator.gt, shape, old_shape)):
             more.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
         texts_in_v2 = set(map(_text, attributes))
-        items = (existing.get("attributes") or {}).items()
+        others = existing.get("attributes") or {}
+        items = others.items() if isinstance(others, dict) else [(repr(others), None)]
         more += [f"attribute {item[0]}" for item in items if _text(item) not in texts_in_v2]
         without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
         more += [f"node {node}" for node in _below(path, without_v2)]

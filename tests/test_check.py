@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -42,7 +43,9 @@ from numcodecs_bytes.__main__ import main
 from numcodecs_bytes._tools import locations
 from numcodecs_bytes._tools.locations import open_store
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have a Zarr V3 specification")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have a Zarr V3 specification", "ignore:Missing 'endian' for structured"
+)
 LOCATIONS = ["{}", "file://{}", "{}.zip"]
 PLAIN, BIG = bytes_codec(), bytes_codec("big")
 CRC = {"name": "crc32c"}
@@ -128,6 +131,15 @@ DAMAGED = {
         v3(b"\0\1\2\xff", "bool", [PLAIN], fill_value=False),
         "chunk c/0 holds 2 bools that are neither 0 nor 1: read as true here",
     ),
+    "bools in a shard": (
+        v3(
+            b"\0\1\2\xff" + struct.pack("<QQ", 0, 4),
+            "bool",
+            [sharded([4], PLAIN, index_codecs=[bytes_codec("little")])],
+            fill_value=False,
+        ),
+        "chunk c/0 holds 2 bools that are neither 0 nor 1",
+    ),
     "bools in a structure": (
         v3(b"\1\2\1\1\2\0\1\2\7\xff\xff\1", STRUCT, [BIG], **OF_STRUCT),
         "chunk c/0 holds 1 bool that is neither 0 nor 1",
@@ -152,7 +164,8 @@ DAMAGED = {
     "no endian, v2": (filtered("<i2", dtype="<i2"), NO_ENDIAN + "int16 needs"),
     "empty metadata": (files(zarr_json=""), UNREADABLE + "zarr.json is not JSON: Expecting value"),
     "a list": (files(zarr_json="[1]"), UNREADABLE + "zarr.json is not a JSON object, but [1]"),
-    "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "zarr.json is not JSON: maximum"),
+    "nested lists": (files(zarr_json="[" * 100_000), UNREADABLE + "zarr.json is nested too deeply"),
+    "many digits": (files(zarr_json="1" * 5000), UNREADABLE + "zarr.json has a number with too m"),
     "no node": (files(zarr_json={"zarr_format": 3, "node_type": 5}), "zarr can't open it: "),
     "broken .zarray": (files(_zarray="{"), UNREADABLE + ".zarray is not JSON: "),
     "broken .zattrs": (
@@ -352,6 +365,28 @@ class TestHierarchies:
         found = check(healthy)
         assert found.keys() == PARTIAL_READS.keys()
         assert found["plain"].num_chunks == 1
+
+    @pytest.mark.parametrize("location", LOCATIONS[:2])
+    def test_links_that_lead_back_to_their_folder(self, tmp_path, location):
+        """Two of them make 2^40 paths; one made `check` note 121 files."""
+        group = zarr.create_group(tmp_path / "a")
+        group.create_array("plain", shape=(4, 4), chunks=(2, 2), dtype="i2")[:] = 1
+        for folder in ("", "plain", "plain/c", "plain/c/1"):
+            for name in ("left", "right"):
+                tmp_path.joinpath("a", folder, name).symlink_to(".", target_is_directory=True)
+        found = check(at(location, tmp_path / "a"))
+        assert found.keys() == {"plain"}
+        assert (found["plain"].num_chunks, found["plain"].problems) == (4, [])
+        assert found["plain"].notes == []
+
+    def test_a_link_to_other_chunks_of_the_array(self, tmp_path):
+        """zarr reads them, so they are present."""
+        array = zarr.create_array(tmp_path, shape=(4, 4), chunks=(2, 2), dtype="i2")
+        array[:] = 1
+        shutil.rmtree(tmp_path / "c/1")
+        (tmp_path / "c/1").symlink_to("0", target_is_directory=True)
+        (report,) = checks.check(tmp_path)
+        assert (report.num_chunks, report.problems, report.notes) == (4, [], [])
 
     @pytest.mark.needs("os.mkfifo")
     def test_a_pipe_is_neither_metadata_nor_a_chunk(self, healthy):

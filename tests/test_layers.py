@@ -10,7 +10,6 @@ import numcodecs_bytes
 # attributes of zarr's objects. `check_class` looks at the methods that are overridden.
 PRIVATE_NAMES = {
     "zarr.codecs._v2": "V2Codec",
-    "zarr.codecs.bytes": "BytesCodec",
     "zarr.codecs.numcodecs._codecs": "AsType BitRound FixedScaleOffset Quantize",
     "zarr.codecs.sharding": "_ShardIndex",
     "zarr.core.array_spec": "ArrayConfig ArraySpec",

@@ -124,6 +124,7 @@ class ReadsParts(KnowsLayouts):
     _own_failure = ""  # why zarr reads the array from now on
     _of_zarr: _OfZarr | None = None
 
+    @unexpected.logged_after_zarr
     async def read(
         self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:

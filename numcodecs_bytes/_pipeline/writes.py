@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class WritesParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
+    @unexpected.logged_after_zarr
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
     ) -> None:

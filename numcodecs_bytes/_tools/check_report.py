@@ -17,6 +17,8 @@ def printable(line: str) -> str:
 def describe_error(error: Exception) -> str:
     """Return the class of an error, and the first line of its message."""
     text = str(error).strip().partition("\n")[0].removeprefix("x ")  # Icechunk draws a tree
+    if isinstance(error, RecursionError):  # which says nothing of the metadata
+        text = "it is nested too deeply"
     return f"{type(error).__name__.lstrip('_')}: {text}".removesuffix(": ")
 
 

@@ -10,8 +10,9 @@ import os
 import re
 import reprlib
 import stat
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,12 @@ from zarr.storage import LocalStore, StorePath
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
+from numcodecs_bytes._sources.manifests import folder_of
 from numcodecs_bytes._sources.stores import find_source, name_of_class
 from numcodecs_bytes._tools.check_report import result_of
 
@@ -54,20 +57,42 @@ class Listing:
     errors: list[Exception] = field(default_factory=list)  # of folders that can't be listed
 
 
-def walk(store: Store) -> Iterator[tuple[str, list[str]]]:
-    """Yield the path of each folder, parents first, and a list for the names to visit in it."""
+def walk(
+    store: Store, start: str = "", may_repeat: Callable[[str], bool] = lambda _: False
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path of each folder, parents first, and a list for the names to visit in it.
+
+    A local folder that several paths lead to, by symbolic links, is visited by the first of them,
+    and by those that may repeat it: links may lead back, and two that do make 2^40 paths.
+    """
     sync(store._ensure_open())  # zarr 3.1.6 does not do this for each request
-    paths, seen = [""], set[Path]()
+    paths, seen = [start], set[Hashable]()
     while paths:
         path = paths.pop()
-        if isinstance(store, LocalStore):  # symbolic links may lead back
-            folder = (store.root / path).resolve()
-            if folder in seen:
-                continue
-            seen.add(folder)
+        if (local := _local_path(store, path)) is not None:
+            with contextlib.suppress(OSError):  # to be raised when it is read
+                status = local.stat()
+                # Some file systems number nothing.
+                folder = status.st_dev, status.st_ino or local.resolve()
+                if folder in seen and not may_repeat(path):
+                    continue
+                seen.add(folder)
         to_visit: list[str] = []
         yield path, to_visit
         paths += [join(path, name) for name in reversed(to_visit)]
+
+
+def _local_path(store: Any, path: str) -> Path | None:
+    """Return the local path of a folder in a store, or None."""
+    if isinstance(store, LocalStore):
+        return store.root / path
+    files: Any = getattr(store, "fs", None)
+    files = getattr(files, "sync_fs", files)
+    if name_of_class(files) == "fsspec.implementations.local.LocalFileSystem":
+        return Path(files._strip_protocol(store.path), path)
+    objects = getattr(store, "store", None)
+    folder = folder_of(objects) if name_of_class(objects) == "obstore.store.LocalStore" else None
+    return None if folder is None else Path(folder, path)
 
 
 def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
@@ -132,8 +157,12 @@ def document_at(store: Store, key: str) -> Document | None:
         return raw
     try:
         return _object(json.loads(raw), key)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         return ValueError(f"{key} is not JSON: {error}")
+    except RecursionError:
+        return ValueError(f"{key} is nested too deeply")
+    except ValueError:  # which advises to change a setting of Python
+        return ValueError(f"{key} has a number with too many digits")
 
 
 def _read(store: Store, key: str) -> bytes | None:
@@ -170,9 +199,19 @@ def join(path: str, name: str) -> str:
     return f"{path}/{name}".strip("/")
 
 
-def array_of(document: Any, store_path: StorePath) -> AnyArray:
+def array_of(document: Any, store_path: StorePath, config: Any = None) -> AnyArray:
     """Return the array with a metadata document, which need not be stored."""
-    return zarr.Array(zarr.AsyncArray(document, store_path))
+    return zarr.Array(zarr.AsyncArray(document, store_path, config))
+
+
+def why_not_opened(document: JSONObject) -> str:
+    """Return what helps if zarr does not know the data type in metadata, or ""."""
+    data_type = json.dumps(document.get("data_type", document.get("dtype")))
+    # Such as netCDF-C writes, which not all versions of zarr read.
+    if found := re.search('"([<>=])([biu]1|[SV][0-9]+)"', data_type):
+        order, kind = found.groups()
+        return f'"{order}{kind}" has a byte order that means nothing: write "|{kind}" in .zarray'
+    return why_missing([row.name for row in ML_DTYPES if f'"{row.name}"' in data_type])
 
 
 def read_in_part(array: AnyArray) -> Layout:
@@ -201,7 +240,9 @@ def read_in_part(array: AnyArray) -> Layout:
 def grid_of(array: AnyArray) -> list[int]:
     """Return how many chunks, or shards, an array has along each axis."""
     chunk_shape = array.shards or array.chunks
-    return [-(-size // n) for size, n in zip(array.shape, chunk_shape, strict=True)]
+    if 0 in chunk_shape and array.size:
+        raise ValueError(f"its chunk shape is {chunk_shape}: expected at least 1 along each axis")
+    return [-(-size // max(n, 1)) for size, n in zip(array.shape, chunk_shape, strict=True)]
 
 
 class StoredChunk(NamedTuple):
@@ -234,7 +275,7 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
     encoding = getattr(array.metadata, "chunk_key_encoding", None)
     if array.store.supports_listing and getattr(encoding, "name", "v2") in ("default", "v2"):
         prefix = f"{array.path}/".lstrip("/")
-        for key in _keys_below(array.store, prefix, listing):
+        for key in _keys_below(array, grid, listing):
             if not key.startswith(prefix):  # the store does not list what it was asked for
                 continue
             name = key.removeprefix(prefix)
@@ -265,24 +306,35 @@ def _names_of_chunk(index: Index) -> list[str]:
     return [*numbers, f"c.{numbers[0]}", f"c/{numbers[1]}"]
 
 
-def _keys_below(store: Store, prefix: str, listing: Listing) -> Iterator[str]:
-    """Yield the keys with a prefix; those of folders, in a LocalStore, end with a slash."""
-    if type(store) is not LocalStore:
+def _keys_below(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[str]:
+    """Yield the keys in the folder of an array; those of folders on a local disk end with "/"."""
+    store, path = array.store, array.path
+    if type(store) is not LocalStore and _local_path(store, path) is None:
         try:
-            keys = store.list_prefix(prefix)
+            keys = store.list_prefix(f"{path}/".lstrip("/"))
             while (key := sync(_next(keys))) is not None:
                 yield key
         except Exception as error:  # noqa: BLE001 # stores and networks raise anything
             listing.errors.append(error)
         return
-    # zarr's `list_prefix` skips folders that can't be listed.
-    for folder, folders, names in os.walk(
-        store.root / prefix, onerror=listing.errors.append, followlinks=True
-    ):
-        folders.sort()
-        below = Path(folder).relative_to(store.root).as_posix().removeprefix(".")
-        yield from (join(below, name) for name in sorted(names))
-        yield from (f"{join(below, name)}/" for name in folders)
+    # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
+    for below, to_visit in walk(store, path, partial(_may_hold_chunks, array, grid)):
+        entries = os.walk(_local_path(store, below) or "", onerror=listing.errors.append)
+        for _, folders, names in itertools.islice(entries, 1):
+            folders.sort()
+            to_visit.extend(folders)
+            yield from (join(below, name) for name in sorted(names))
+            yield from (f"{join(below, name)}/" for name in folders)
+
+
+def _may_hold_chunks(array: AnyArray, grid: list[int], folder: str) -> bool:
+    """Whether the first chunk that has the numbers in the name of a folder is below it."""
+    name = folder.removeprefix(f"{array.path}/")
+    index = list(map(int, re.findall("[0-9]+", name)))
+    if len(index) >= len(grid) or not all(map(operator.lt, index, grid)):
+        return False
+    index += [0] * (len(grid) - len(index))
+    return array.metadata.encode_chunk_key(tuple(index)).startswith(f"{name}/")
 
 
 async def _next(keys: AsyncIterator[str]) -> str | None:

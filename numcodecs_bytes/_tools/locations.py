@@ -274,7 +274,7 @@ def _read_references(location: str, options: JSONObject) -> JSONObject:
 
     source: Any = fsspec.open(location, **options)
     document: object = None
-    with source as file, contextlib.suppress(ValueError):
+    with source as file, contextlib.suppress(ValueError, RecursionError):
         document = json.load(file)
     if isinstance(document, dict) and (
         "refs" in document or any(name.endswith(METADATA_NAMES) for name in document)

@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import numpy as np
-import zarr
 import zarr.errors
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
@@ -28,7 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     pack_dtype,
 )
 from numcodecs_bytes._tools.check_report import explain_error, result_of
-from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks
+from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
 
@@ -42,7 +41,12 @@ def v3_document(old: JSONObject) -> JSONObject:
 
     Raises ValueError if Zarr v3 can't express `.zarray`, and what zarr raises if it can't open it.
     """
-    metadata = ArrayV2Metadata.from_dict(old)
+    try:
+        metadata = ArrayV2Metadata.from_dict(old)
+    except ValueError as error:
+        if why := why_not_opened(old):
+            raise ValueError(f"{error}; {why}") from error
+        raise
     dtype = pack_dtype(metadata.dtype.to_native_dtype())
     filters, serializer, of_bytes = _split(metadata)
     before = [_v3_codec(codec, dtype) for codec in filters]
@@ -64,12 +68,17 @@ def v3_document(old: JSONObject) -> JSONObject:
             why = f"({is_same})"
         elif is_same:
             return new
-    if len({leaf.isnative for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)}) > 1:
+    is_text = has_variable_length(dtype)  # NumPy does not know its byte order
+    ordered = [] if is_text else [leaf for leaf in leaf_dtypes(dtype) if has_byte_order(leaf)]
+    if len({leaf.isnative for leaf in ordered}) > 1:
         raise MixedByteOrderError(
             f"its fields have both byte orders ({dtype}), which Zarr v3 structures do not support"
         )
-    names = ", ".join(codec.codec_id for codec in metadata.filters or ())
-    raise ValueError(f"in Zarr v3, {dtype} can't be restored from the filters {names} {why}")
+    names = ", ".join(codec.codec_id for codec in (*filters, *of_bytes)) or name
+    raise ValueError(
+        f"in Zarr v3, {dtype} can't be restored from the codecs {names} {why}: copy the array to "
+        "one with other codecs"
+    )
 
 
 def _without_codecs(old: JSONObject, metadata: ArrayV2Metadata, dtype: AnyDType) -> JSONObject:
@@ -104,7 +113,7 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
             continue
         is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
         is_serializer = isinstance(codec, Bytes) or is_of_text
-        if not is_serializer and (codec is metadata.compressor or _is_of_bytes(codec)):
+        if not is_serializer and (_is_of_bytes(codec) or codec is metadata.compressor):
             of_bytes.append(codec)
         elif serializer or of_bytes:
             raise ValueError(
@@ -122,7 +131,10 @@ def _is_of_bytes(codec: Numcodec) -> bool:
     try:
         kind = get_codec_class(f"numcodecs.{codec.codec_id}")
     except (KeyError, zarr.errors.UnknownCodecError):
-        raise ValueError(f"Zarr v3 has no counterpart of the codec {codec.codec_id}") from None
+        raise ValueError(
+            f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one with "
+            "another codec"
+        ) from None
     return issubclass(kind, BytesBytesCodec)
 
 
@@ -148,10 +160,11 @@ def _reads_the_same(old: JSONObject, new: JSONObject, dtype: AnyDType) -> bool:
     """Whether a small chunk that is written as Zarr v2 reads the same when read as Zarr v3."""
     shape = tuple(max(1, min(n, 4)) for n in old["chunks"])
     grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
-    written = _array(old | {"shape": shape, "chunks": shape})
-    read = array_of(new | {"shape": shape, "chunk_grid": grid}, written.store_path)
-    with zarr.config.set({"array.write_empty_chunks": True}):
-        written[...] = _sample(dtype, shape).astype(written.dtype)
+    store_path = StorePath(MemoryStore())
+    document = old | {"shape": shape, "chunks": shape}
+    written = array_of(document, store_path, {"write_empty_chunks": True})
+    read = array_of(new | {"shape": shape, "chunk_grid": grid}, store_path)
+    written[...] = _sample(dtype, shape).astype(written.dtype)
     return _are_same(np.asarray(written[...]), np.asarray(read[...]))
 
 

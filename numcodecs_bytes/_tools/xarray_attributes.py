@@ -47,10 +47,13 @@ def convert_attributes(
 def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str | None] | None:
     """Return the names of dimensions that xarray reads from Zarr v2, or None."""
     names: Any = attributes.get(_DIMENSIONS)
+    what, file = f"attribute {_DIMENSIONS}", ".zattrs"
     if _DIMENSIONS in attributes:
         names = [names] if isinstance(names, str) else names
     elif "_NCZARR_ARRAY" in document:
-        names = [name.rpartition("/")[2] for name in document["_NCZARR_ARRAY"]["dimrefs"]]
+        what, file, names = "_NCZARR_ARRAY", ".zarray", document["_NCZARR_ARRAY"]
+        with contextlib.suppress(AttributeError, KeyError, TypeError):  # it may be anything
+            names = [name.rpartition("/")[2] for name in names["dimrefs"]]
     else:
         return None
     num = len(document["shape"])
@@ -58,8 +61,7 @@ def _dimension_names(document: JSONObject, attributes: JSONObject) -> list[str |
     if is_list and all(isinstance(name, str | None) for name in names):
         return list(names)
     raise ValueError(
-        f"its attribute {_DIMENSIONS} is {names!r}, expected {num} names: correct or remove it in "
-        ".zattrs"
+        f"its {what} is {names!r}, expected {num} names: correct or remove it in {file}"
     )
 
 

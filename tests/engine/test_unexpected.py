@@ -182,6 +182,22 @@ def test_an_error_of_the_store_that_can_t_be_changed(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_what_zarr_can_t_do_either_is_no_mistake_of_ours(tmp_path, caplog):
+    """NumPy has no arrays of 65 dimensions, and a traceback asked for a report."""
+    array = zarr.create_array(tmp_path, shape=(1,) * 65, dtype="u1", compressors=None)
+    with pytest.raises(ValueError, match="maximum supported dimension"):
+        array[...] = 1
+    assert not caplog.records
+
+
+def test_zarr_fails_in_another_way(tmp_path, array, broken, caplog):
+    broken(TypeError)
+    (tmp_path / "array/c/0/0").write_bytes(b"short")
+    with pytest.raises(ValueError, match="holds 5 bytes"):
+        array[1]
+    assert "please report this" in caplog.text
+
+
 @pytest.mark.parametrize("error", [MemoryError, PermissionError])
 def test_what_is_expected_is_no_mistake(array, broken, caplog, error):
     broken(error)
