@@ -159,3 +159,12 @@ def as_bytes(array: Array) -> Array:
     if array.ndim != 1:
         array = array.reshape(-1) if array.flags.c_contiguous else array.T.reshape(-1)
     return array.view(np.uint8)
+
+
+def may_be_mapped(array: object) -> bool:
+    """Whether the memory of an array may be mapped from a file, not private to this process."""
+    base = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    # Arrays that are not NumPy's may take their values from anywhere.
+    return base is not None and not isinstance(base, bytes | bytearray)

@@ -121,33 +121,31 @@ def trace() -> Trace:
     return Trace()
 
 
-class Fetched(NamedTuple):
-    """What was fetched to read a chunk."""
-
-    num_requests: int = 0
-    num_bytes: int = 0
-    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
-
-
 def counts_of_read(
-    num_bytes: int, num_selected: int | None, fetched: Fetched, why_whole: str
+    num_bytes: int,
+    num_selected: int | None,
+    num_bytes_by_zarr: int | None,
+    fetched: tuple[int, int],
+    why_whole: str,
 ) -> Counts:
     """Return the counts of a chunk of `num_bytes`, of which something was read.
 
-    `num_selected` is in bytes, or None if the chunk is missing.
+    `num_selected` is in bytes, or None if the chunk is missing; `num_bytes_by_zarr` is what zarr
+    alone fetches, if that is not all of it; `fetched` are the number of requests, and of bytes.
     """
-    by_zarr = num_bytes if fetched.num_bytes_by_zarr is None else fetched.num_bytes_by_zarr
+    by_zarr = num_bytes if num_bytes_by_zarr is None else num_bytes_by_zarr
+    num_requests, num_fetched = fetched
     counts: Counts = {
         "chunks": 1,
         "chunks_missing": int(num_selected is None),
-        "requests": fetched.num_requests,
-        "bytes_fetched": fetched.num_bytes,
+        "requests": num_requests,
+        "bytes_fetched": num_fetched,
         "bytes_zarr_alone": 0 if num_selected is None else by_zarr,
         "bytes_selected": num_selected or 0,
     }
     # It counts as read whole if less than nine tenths of it was selected, and all of it was fetched
     # or, in memory, nothing.
-    is_whole = fetched.num_bytes >= 0.9 * num_bytes or not by_zarr
+    is_whole = num_fetched >= 0.9 * num_bytes or not by_zarr
     if num_selected is not None and num_selected < 0.9 * num_bytes and is_whole:
         why = why_whole or "a single read is faster: the chunk is small, or the gaps are short"
         counts |= {"chunks_whole": 1, ("why_whole", why): 1}

@@ -68,8 +68,8 @@ def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Corout
 
     @functools.wraps(method)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        errors = list[Exception]()
-        token = _waiting.set(errors)
+        errors, others = list[Exception](), _waiting.get()
+        _waiting.set(errors)
         try:
             return await method(*args, **kwargs)
         except Exception as error:
@@ -77,7 +77,7 @@ def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Corout
             errors[:] = [each for each in errors if (type(each), str(each)) != same]
             raise
         finally:
-            _waiting.reset(token)
+            _waiting.set(others)  # not `reset`: a read may be closed in another context
             while errors:  # whose frames refer to this one, and to the output
                 log(errors.pop(0))
 

@@ -35,8 +35,7 @@ from numcodecs_bytes._pipeline.elementwise import (
 )
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
-from numcodecs_bytes._read.chunks import LayoutOf
+from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec

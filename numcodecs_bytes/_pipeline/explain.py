@@ -10,17 +10,14 @@ from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._read.chunks import (
-    ChunkRead,
-    LayoutOf,
-    ZarrItem,
-    chunk_reads,
-    first_of,
-)
+from numcodecs_bytes._plan.shards import LayoutOf
+from numcodecs_bytes._read.chunks import ChunkRead, chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numcodecs_bytes._host.items import Item
 
 
 # How many chunks are asked for their length after an error, so that with the one that may have to
@@ -36,10 +33,10 @@ def begin_read() -> None:
 
 
 async def explain(
-    error: Exception, items: "Sequence[ZarrItem]", layout_of: LayoutOf, *, is_v2: bool
+    error: Exception, items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
 ) -> None:
     """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
-    first, spec = first_of(items)
+    first, spec = items[0].byte_getter, items[0].spec
     if is_in_shard(first):  # the shard will be named
         return
     wrong, has_asked = None, _has_asked.get([])
@@ -64,7 +61,7 @@ async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
             continue
         num_bytes = told = await _length_of(chunk.getter)
         if told == 0:  # some file systems say that of files that are not empty
-            buffer = await chunk.getter.get(chunk.spec.prototype)
+            buffer = await chunk.getter.get(chunk.item.spec.prototype)
             num_bytes = None if buffer is None else len(buffer)
         try:
             if num_bytes is not None:

@@ -7,6 +7,7 @@ import zarr.registry
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._host.defaults import make_default
+from numcodecs_bytes._host.items import items_of
 from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
 from numcodecs_bytes._pipeline.explain import explain
 from numcodecs_bytes._pipeline.reads import ReadsParts
@@ -30,7 +31,7 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = list(batch_info)
+        items = items_of(batch_info)
         try:
             return await super().read_batch(items, out, drop_axes)
         except Exception as error:

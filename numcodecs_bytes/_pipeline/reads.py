@@ -12,6 +12,7 @@ from zarr.core.buffer import gpu
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
@@ -19,14 +20,7 @@ from numcodecs_bytes._pipeline.explain import begin_read
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
-from numcodecs_bytes._read.chunks import (
-    Batch,
-    ChunkRead,
-    ZarrItem,
-    are_whole,
-    chunk_reads,
-    first_of,
-)
+from numcodecs_bytes._read.chunks import Batch, ChunkRead, chunk_reads
 from numcodecs_bytes._read.output import Output, check_elements, check_host_memory
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import (
@@ -65,12 +59,12 @@ class _OfZarr(NamedTuple):
     options: object  # of this package, which may name the class of the store
     is_all: bool  # else it reads whole chunks
 
-    def includes(self, items: "Sequence[ZarrItem]") -> bool:
+    def includes(self, items: "Sequence[Item]") -> bool:
         """Whether zarr reads all chunks of a batch; to find that out takes 4 to 6 % of its time."""
         return (
-            getattr(items[0][0], "store", None) is self.store
+            getattr(items[0].byte_getter, "store", None) is self.store
             and not trace.active
-            and (self.is_all or are_whole(items))
+            and (self.is_all or all(item.is_complete for item in items))
             and _options() == self.options
         )
 
@@ -126,10 +120,10 @@ class ReadsParts(KnowsLayouts):
 
     @unexpected.logged_after_zarr
     async def read(
-        self, batch_info: "Iterable[ZarrItem]", out: Any, drop_axes: tuple[int, ...] = ()
+        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items = list(batch_info)
+        items = items_of(batch_info)
         if items and self._of_zarr is not None and self._of_zarr.includes(items):
             return await self._read_by_zarr(items, out, drop_axes)
         try:
@@ -143,21 +137,21 @@ class ReadsParts(KnowsLayouts):
             raise
 
     async def _read_items(
-        self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]
+        self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...]
     ) -> Any:
         try:
             batch = self._batch(items, out, drop_axes)
             groups = None
             if type(out) is gpu.NDBuffer:
-                from numcodecs_bytes._read import through_host  # only if it is needed
+                from numcodecs_bytes._read.to_gpu import groups_to_read  # only if it is needed
 
-                groups = through_host.groups_to_read(batch)
+                groups = groups_to_read(batch)
         except LeftToZarr as why:
-            if items and trace.active and not is_in_shard(first_of(items)[0]):
-                getter, spec = first_of(items)  # in a shard: the shard is noted
+            if items and trace.active and not is_in_shard(items[0].byte_getter):
+                first = items[0]  # in a shard: the shard is noted
                 counts: trace.Counts = {str(why): len(items)}
-                num_axes, is_v2 = len(spec.shape), self._is_v2()
-                trace.note(getter, num_axes, counts, is_v2=is_v2, is_seen=False)
+                num_axes, is_v2 = len(first.spec.shape), self._is_v2()
+                trace.note(first.byte_getter, num_axes, counts, is_v2=is_v2, is_seen=False)
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             self._give_up(error, ())
         else:
@@ -180,13 +174,13 @@ class ReadsParts(KnowsLayouts):
         vars(self)["_own_failure"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
-    def _batch(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
+    def _batch(self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...]) -> Batch:
         """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
         if not items:
             raise LeftToZarr("nothing is selected")
         if self._own_failure:
             raise LeftToZarr("numcodecs_bytes itself failed before")
-        _, spec = first_of(items)  # all are of one array: at most their shapes differ
+        spec = items[0].spec  # all are of one array: at most their shapes differ
         layout = self._layout_of(spec)
         source_of, why_left = self._find_sources(items, layout)
         if type(out) is not spec.prototype.nd_buffer:
@@ -202,13 +196,13 @@ class ReadsParts(KnowsLayouts):
         return Batch(chunks, output, self._is_v2(), self._num_threads(), max_gap_bytes())
 
     def _find_sources(
-        self, items: "Sequence[ZarrItem]", layout: "AnyLayout"
+        self, items: "Sequence[Item]", layout: "AnyLayout"
     ) -> "tuple[SourceOf | None, LeftToZarr | None]":
         """Return what says where chunks are, or why zarr reads them, if that is to be counted.
 
         Raises `LeftToZarr` if it is not.
         """
-        getter, _ = first_of(items)
+        getter = items[0].byte_getter
         store = store_of(getter)
         try:
             source_of = sources_of(store)
@@ -219,7 +213,7 @@ class ReadsParts(KnowsLayouts):
                 raise
             return None, why
         if (
-            are_whole(items)
+            all(item.is_complete for item in items)
             and not trace.active
             and _is_short_object(source_of(getter.path), layout)
         ):
@@ -231,7 +225,7 @@ class ReadsParts(KnowsLayouts):
         self, batch: Batch, out: Any, groups: "Sequence[Group[ChunkRead]]"
     ) -> None:
         """Read groups of chunks through host memory; before, let zarr read the others."""
-        from numcodecs_bytes._read import through_host
+        from numcodecs_bytes._sources import through_host
 
         if others := [chunk for chunk in batch.chunks if chunk.source is None]:
             await self._read(batch._replace(chunks=others), out)
@@ -313,7 +307,7 @@ class ReadsParts(KnowsLayouts):
             except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
                 self._give_up(error, on_host)
 
-    async def _read_by_zarr(self, items: "Sequence[ZarrItem]", out: Any, drop_axes: Any) -> Any:
+    async def _read_by_zarr(self, items: "Sequence[Item]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
         begin_read()
         pipeline: Any = super()

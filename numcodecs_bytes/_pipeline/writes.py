@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import write_in_place
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._read.chunks import ZarrItem, first_of, has_whole_chunks
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
@@ -31,17 +31,15 @@ class WritesParts(KnowsLayouts):
         can't be written in place. Other chunks may have been written by then. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
-        items = list(batch_info)
+        items = items_of(batch_info)
         try:
             await self._write(items, value, drop_axes)
         except Exception as error:
             if items:
-                add_name(error, first_of(items)[0], "writing", len(items))
+                add_name(error, items[0].byte_getter, "writing", len(items))
             raise
 
-    async def _write(
-        self, items: "Sequence[ZarrItem]", value: Any, drop_axes: tuple[int, ...]
-    ) -> None:
+    async def _write(self, items: "Sequence[Item]", value: Any, drop_axes: tuple[int, ...]) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
         mode = write_in_place()
@@ -58,16 +56,16 @@ class WritesParts(KnowsLayouts):
             if trace.active:
                 with unexpected.only_logged():
                     for chunk in writes.all:
-                        if mode or not chunk.is_complete:  # else there is nothing to say
+                        if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
-        self, items: "Sequence[ZarrItem]", value: Any, *, mode: bool | str
+        self, items: "Sequence[Item]", value: Any, *, mode: bool | str
     ) -> "Writes | None":
         """Return how chunks are written; None if zarr writes all, or if this package fails."""
         if not items:
             return None
-        setter, spec = first_of(items)
+        setter, spec = items[0].byte_getter, items[0].spec
         try:
             check_readable(self.array_bytes_codec, spec)
             if is_in_shard(setter) or not (mode or trace.active or self._may_write_whole(items)):
@@ -81,10 +79,11 @@ class WritesParts(KnowsLayouts):
             unexpected.log(error)
             return None
 
-    def _may_write_whole(self, items: "Sequence[ZarrItem]") -> bool:
+    def _may_write_whole(self, items: "Sequence[Item]") -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
-        setter, spec = first_of(items)
-        if type(getattr(setter, "store", None)) is not LocalStore or not has_whole_chunks(items):
+        setter, spec = items[0].byte_getter, items[0].spec
+        is_local = type(getattr(setter, "store", None)) is LocalStore
+        if not (is_local and any(item.is_complete for item in items)):
             return False
         try:
             self._layout_of(spec)

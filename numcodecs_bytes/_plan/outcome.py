@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
-from numcodecs_bytes._host.trace import Fetched
-
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
@@ -16,6 +14,14 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
 
 class NothingLost(LeftToZarr):
     """A chunk is left to zarr, which need not fetch it: it is in memory, or missing."""
+
+
+class Fetched(NamedTuple):
+    """What was fetched to read a chunk."""
+
+    num_requests: int = 0
+    num_bytes: int = 0
+    num_bytes_by_zarr: int | None = None  # by zarr alone, if that is not all of the chunk
 
 
 class Outcome(NamedTuple):

@@ -7,7 +7,7 @@ wrong with a shard, it is left to zarr, which raises the error or reads it.
 import bisect
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,6 +204,7 @@ def _plan_points(selection: Any, inner: Geometry, gap: int) -> ShardPoints:
 
 
 AnyLayout = Layout | ShardLayout
+LayoutOf = Callable[[Any], AnyLayout]  # of zarr's specification of a chunk; may raise `LeftToZarr`
 
 
 class _GridSlice(NamedTuple):

@@ -1,47 +1,40 @@
-"""Chunk reads: what is known about a chunk that is read, and what became of it.
-
-They are made from what zarr passes to its pipelines. No other module looks into that, but for
-`_write.batch`.
-"""
+"""Chunk reads: what is known about a chunk that is read, and what became of it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from zarr.core.array_spec import ArraySpec
 from zarr.storage import StorePath
 
-from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_chunk
-from numcodecs_bytes._host.trace import Fetched
-from numcodecs_bytes._host.zarr_versions import decode_index, fill_value_or_default
+from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import PENDING, Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import Place, place_of, size_of
-from numcodecs_bytes._plan.shards import AnyLayout, ShardLayout
+from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._sources.stores import IN_MEMORY, Source, SourceOf
-
-# A byte getter or setter, the specification of the chunk, what is selected of it, where that
-# belongs in the output or the values, and whether it is the whole chunk.
-ZarrItem = tuple[Any, ArraySpec, Any, Any, bool]
-LayoutOf = Callable[[ArraySpec], AnyLayout]  # of a chunk; may raise `LeftToZarr`
 
 
 @dataclass(slots=True, eq=False)
 class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
-    item: ZarrItem  # passed on if the chunk is left to zarr
-    getter: StorePath
-    spec: ArraySpec
+    item: Item  # passed on if the chunk is left to zarr
     selection: object
     place: Place  # in the output
     layout: AnyLayout
     source: Source | None = None
     outcome: Outcome = PENDING
+
+    @property
+    def getter(self) -> StorePath:
+        """What zarr would ask for the chunk."""
+        getter: StorePath = self.item.byte_getter
+        return getter
 
     def read_as_missing(self, out: Output, fetched: Fetched) -> None:
         """Fill what is selected of the chunk, because it does not exist."""
@@ -50,7 +43,7 @@ class ChunkRead:
 
     def fill(self, out: Output, places: Iterable[Place]) -> None:
         """Fill places in the output with the fill value."""
-        fill_value = fill_value_or_default(self.spec)
+        fill_value = fill_value_or_default(self.item.spec)
         with out.lock:
             out.check()
             for place in places:
@@ -74,7 +67,7 @@ class ChunkRead:
     def trace(self, batch: "Batch") -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
-        note = partial(trace.note, self.getter, len(self.spec.shape), is_v2=batch.is_v2)
+        note = partial(trace.note, self.getter, len(self.item.spec.shape), is_v2=batch.is_v2)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)
@@ -88,18 +81,9 @@ class ChunkRead:
         if outcome.status == "present":
             num_selected = size_of(self.place) * self.layout.item_size
         num_bytes = self.layout.num_bytes
-        note(trace.counts_of_read(num_bytes, num_selected, outcome.fetched, outcome.why))
-
-
-def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
-    """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
-
-    Raises `LeftToZarr` if its checksum is wrong.
-    """
-    try:
-        return decode_index(shard.codec, raw, shard.grid_shape)
-    except ValueError as error:
-        raise LeftToZarr("the index of the shard is damaged") from error
+        num_requests, num_fetched, by_zarr = outcome.fetched
+        fetched = num_requests, num_fetched
+        note(trace.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
 
 
 class Batch(NamedTuple):
@@ -114,32 +98,16 @@ class Batch(NamedTuple):
     upload: Callable[[Sequence[ChunkRead]], None] | None = None
 
 
-def first_of(items: Sequence[ZarrItem]) -> tuple[Any, ArraySpec]:
-    """Return the byte getter or setter of the first chunk, and its specification."""
-    getter, spec, *_ = items[0]
-    return getter, spec
-
-
-def are_whole(items: Sequence[ZarrItem]) -> bool:
-    """Whether all chunks are selected as a whole."""
-    return all(item[4] for item in items)
-
-
-def has_whole_chunks(items: Sequence[ZarrItem]) -> bool:
-    """Whether any chunk is selected as a whole."""
-    return any(item[4] for item in items)
-
-
 def chunk_reads(
-    items: Sequence[ZarrItem], layout_of: LayoutOf, source_of: SourceOf | None = None
+    items: Sequence[Item], layout_of: LayoutOf, source_of: SourceOf | None = None
 ) -> list[ChunkRead]:
     """Return what is read, given what zarr passes; `source_of` says where chunks are."""
     chunks = []
     for item in items:
-        getter, spec, selection, place, *_ = item
-        chunk = ChunkRead(item, getter, spec, selection, place_of(place), layout_of(spec))
+        place = place_of(item.place)
+        chunk = ChunkRead(item, item.selection, place, layout_of(item.spec))
         try:
-            chunk.source = source_of(getter.path) if source_of else None
+            chunk.source = source_of(item.byte_getter.path) if source_of else None
         except LeftToZarr as why:
             leave([chunk], why)
         chunks.append(chunk)

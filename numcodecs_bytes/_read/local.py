@@ -20,20 +20,20 @@ from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, file_pool
-from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.workers import Workers, num_threads_for
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import Place, place_within
 from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
+from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.latency import Latency
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import File, OpenFile
+from numcodecs_bytes._sources.shard_index import index_of
 
 _memory_of_thread = threading.local()
 _Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numcodecs_bytes._core.copy import copy_elements
+from numcodecs_bytes._core.copy import copy_elements, may_be_mapped
 from numcodecs_bytes._core.dtypes import AnyDType, Array, GPUArray, UInt8Array, copied_as
 from numcodecs_bytes._core.invalid_bytes import with_valid_bytes
 from numcodecs_bytes._host.threads import IsWanted
@@ -61,15 +61,6 @@ def check_elements(out: Array | GPUArray, dtype: AnyDType) -> None:
         raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
     if _may_overlap(out):
         raise LeftToZarr("elements of the output may overlap each other")
-
-
-def may_be_mapped(array: object) -> bool:
-    """Whether the memory of an array may be mapped from a file, not private to this process."""
-    base = array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    # Arrays that are not NumPy's may take their values from anywhere.
-    return base is not None and not isinstance(base, bytes | bytearray)
 
 
 def _may_overlap(array: Array | GPUArray) -> bool:

@@ -17,16 +17,16 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.trace import Fetched
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
-from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, index_of
+from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.object_reads import ObjectRead, remote_of
 from numcodecs_bytes._read.output import memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
+from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
 from numcodecs_bytes._sources.stores import Remote, sources_of
 
@@ -134,7 +134,7 @@ class _ObjectReader:
         state, chunk = object_read.target.state, object_read.chunks[0]
         async with self.asking:
             if not (state.has_answered or self.wrong_answer):
-                num_axes, is_v2 = len(chunk.spec.shape), self.batch.is_v2
+                num_axes, is_v2 = len(chunk.item.spec.shape), self.batch.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
                 object_read.target.num_requests += 1

@@ -8,16 +8,16 @@ import numpy as np
 from zarr.core.buffer import gpu
 from zarr.storage import LocalStore
 
+from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import Place, is_within, place_of
-from numcodecs_bytes._plan.shards import ShardLayout
-from numcodecs_bytes._read.chunks import LayoutOf, ZarrItem, first_of, has_whole_chunks
+from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
 from numcodecs_bytes._read.latency import Latency
-from numcodecs_bytes._read.output import may_be_mapped
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import name_of_class, root_of, store_of
 from numcodecs_bytes._write import locks
@@ -59,9 +59,9 @@ class Writes(NamedTuple):
         left = list(self.left)
         for write, chunks in (whole, self.whole), (in_place, self.in_place):
             if chunks and type(self.value) is gpu.NDBuffer:
-                from numcodecs_bytes._read import through_host  # only if it is needed
+                from numcodecs_bytes._write.from_gpu import write_from_gpu  # only if it is needed
 
-                left += await through_host.write(chunks, self.value.as_ndarray_like(), write)
+                left += await write_from_gpu(chunks, self.value.as_ndarray_like(), write)
             elif chunks:
                 left += await write(chunks, self.value.as_ndarray_like())
         if is_required:
@@ -70,7 +70,7 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, mode: bool | str
+    items: Sequence[Item], layout_of: LayoutOf, value: Any, *, mode: bool | str
 ) -> Writes | None:
     """Return how chunks are written, given what zarr passes; None if zarr writes all of them.
 
@@ -96,32 +96,33 @@ async def plan_writes(
 
 
 def _sort(
-    items: Sequence[ZarrItem], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
+    items: Sequence[Item], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
 ) -> Writes | None:
     """Sort chunks by how they are written; return None if zarr writes all of them."""
-    may_write_whole = has_whole_chunks(items) and _can_write_whole(items, layout_of, value)
+    may_write_whole = any(item.is_complete for item in items) and _can_write_whole(
+        items, layout_of, value
+    )
     if not (may_write_parts or may_write_whole or trace.active):
         return None
     writes = Writes([], [], [], value)
     is_too_large = _may_be_mapped(value) and _is_large(value.as_ndarray_like())
     for item in items:
-        setter, spec, selection, place, is_complete, *_ = item
-        chunk = ChunkWrite(item, setter, spec, selection, place, is_complete)
-        if chunk.is_complete and not may_write_whole:
+        chunk = ChunkWrite(item, item.place)
+        if item.is_complete and not may_write_whole:
             writes.left.append(chunk)
             continue
         try:
             if type(value) is gpu.NDBuffer:
-                chunk.place = _place_on_gpu(place, value.shape)
-            chunk.layout = layout_of(chunk.spec)
-            chunk.path = _find_path(chunk.setter)
-            if not chunk.is_complete:
+                chunk.place = _place_on_gpu(item.place, value.shape)
+            chunk.layout = layout_of(item.spec)
+            chunk.path = _find_path(item.byte_getter)
+            if not item.is_complete:
                 _check_in_place(chunk, is_too_large=is_too_large, is_on=may_write_parts)
         except LeftToZarr as why:
             leave([chunk], why)
             writes.left.append(chunk)
         else:
-            (writes.whole if chunk.is_complete else writes.in_place).append(chunk)
+            (writes.whole if item.is_complete else writes.in_place).append(chunk)
     return writes
 
 
@@ -135,12 +136,12 @@ def _place_on_gpu(selector: Any, shape: tuple[int, ...]) -> Place:
     return place
 
 
-def _can_write_whole(items: Sequence[ZarrItem], layout_of: LayoutOf, value: object) -> bool:
+def _can_write_whole(items: Sequence[Item], layout_of: LayoutOf, value: object) -> bool:
     """Whether chunks that are selected as a whole can be written here."""
-    setter, spec = first_of(items)  # all are of one array
+    first = items[0]  # all are of one array
     try:
-        _find_path(setter)
-        return are_plain(value, layout_of(spec))
+        _find_path(first.byte_getter)
+        return are_plain(value, layout_of(first.spec))
     except LeftToZarr:
         return False
 
@@ -176,11 +177,12 @@ def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> No
 def _check_required(chunks: Sequence[ChunkWrite]) -> None:
     """Raise RuntimeError if a write to part of a chunk was left to zarr, but must be in place."""
     for chunk in chunks:
-        if not chunk.is_complete:
+        if not chunk.item.is_complete:
             key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
             remedy = "create the array with compressors=None, or " if "compressed" in why else ""
+            name = name_of_chunk(chunk.item.byte_getter)
             raise RuntimeError(
-                f"part of {name_of_chunk(chunk.setter)} can't be written in place, but {key} is "
+                f"part of {name} can't be written in place, but {key} is "
                 f"'require'{set_by(key)}: {why}; {remedy}set it to True to let zarr rewrite the "
                 "chunk"
             )

@@ -65,7 +65,7 @@ class ChunkFile:
         """
         try:
             if not self._is_planned:
-                self._parts = self._make_parts(self.chunk.selection)
+                self._parts = self._make_parts(self.chunk.item.selection)
                 self._choose()
                 self._is_planned = True
             self._write(is_wanted)
@@ -139,10 +139,12 @@ class ChunkFile:
         if self._adds_nothing(space.missing):
             in_hulls = file.is_exclusive and self._prefers_hulls
             target = Target(file.descriptor, is_wanted)
+            self._has_begun = True
             try:
                 self._write_parts(target, space.parts, in_hulls=in_hulls)
-            finally:
-                self._has_begun |= target.is_changed
+            except OSError:  # which says that its own write has changed nothing
+                self._has_begun = target.is_changed
+                raise
             self._note_written(space.parts, file.num_bytes)
         elif file.is_exclusive:
             self._replace(space, is_wanted)
@@ -187,7 +189,7 @@ class ChunkFile:
     def _find_space(self, file: LockedFile) -> Space:
         """Return what has space in a file, and what has none; raise if it is invalid."""
         if file.num_bytes != self._layout.num_bytes:
-            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.setter))
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
         return Space(file, self._parts)
 
     def _fill(self, new: Target, old: Space | None) -> list[Part]:

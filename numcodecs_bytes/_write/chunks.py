@@ -4,17 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
-from zarr.storage import StorePath
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.shards import AnyLayout
-from numcodecs_bytes._read.chunks import ZarrItem
 
 
 class ValuesError(LeftToZarr):
@@ -29,12 +27,8 @@ class ValuesError(LeftToZarr):
 class ChunkWrite:
     """What is written to a part of a chunk, or all of it, and what became of it."""
 
-    item: ZarrItem  # passed on if the chunk is left to zarr
-    setter: StorePath
-    spec: ArraySpec
-    selection: Any
+    item: Item  # passed on if the chunk is left to zarr
     place: Place  # in the values
-    is_complete: bool  # whether the whole chunk is written
     layout: AnyLayout | None = None
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
@@ -44,11 +38,11 @@ class ChunkWrite:
     @property
     def fill_value(self) -> Any:
         """The fill value of the array, or its default."""
-        return fill_value_or_default(self.spec)
+        return fill_value_or_default(self.item.spec)
 
     def would_be_empty(self, blocks: Iterable[Array]) -> bool:
         """Whether zarr would not store a chunk of these elements: all equal the fill value."""
-        if self.spec.config.write_empty_chunks:
+        if self.item.spec.config.write_empty_chunks:
             return False
         fill_value = self.fill_value
         buffer_of = cpu.NDBuffer.from_numpy_array
@@ -67,12 +61,12 @@ class ChunkWrite:
                 "bytes_in_place": self.num_bytes,
                 "bytes_zarr_alone": self.num_bytes_before,
             }
-        elif self.is_complete:
+        elif self.item.is_complete:
             counts = {("why_not_in_place", "the whole chunk is written"): 1}
         elif self.outcome.is_left and self.outcome.why:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
-            trace.note(self.setter, len(self.spec.shape), counts, is_v2=is_v2)
+            trace.note(self.item.byte_getter, len(self.item.spec.shape), counts, is_v2=is_v2)
 
 
 def _begins_differently(elements: Array, fill_value: object) -> bool:

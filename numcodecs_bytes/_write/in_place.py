@@ -49,7 +49,7 @@ async def write_parts(
         if not waiting:
             break
         seconds = time.monotonic() - begun
-        name = name_of_chunk(waiting[0].chunk.setter)
+        name = name_of_chunk(waiting[0].chunk.item.byte_getter)
         if seconds > LONG_SECONDS and not has_warned:
             has_warned = True
             logger.warning(
@@ -85,7 +85,7 @@ async def _try_all(
                 if not file.attempt(workers.is_wanted):
                     locked.append(file)
             except Exception as error:
-                add_name(error, file.chunk.setter, "writing")
+                add_name(error, file.chunk.item.byte_getter, "writing")
                 raise
             if batch.latency.is_slow:
                 workers.start_helpers(wait_for_files=True)

@@ -18,8 +18,8 @@ from numcodecs_bytes._plan.places import mesh
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis, Indices
 from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
-from numcodecs_bytes._read.chunks import index_of
 from numcodecs_bytes._sources import files
+from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite

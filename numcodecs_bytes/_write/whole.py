@@ -63,7 +63,7 @@ class Values(NamedTuple):
 
     def of(self, chunk: ChunkWrite) -> Array:
         """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
-        spec = chunk.spec
+        spec = chunk.item.spec
         selected = self._selected(chunk.place)
         if selected.shape == spec.shape:
             return selected
@@ -72,7 +72,7 @@ class Values(NamedTuple):
         )
         elements: Array = new.as_numpy_array()
         try:
-            elements[chunk.selection] = selected
+            elements[chunk.item.selection] = selected
         except Exception as error:
             raise ValuesError(error) from error
         return elements

@@ -1,46 +1,19 @@
 """Chunks of arrays on a GPU, which are read and written through host memory, group by group."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import gpu, unexpected
+from numcodecs_bytes._host import gpu
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.groups import Chunk, Group, groups_of, place_in_box, place_outside
-from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import are_slices, shape_of, size_of
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
 
 
 def groups_in_buffers(chunks: Sequence[Chunk], array: GPUArray) -> list[Group[Chunk]]:
     """Return chunks of an array on a GPU in groups that fit into a buffer."""
     return groups_of(chunks, gpu.BUFFER_BYTES // array.dtype.itemsize)
-
-
-def groups_to_read(batch: Batch) -> list[Group[ChunkRead]]:
-    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster."""
-    for chunk in batch.chunks:
-        if chunk.source is not None and not batch.is_v2 and _is_faster_by_zarr(chunk):
-            chunk.source = None
-            leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
-    here = [chunk for chunk in batch.chunks if chunk.source is not None]
-    return groups_in_buffers(here, batch.out.array)
-
-
-def _is_faster_by_zarr(chunk: ChunkRead) -> bool:
-    """Whether zarr reads all of a chunk to a GPU faster than this package what is selected.
-
-    That took up to 1.2 times as long for most of a chunk that fits into no buffer. zarr can't read
-    every shard to a GPU, nor every chunk of Zarr v2, or behind codecs that convert elements.
-    """
-    if not isinstance(chunk.layout, Layout) or chunk.layout.conversion is not None:
-        return False
-    size = size_of(chunk.place)
-    is_large = size * chunk.layout.dtype.itemsize > gpu.BUFFER_BYTES
-    return is_large and 2 * size > math.prod(chunk.layout.shape)
 
 
 async def each_group(
@@ -80,30 +53,6 @@ async def each_group(
                 raise error
     finally:
         del results  # the frames of the errors refer to this one, and to the output
-
-
-async def write(
-    chunks: Sequence[Chunk],
-    values: GPUArray,
-    write_group: Callable[[Sequence[Chunk], Array], Awaitable[list[Chunk]]],
-) -> list[Chunk]:
-    """Write chunks from values on a GPU, group by group; return what is left to zarr."""
-    left = list[Chunk]()
-
-    async def process(group: Group[Chunk], host: Array) -> None:
-        try:
-            download(group, values, host)
-        except Exception as error:
-            if not unexpected.is_unexpected(error):
-                raise
-            unexpected.log(error)
-            leave(group.chunks, LeftToZarr("numcodecs_bytes itself failed"))
-            left.extend(group.chunks)
-        else:
-            left.extend(await write_group(group.chunks, host))
-
-    await each_group(groups_in_buffers(chunks, values), values, process)
-    return left
 
 
 def upload(

@@ -1,0 +1,21 @@
+"""What zarr passes to its pipelines for each chunk that is read or written."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from zarr.core.array_spec import ArraySpec
+
+
+class Item(NamedTuple):
+    """A chunk, and what is selected of it: still the tuple that zarr's own pipelines take."""
+
+    byte_getter: Any  # or setter
+    spec: ArraySpec
+    selection: Any
+    place: Any  # in the output, or in the values
+    is_complete: bool  # whether the whole chunk is selected
+
+
+def items_of(batch_info: Iterable[Any]) -> list[Item]:
+    """Return the items of a batch: no other function takes zarr's tuples apart."""
+    return list(map(Item._make, batch_info))
