@@ -134,17 +134,27 @@ def _check_array(
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
         with contextlib.suppress(Exception):  # ranges are not why a whole chunk can't be read
-            sync(_ask_for_a_byte(array.store_path / array.metadata.encode_chunk_key(index)))
+            chunk = array.store_path / array.metadata.encode_chunk_key(index)
+            sync(_ask_for_a_byte(chunk, is_last=_has_index_at_end(array)))
         _report_partial_reads(array, report)
 
 
-async def _ask_for_a_byte(chunk: StorePath) -> None:
+def _has_index_at_end(array: AnyArray) -> bool:
+    """Whether chunks are shards whose ends are requested: not all stores serve those."""
+    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
+    locations = [getattr(codec, "index_location", "") for codec in codecs]
+    return "end" in [getattr(location, "value", location) for location in locations]
+
+
+async def _ask_for_a_byte(chunk: StorePath, *, is_last: bool) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
     source = find_source(chunk)
     if isinstance(source, File):
         return
+    is_last = is_last and source.num_bytes is None
+    place = (-1, None) if is_last else (source.start, source.start + 1)
     try:
-        await RemoteObject(source).ask(source.start, source.start + 1)
+        await RemoteObject(source).ask(*place)
     except Unexpected as why:
         if await chunk.get() is not None:
             state_of(chunk.store).strike(chunk.store, why)

@@ -6,6 +6,7 @@ import pytest
 import zarr
 import zarr.storage
 from helpers import CountingStore, IgnoringStore, ranges_from, write_array, write_v2
+from zarr.abc.store import SuffixByteRequest
 
 from numcodecs_bytes.check import Limits, check
 
@@ -55,6 +56,28 @@ def test_a_store_without_ranges(folder, kind, why, num_requests):
     store = kind(folder)
     assert answers(store) == [why] * 2
     assert [key for key, *_ in store.requests] == ["a/c/0"] * num_requests
+
+
+class RefusesEnds(CountingStore):
+    async def get(self, key, prototype=None, byte_range=None):
+        if isinstance(byte_range, SuffixByteRequest):
+            raise NotImplementedError
+        return await super().get(key, prototype, byte_range)
+
+
+@pytest.mark.parametrize(
+    ("location", "answer"),
+    [("start", "yes: inner chunks in part"), ("end", f"{ODD} (NotImplementedError)")],
+)
+def test_a_store_without_ranges_from_the_end(tmp_path, location, answer):
+    """Azure's, for example; there, the index of a shard has no offset that is known."""
+    settings = {"shape": (8,), "chunks": (2,), "dtype": "u1", "compressors": None}
+    shards = {"shape": (4,), "index_location": location}
+    zarr.create_array(tmp_path, shards=shards, **settings)[:] = 1
+    with ranges_from(RefusesEnds):
+        store = RefusesEnds(tmp_path)
+        (report,) = check(store)
+    assert report.partial_reads == answer
 
 
 @pytest.mark.parametrize("error", [ValueError, PermissionError, TimeoutError])
