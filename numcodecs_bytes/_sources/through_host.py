@@ -55,9 +55,7 @@ async def each_group(
         del results  # the frames of the errors refer to this one, and to the output
 
 
-def upload(
-    group: Group[ChunkRead], host: Array, device: GPUArray, chunks: Sequence[ChunkRead]
-) -> None:
+def upload(group: Group[Chunk], host: Array, device: GPUArray, chunks: Sequence[Chunk]) -> None:
     """Copy some chunks of a group to the output on a GPU, and wait until they are there."""
     if not chunks:
         return
