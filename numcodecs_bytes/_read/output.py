@@ -1,10 +1,10 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place, are_slices, mesh, place_within
 from numcodecs_bytes._plan.plan import Plan
+
+T = TypeVar("T")
 
 
 class Output(NamedTuple):
@@ -30,6 +32,12 @@ class Output(NamedTuple):
     drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
     is_wanted: IsWanted
     lock: threading.Lock
+
+    async def in_parts(
+        self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
+    ) -> None:
+        """Read chunks into the array: all of them together."""
+        await read(chunks, self)
 
     def for_thread(self, is_wanted: IsWanted) -> "Output":
         """Return the output for another thread."""

@@ -65,11 +65,11 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     assert record.exc_info[0] is error
 
 
-@pytest.mark.parametrize("place", ["_pipeline.reads._share", "_read.chunks.ChunkRead.trace"])
+@pytest.mark.parametrize("place", ["_pipeline.reads.chunk_reads", "_read.chunks.ChunkRead.trace"])
 def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, caplog, place):
     """It reached the user."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise TypeError("a mistake of ours")
 
     monkeypatch.setattr(f"numcodecs_bytes.{place}", fail)
