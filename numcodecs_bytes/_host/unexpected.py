@@ -60,32 +60,6 @@ def only_logged() -> Iterator[None]:
         log(error)
 
 
-class Mistakes:
-    """Unexpected errors while a batch is read: they are logged when zarr has tried as well."""
-
-    def __init__(self) -> None:
-        self._errors: list[Exception] = []
-
-    def add(self, error: Exception) -> None:
-        """Note an error; raise it if it is expected."""
-        if not is_unexpected(error):
-            raise error
-        self._errors.append(error)
-
-    def forget_if_zarr_makes_it(self, error: Exception) -> None:
-        """Forget what zarr fails with as well: NumPy, for example, has at most 64 dimensions."""
-        self._errors = [each for each in self._errors if not _are_alike(each, error)]
-
-    def log(self) -> None:
-        """Log the errors, and forget them: their frames refer to the output."""
-        while self._errors:
-            log(self._errors.pop(0))
-
-
-def _are_alike(error: Exception, other: Exception) -> bool:
-    return type(error) is type(other) and str(error) == str(other)
-
-
 def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Coroutine[T]]:
     """Log what is unexpected in a read or write at its end, unless zarr then fails just so.
 

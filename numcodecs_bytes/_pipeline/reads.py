@@ -20,7 +20,6 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._host import trace, unexpected
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.options import max_gap_bytes
-from numcodecs_bytes._host.unexpected import Mistakes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.explain import begin_read
@@ -28,12 +27,13 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import Batch, ChunkRead, chunk_reads
-from numcodecs_bytes._read.output import Output, check_elements, check_host_memory
+from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.store_states import StoreState, state_of
 from numcodecs_bytes._sources.stores import (
     Remote,
     is_in_shard,
-    is_known_for_good,
+    may_be_cached,
     name_of_class,
     sources_of,
     store_of,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from numcodecs_bytes._plan.shards import AnyLayout
     from numcodecs_bytes._read.object_reads import ObjectRead
     from numcodecs_bytes._read.to_gpu import GPUOutput
-    from numcodecs_bytes._sources.stores import Source, SourceOf
+    from numcodecs_bytes._sources.stores import SourceOf
 
 
 class _Plan(NamedTuple):
@@ -57,24 +57,34 @@ class _Plan(NamedTuple):
     output: "Output | GPUOutput"  # of what is read here
     zarr_output: Any  # the same, as zarr takes it
     drop_axes: tuple[int, ...]
-    mistakes: Mistakes  # of this package, while it reads
+    mistakes: list[Exception]  # of this package, while it reads
 
 
-class _OfZarr(NamedTuple):
-    """What zarr reads of an array, whatever is selected, as its first read has shown."""
+class _Source(NamedTuple):
+    """Where the chunks of an array are, as its first read has found out.
 
-    store: object
+    It is cached while the store and the options stay: to find it out again takes 4 to 6 % of the
+    time in which zarr reads a small chunk.
+    """
+
+    store: Any
+    state: StoreState
     options: object  # of this package, which may name the class of the store
-    is_all: bool  # else it reads whole chunks
+    gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
+    find: "SourceOf | None" = None  # None: zarr reads all chunks
+    why: LeftToZarr | None = None  # zarr reads them
+    are_short_objects: bool = False  # whether chunks are too short to be requested in parts
 
-    def includes(self, items: "Sequence[Item]") -> bool:
-        """Whether zarr reads all chunks of a batch; to find that out takes 4 to 6 % of its time."""
-        return (
-            getattr(items[0].byte_getter, "store", None) is self.store
-            and not trace.active
-            and (self.is_all or all(item.is_complete for item in items))
-            and _options() == self.options
-        )
+    def is_valid(self, byte_getter: Any) -> bool:
+        """Whether it still says where a chunk is."""
+        store = getattr(byte_getter, "store", None)
+        is_same = store is self.store and getattr(store, "_is_open", False)
+        return is_same and _options() == self.options and not self.state.is_struck
+
+    def has(self, items: "Sequence[Item]") -> bool:
+        """Whether chunks are read here: not if zarr reads all of them just as fast."""
+        is_by_zarr = self.are_short_objects and all(item.is_complete for item in items)
+        return self.find is not None and not is_by_zarr
 
 
 def _options() -> object:
@@ -87,16 +97,13 @@ class ReadsParts(KnowsLayouts):
 
     reads_parts = True
     _own_failure = ""  # why zarr reads the array from now on
-    _of_zarr: _OfZarr | None = None
+    _source: _Source | None = None
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items = items_of(batch_info)
-        if items and self._of_zarr is not None and self._of_zarr.includes(items):
-            return await self._read_by_zarr(items, out, drop_axes)
-        mistakes = Mistakes()
+        items, mistakes = items_of(batch_info), list[Exception]()
         try:
             plan = self._plan(items, out, drop_axes, mistakes)
             if plan is None:
@@ -110,24 +117,31 @@ class ReadsParts(KnowsLayouts):
                         for chunk in plan.chunks:
                             chunk.trace(is_v2=plan.batch.is_v2)
         except Exception as error:
-            mistakes.forget_if_zarr_makes_it(error)
-            self._add_own_failure(error)
+            self._compare(mistakes, error)
             raise
         finally:
-            mistakes.log()
+            while mistakes:  # whose frames refer to this one, and to the output
+                unexpected.log(mistakes.pop(0))
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
     def _plan(
-        self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...], mistakes: Mistakes
+        self,
+        items: "Sequence[Item]",
+        out: Any,
+        drop_axes: tuple[int, ...],
+        mistakes: list[Exception],
     ) -> _Plan | None:
         """Return what to read; None if zarr has to read all of it."""
-        if not items:
+        if not items or (self._own_failure and not trace.active):
             return None
+        first = items[0]  # all are of one array: at most their shapes differ
         try:
-            return self._plan_chunks(items, out, drop_axes, mistakes)
+            source = self._find_source(first)
+            if not (trace.active or source.has(items)):  # else what zarr fetches is counted
+                return None
+            return self._plan_chunks(items, source, out, drop_axes, mistakes)
         except LeftToZarr as why:
-            first = items[0]
             if trace.active and not is_in_shard(first.byte_getter):  # else the shard is noted
                 counts: trace.Counts = {str(why): len(items)}
                 num_axes, is_v2 = len(first.spec.shape), self._is_v2()
@@ -136,26 +150,43 @@ class ReadsParts(KnowsLayouts):
             self._give_up(mistakes, error, ())
         return None
 
-    def _plan_chunks(
-        self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...], mistakes: Mistakes
-    ) -> _Plan:
-        """Return what to read; raise `LeftToZarr` if zarr has to read all of it."""
+    def _find_source(self, first: Item) -> _Source:
+        """Return where the chunks of the array are; raise `LeftToZarr` if it has failed before."""
         if self._own_failure:
             raise LeftToZarr("numcodecs_bytes itself failed before")
-        spec = items[0].spec  # all are of one array: at most their shapes differ
-        layout = self._layout_of(spec)
-        source_of, why_left = self._find_sources(items, layout)
+        if self._source is not None and self._source.is_valid(first.byte_getter):
+            return self._source
+        store = store_of(first.byte_getter)
+        source = _Source(store, state_of(store), copy.copy(_options()))
+        try:
+            layout, find = self._layout_of(first.spec), sources_of(store)
+            source = source._replace(find=find, gap=max_gap_bytes())
+            is_short = _is_short_object(find, first.byte_getter.path, layout)
+            source = source._replace(are_short_objects=is_short)
+        except LeftToZarr as why:
+            source = source._replace(why=why.with_traceback(None))
+        if may_be_cached(store) and not source.state.is_struck:
+            vars(self)["_source"] = source
+        return source
+
+    def _plan_chunks(
+        self,
+        items: "Sequence[Item]",
+        source: _Source,
+        out: Any,
+        drop_axes: tuple[int, ...],
+        mistakes: list[Exception],
+    ) -> _Plan:
+        spec = items[0].spec
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
         array: Any = out.as_ndarray_like()
         is_on_gpu = type(out) is gpu.NDBuffer
-        if not is_on_gpu:
-            check_host_memory(array)
-        check_elements(array, layout.dtype)
-        chunks = chunk_reads(items, self._layout_of, source_of)
-        if why_left:
-            leave(chunks, why_left)
-        batch = Batch(self._is_v2(), self._num_threads(), max_gap_bytes())
+        check_output(array, self._layout_of(spec).dtype, is_on_gpu=is_on_gpu)
+        chunks = chunk_reads(items, self._layout_of, source.find)
+        if source.find is None and source.why is not None:
+            leave(chunks, source.why)
+        batch = Batch(self._is_v2(), self._num_threads(), source.gap)
         output: Any = Output(array, drop_axes, lambda: True, threading.Lock())
         if is_on_gpu:
             from numcodecs_bytes._read.to_gpu import GPUOutput, leave_what_is_faster
@@ -164,32 +195,6 @@ class ReadsParts(KnowsLayouts):
                 leave_what_is_faster(chunks)
             output = GPUOutput(array, output, partial(self._give_up, mistakes))
         return _Plan(batch, chunks, output, out, drop_axes, mistakes)
-
-    def _find_sources(
-        self, items: "Sequence[Item]", layout: "AnyLayout"
-    ) -> "tuple[SourceOf | None, LeftToZarr | None]":
-        """Return what says where chunks are, or why zarr reads them, if that is to be counted.
-
-        Raises `LeftToZarr` if it is not.
-        """
-        getter = items[0].byte_getter
-        store = store_of(getter)
-        try:
-            source_of = sources_of(store)
-        except LeftToZarr as why:
-            if is_known_for_good(store):
-                vars(self)["_of_zarr"] = _OfZarr(store, copy.copy(_options()), is_all=True)
-            if not trace.active:  # else what zarr fetches is counted for each chunk
-                raise
-            return None, why
-        if (
-            all(item.is_complete for item in items)
-            and not trace.active
-            and _is_short_object(source_of(getter.path), layout)
-        ):
-            vars(self)["_of_zarr"] = _OfZarr(store, copy.copy(_options()), is_all=False)
-            raise LeftToZarr("whole chunks are requested")
-        return source_of, None
 
     async def _run(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
         """Read chunks of files and objects into an output in host memory, while zarr reads others.
@@ -270,24 +275,30 @@ class ReadsParts(KnowsLayouts):
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
-    def _give_up(self, mistakes: Mistakes, error: Exception, chunks: "Sequence[ChunkRead]") -> None:
+    def _give_up(
+        self, mistakes: list[Exception], error: Exception, chunks: "Sequence[ChunkRead]"
+    ) -> None:
         """Leave chunks to zarr, and the array from now on, because this package has failed.
 
         Raises the error if it is no mistake of this package.
         """
-        mistakes.add(error)
+        if not unexpected.is_unexpected(error):
+            raise error
+        mistakes.append(error)
         vars(self)["_own_failure"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
-    def _add_own_failure(self, error: Exception) -> None:
-        """Say in an error of zarr that this package itself has failed before."""
-        if self._own_failure:
-            with contextlib.suppress(Exception):  # some errors are immutable
+    def _compare(self, mistakes: list[Exception], error: Exception) -> None:
+        """Forget mistakes that zarr makes as well; else say in its error that we failed before."""
+        with contextlib.suppress(Exception):  # some errors have no text, or are immutable
+            mistakes[:] = [m for m in mistakes if (type(m), str(m)) != (type(error), str(error))]
+            if self._own_failure:
                 error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_failure}")
 
 
-def _is_short_object(source: "Source", layout: "AnyLayout") -> bool:
+def _is_short_object(find: "SourceOf", path: str, layout: "AnyLayout") -> bool:
     """Whether a chunk is an object that is requested, and that no request for it is split."""
+    source = find(path)
     if not (isinstance(source, Remote) and source.is_object and isinstance(layout, Layout)):
         return False
     from numcodecs_bytes._read.object_reads import may_be_split  # only if it is needed

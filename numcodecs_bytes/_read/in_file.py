@@ -50,7 +50,7 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
         if not (is_one_request and pace.has_waited) and pace.is_probe_due(plan.num_runs):
             pace.probe(file.descriptor, plan.sample(file.start))
         if pace.is_slow:
-            file = file._replace(is_prefetched=pace.speed.prefetching_helps)
+            file = file._replace(is_prefetched=pace.prefetching_helps)
             plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.gap)
         fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
     chunk.outcome = Outcome("present", fetched=fetched)
@@ -93,13 +93,13 @@ def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -
         return inner_chunks
     inner_chunks = find()  # with longer gaps
     inner_chunks.present.sort(key=operator.attrgetter("start"))
-    if pace.speed.prefetching_helps:
+    if pace.prefetching_helps:
         runs = (
             (at, plan.length)
             for plan, start, _ in inner_chunks.present
             for at in _starts(plan, start)
         )
-        files.prefetch(file.descriptor, runs, pace.speed.gap)
+        files.prefetch(file.descriptor, runs, pace.gap or 0)
     return inner_chunks
 
 

@@ -122,7 +122,8 @@ def _read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
         try:
             descriptor = file.open()
         finally:  # it may take as long to learn that it is missing
-            pace.note_wait(time.perf_counter() - begin)
+            if pace.helpers is not None:
+                pace.note_wait(time.perf_counter() - begin)
     except LeftToZarr as why:
         leave(chunks, why)
     except file.missing_errors:

@@ -8,12 +8,13 @@ after the other. Both are read in longer runs, and by more threads.
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._sources import files
+
+if TYPE_CHECKING:
+    from numcodecs_bytes._host.workers import Workers
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -79,38 +80,31 @@ def helps_prefetching(prefetched: Sequence[float], seconds: float) -> bool:
     return not prefetched or min(prefetched) < seconds / 2
 
 
-@dataclass(eq=False)
 class Pace:
     """What a batch has learnt of its files: in memory, suspected to be slow, or slow.
 
     Its threads share it without a lock: at worst, one probes once more.
     """
 
-    gap_set: int | None = None  # the largest gap to read, in bytes, if the user has set it
-    probes_first: bool = False  # the first chunk, whatever is read of it
-    never_probes: bool = False
-    helpers: Workers[Any] | None = None  # that read, while they do
-    speed: Speed = IN_MEMORY
-    suspicion: float = 0.0  # the seconds that a read took, if it alone was slow so far
-    has_waited: bool = False  # for something else than a read of runs
+    def __init__(
+        self, gap: int | None = None, *, probes_first: bool = False, never_probes: bool = False
+    ) -> None:
+        """Take the largest gap to read, in bytes, if the user has set it; and when to probe.
 
-    def __post_init__(self) -> None:
-        self._num_until_probe = 0.0 if self.probes_first else float("inf")
+        That may be the first chunk, whatever is read of it, or none.
+        """
+        self.gap, self._gap_set = gap, gap  # None for the default
+        self.is_slow, self.prefetching_helps = False, False
+        self.has_waited = False  # for something else than a read of runs
+        self.helpers: Workers[Any] | None = None  # that read, while they do
+        self._never_probes = never_probes
+        self._num_until_probe = 0.0 if probes_first else float("inf")
+        self._suspicion = 0.0  # the seconds that a read took, if it alone was slow so far
         self._waited_seconds = 0.0
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether reads wait for the files."""
-        return self.speed.seconds > 0
-
-    @property
-    def gap(self) -> int | None:
-        """The largest gap to read, in bytes; None for the default."""
-        return self.speed.gap if self.is_slow and self.gap_set is None else self.gap_set
 
     def is_probe_due(self, num_runs: int) -> bool:
         """Count a chunk of which so many runs are read; return whether to probe its file."""
-        if not num_runs or self.never_probes:
+        if not num_runs or self._never_probes:
             return False
         self._num_until_probe -= 1
         if not self.is_slow:
@@ -123,23 +117,28 @@ class Pace:
     def probe(self, descriptor: int, positions: Iterable[int]) -> None:
         """Learn whether files are slow, by reading a byte at one position of a file, or more."""
         may_wait_for_threads = bool(self.helpers and self.helpers.have_helpers) and not self.is_slow
-        is_strict = may_wait_for_threads or self.suspicion > WAITED_SECONDS  # or a busy machine
+        is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS  # or a busy machine
         limit = WAITED_SECONDS if is_strict else WAIT_SECONDS
         ahead, probes, seconds = deque(positions), list[float](), 0.0
         while ahead and not seconds:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
-            seconds = seconds_waited(probes, limit, self.suspicion)
+            seconds = seconds_waited(probes, limit, self._suspicion)
         if seconds:
             self._num_until_probe = PROBE_EVERY_SLOW
-            self.suspicion = seconds
-            self.speed = Speed(seconds, self._try_prefetching(descriptor, ahead, seconds))
+            self._set_speed(Speed(seconds, self._try_prefetching(descriptor, ahead, seconds)))
         elif min(probes) > limit:  # a small file: the next one decides
-            self.speed, self.suspicion = IN_MEMORY, probes[0]
+            self._set_speed(IN_MEMORY)
+            self._suspicion = probes[0]
             self._add_wait(probes[0])
         else:
-            self.speed, self.suspicion = IN_MEMORY, 0.0
             self._num_until_probe = PROBE_EVERY
+            self._set_speed(IN_MEMORY)
         self._start_helpers(wait_for_files=self.has_waited or self.is_slow)
+
+    def _set_speed(self, speed: Speed) -> None:
+        self.is_slow, self._suspicion = speed.seconds > 0, speed.seconds
+        self.prefetching_helps = speed.prefetching_helps
+        self.gap = speed.gap if self.is_slow and self._gap_set is None else self._gap_set
 
     def _try_prefetching(self, descriptor: int, positions: Iterable[int], seconds: float) -> bool:
         """Return whether prefetching helps: as before if there are too few positions to tell."""
@@ -147,7 +146,7 @@ class Pace:
         if not hasattr(os, "posix_fadvise"):
             return False
         if len(some) < 3:
-            return not self.is_slow or self.speed.prefetching_helps
+            return not self.is_slow or self.prefetching_helps
         files.prefetch(descriptor, [(position, 1) for position in some])
         prefetched = [files.seconds_to_read(descriptor, position) for position in some]
         return helps_prefetching(prefetched, seconds)
@@ -155,7 +154,7 @@ class Pace:
     def note_index(self, seconds: float) -> None:
         """Like `note_wait`, for the read of an index; if it took long, it is a suspicion."""
         if seconds > WAITED_SECONDS and not self.is_slow:
-            self.suspicion = seconds
+            self._suspicion = seconds
         self.note_wait(seconds)
 
     def note_wait(self, seconds: float) -> None:
