@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -73,8 +74,8 @@ def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Corout
         try:
             return await method(*args, **kwargs)
         except Exception as error:
-            same = type(error), str(error)
-            errors[:] = [each for each in errors if (type(each), str(each)) != same]
+            same = traceback.format_exception_only(error)  # `str` of an error may fail
+            errors[:] = [e for e in errors if traceback.format_exception_only(e) != same]
             raise
         finally:
             _waiting.set(others)  # not `reset`: a read may be closed in another context

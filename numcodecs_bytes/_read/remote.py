@@ -98,11 +98,12 @@ class _ObjectReader:
             leave(chunks, why)
             fetched = Fetched(target.num_requests, target.num_received)
             chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
-            if isinstance(why, RequestError):
-                return why.with_traceback(None)
-            if isinstance(why, Unexpected) and not self.wrong_answer:
-                self.wrong_answer = why.with_traceback(None)
-                return self.wrong_answer
+            failure = type(why)(*why.args)  # `why` refers to frames, and they to the output
+            if isinstance(failure, RequestError):
+                return failure
+            if isinstance(failure, Unexpected) and not self.wrong_answer:
+                self.wrong_answer = failure
+                return failure
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             self.fallback.give_up(error, chunks)
         return None
