@@ -9,10 +9,21 @@ Zarr v3. This module imports neither the latter nor the pipelines, so that using
 numcodecs does not import zarr.
 """
 
+from typing import Any
+
 from numcodecs_bytes._host.trace import trace
 from numcodecs_bytes._tools.dask_chunks import dask_chunks
 from numcodecs_bytes.codec import Bytes
 
-__all__ = ["Bytes", "__version__", "dask_chunks", "trace"]
+__all__ = ["Bytes", "SyncReader", "__version__", "dask_chunks", "trace"]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import `SyncReader`, which imports zarr, when it is first needed."""
+    if name == "SyncReader":
+        from numcodecs_bytes.sync_reader import SyncReader
+
+        return SyncReader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,7 @@ _NUM_CHARACTERS = 100  # the largest width of the table
 
 def _nothing() -> Totals:
     numbers = dict.fromkeys((*_COLUMNS, "chunks_missing", "chunks_in_place"), 0)
-    return numbers | {"why_whole": {}, "why_not_in_place": {}}
+    return numbers | {"why_whole": {}, "why_not_in_place": {}, "why_not_direct": {}}
 
 
 def _add_up(totals: Totals, counts: Counts) -> None:
@@ -182,7 +182,11 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
     arrays, total = report["arrays"], report["total"]
     reasons = {
         what: {name: counts[key] for name, counts in arrays.items()}
-        for what, key in (("read whole", "why_whole"), ("not written in place", "why_not_in_place"))
+        for what, key in (
+            ("read whole", "why_whole"),
+            ("not written in place", "why_not_in_place"),
+            ("left to zarr by SyncReader", "why_not_direct"),
+        )
     }
     reasons["read by zarr, whole"] = report["arrays_not_seen"]
     if not arrays and not report["not_seen"]:

@@ -133,6 +133,11 @@ def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None
 
 def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
+    return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec_of(array))
+
+
+def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:
+    """Return the specification of an array's chunks; raise `LeftToZarr` if they differ."""
     metadata: Any = array.metadata
     try:
         shape = array.shards or array.chunks
@@ -140,9 +145,7 @@ def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
         raise LeftToZarr("chunks of several shapes") from None
     order: Any = metadata.order if metadata.zarr_format == 2 else "C"
     config = ArrayConfig(order=order, write_empty_chunks=False)
-    fill_value = metadata.fill_value
-    chunk_spec = ArraySpec(shape, metadata.dtype, fill_value, config, cpu.buffer_prototype)
-    return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec)
+    return ArraySpec(shape, metadata.dtype, metadata.fill_value, config, cpu.buffer_prototype)
 
 
 def _find_layout_of(pipeline: Any) -> LayoutOf:

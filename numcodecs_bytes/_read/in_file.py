@@ -9,8 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
@@ -23,7 +21,7 @@ from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selec
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import File, OpenFile
-from numcodecs_bytes._sources.shard_index import index_of
+from numcodecs_bytes._sources.shard_index import read_index
 
 _memory_of_thread = threading.local()
 
@@ -60,10 +58,10 @@ def _read_shard(
     chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, pace: Pace
 ) -> Fetched:
     """Read what is selected of the inner chunks of a shard."""
-    raw, begin = files.new_memory(shard.index_bytes), time.perf_counter()
-    files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
+    begin = time.perf_counter()
+    read = read_index if pace.indices is None else pace.indices.read
+    index = read(shard, file)
     pace.note_index(time.perf_counter() - begin)
-    index = index_of(shard, np.asarray(raw))
 
     def find() -> InnerChunks:
         shard_plan = shard.plan_of(chunk.selection, out.drop_axes, pace.gap)

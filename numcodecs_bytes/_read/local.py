@@ -58,7 +58,7 @@ def _read_alone(
     is_wanted: IsWanted,
 ) -> None:
     outputs.append(out.for_thread(is_wanted))
-    _read_file(iter(chunks), outputs[-1], Pace(batch.gap))
+    read_file(iter(chunks), outputs[-1], Pace(batch.gap))
 
 
 async def _read_together(
@@ -72,7 +72,7 @@ async def _read_together(
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
-            _read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
+            read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
 
     workers = Workers(
         list(_groups(chunks, batch.num_threads or concurrency() or MAX_FILE_THREADS)),
@@ -114,7 +114,7 @@ def _file_of(chunk: ChunkRead) -> File:
     return chunk.source
 
 
-def _read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
+def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), _file_of(first), time.perf_counter()

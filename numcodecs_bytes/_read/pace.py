@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
     from numcodecs_bytes._host.workers import Workers
+    from numcodecs_bytes._sources.shard_index import IndexCache
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -87,24 +89,30 @@ class Pace:
     """
 
     def __init__(
-        self, gap: int | None = None, *, probes_first: bool = False, never_probes: bool = False
+        self,
+        gap: int | None = None,
+        *,
+        probes_first: bool = False,
+        leaves_slow_files: bool = False,
+        indices: "IndexCache | None" = None,
     ) -> None:
-        """Take the largest gap to read, in bytes, if the user has set it; and when to probe.
+        """Take the largest gap to read, in bytes, if the user has set it.
 
-        That may be the first chunk, whatever is read of it, or none.
+        `probes_first` is whether the first chunk is probed, whatever is read of it,
+        `leaves_slow_files` whether what is slow is left to zarr; `indices` caches those of shards.
         """
         self.gap, self._gap_set = gap, gap  # None for the default
         self.is_slow, self.prefetching_helps = False, False
         self.has_waited = False  # for something else than a read of runs
         self.helpers: Workers[Any] | None = None  # that read, while they do
-        self._never_probes = never_probes
+        self.leaves_slow_files, self.indices = leaves_slow_files, indices
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that a read took, if it alone was slow so far
         self._waited_seconds = 0.0
 
     def is_probe_due(self, num_runs: int) -> bool:
         """Count a chunk of which so many runs are read; return whether to probe its file."""
-        if not num_runs or self._never_probes:
+        if not num_runs:
             return False
         self._num_until_probe -= 1
         if not self.is_slow:
@@ -133,6 +141,8 @@ class Pace:
         else:
             self._num_until_probe = PROBE_EVERY
             self._set_speed(IN_MEMORY)
+        if self.is_slow and self.leaves_slow_files:
+            raise LeftToZarr("the file is slow")
         self._start_helpers(wait_for_files=self.has_waited or self.is_slow)
 
     def _set_speed(self, speed: Speed) -> None:

@@ -1,0 +1,310 @@
+"""Reads small selections of local, uncompressed arrays in the thread that calls it.
+
+zarr passes every read through an event loop in another thread, which takes 0.3 ms, also for a few
+bytes. `SyncReader` reads an array's files directly, with the plans and checks of the pipelines.
+Whatever it does not read itself, it hands to the array.
+"""
+
+import threading
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+from zarr.core.array_spec import ArraySpec
+
+from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host.items import Item
+from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.selection import Selector
+from numcodecs_bytes._plan.shards import AnyLayout
+from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.local import read_file
+from numcodecs_bytes._read.output import Output
+from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.shard_index import IndexCache
+from numcodecs_bytes._sources.stores import name_of_class
+
+# Selections of more chunks, or bytes, are left to zarr, whose threads read them in less time; see
+# `tests/benchmarks/samples.py`.
+MAX_CHUNKS = 8
+MAX_BYTES = 1 << 20
+
+# How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
+# read and check it takes most of the time of a row.
+MAX_INDEX_BYTES = 1 << 22
+
+
+class _Getter(NamedTuple):
+    """What names a chunk, as zarr's byte getters do."""
+
+    store: Any
+    path: str
+
+
+class _Along(NamedTuple):
+    """What is selected of the chunks at a position along an axis of their grid."""
+
+    position: int
+    selector: Any  # in the chunk
+    place: Selector | None  # in the result; None if the axis is dropped
+
+
+class _Known(NamedTuple):
+    """What is known of an array as long as it has the same metadata."""
+
+    metadata: Any
+    pipeline: Any
+    spec: ArraySpec
+    layout: AnyLayout
+    first: Item  # a chunk, of which zarr's own pipeline would be asked
+    prefix: str  # of the paths of chunks
+
+
+class SyncReader:
+    """Reads selections of an array in the calling thread, without an event loop.
+
+    ``reader[selection]`` returns what ``array[selection]`` returns: the same values, data type and
+    shape, or an error of the same type. It reads itself what is selected by integers, slices,
+    Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 8
+    chunks, or shards, that `numcodecs_bytes` reads in part from local files. Everything else is
+    read by ``array[selection]``.
+
+    Threads may share a reader. It is pickled like its array.
+
+    Parameters
+    ----------
+    array : zarr.Array
+        An array of any store.
+
+    Raises
+    ------
+    TypeError
+        If that is not a `zarr.Array`.
+
+    Examples
+    --------
+    >>> import zarr, numcodecs_bytes
+    >>> array = zarr.create_array({}, shape=(4, 3), dtype="f4", compressors=None)
+    >>> reader = numcodecs_bytes.SyncReader(array)
+    >>> reader[2].shape
+    (3,)
+    """
+
+    def __init__(self, array: "zarr.Array[Any]") -> None:
+        if not isinstance(array, zarr.Array):
+            raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
+        self._array = array
+        self._known: _Known | None = None
+        self._indices = IndexCache(MAX_INDEX_BYTES)
+
+    @property
+    def array(self) -> "zarr.Array[Any]":
+        """The array that is read."""
+        return self._array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array, in elements."""
+        return self._array.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The NumPy data type of the array."""
+        return self._array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self._array.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self._array.size
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without axes")
+        return self.shape[0]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._array.__array__(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return SyncReader, (self._array,)
+
+    def __repr__(self) -> str:
+        how = "small selections are read directly"
+        try:
+            known = self._find_layout()
+            if not isinstance(self._find_source(known, known.first.byte_getter.path), File):
+                how = "zarr reads it: its chunks are requested"
+        except LeftToZarr as why:
+            how = f"zarr reads it: {why}"
+        return f"<SyncReader of {self._array!r}: {how}>"
+
+    def __getitem__(self, selection: Any) -> Any:
+        try:
+            return self._read(selection)
+        except (LeftToZarr, OSError) as why:
+            if trace.active:
+                self._note_left(why)
+        except Exception as error:
+            if not unexpected.is_unexpected(error):
+                raise
+            unexpected.log(error)
+        return self._array[selection]
+
+    def _read(self, selection: Any) -> Any:
+        """Read a selection in this thread; raise `LeftToZarr` or OSError if zarr has to read it."""
+        known = self._find_layout()
+        keys, has_ellipsis = _keys_of(selection, len(known.metadata.shape))
+        shape, along, num_chunks = list[int](), list[list[_Along]](), 1
+        for key, size, length in zip(keys, known.metadata.shape, known.spec.shape, strict=True):
+            num, pieces = _cut(key, size, length)
+            along.append(pieces)
+            num_chunks *= len(pieces)
+            if num is not None:
+                shape.append(num)
+        out: Array = np.empty(shape, known.layout.dtype, self._array.order)
+        if not 0 < num_chunks <= MAX_CHUNKS or not 0 < out.nbytes <= MAX_BYTES:
+            raise LeftToZarr("the selection is empty, or large")
+        if not shape and not all(type(key) is int for key in keys):
+            raise LeftToZarr("zarr decides whether the result is a scalar")
+        self._read_chunks(known, along, out)
+        return out[()] if has_ellipsis and not shape else out
+
+    def _read_chunks(self, known: _Known, along: list[list[_Along]], out: Array) -> None:
+        """Read what is selected of chunks to the result."""
+        output = Output(out, (), _is_wanted, threading.Lock())
+        gap = known.pipeline._find_source(known.first).gap
+        pace = Pace(gap, leaves_slow_files=True, indices=self._indices)
+        for pieces in product(*along):
+            key = known.metadata.encode_chunk_key(tuple([each.position for each in pieces]))
+            path, selected = known.prefix + key, tuple([each.selector for each in pieces])
+            place = tuple([each.place for each in pieces if each.place is not None])
+            source = self._find_source(known, path)
+            if not isinstance(source, File):
+                raise LeftToZarr("its chunks are requested")
+            getter = _Getter(self._array.store, path)
+            item = Item(getter, known.spec, selected, place, is_complete=False)
+            chunk = ChunkRead(item, selected, place, known.layout, source)
+            read_file(iter([chunk]), output, pace)
+            if chunk.outcome.is_left:
+                raise LeftToZarr(chunk.outcome.why)
+            if trace.active:
+                chunk.trace(is_v2=known.metadata.zarr_format == 2)
+
+    def _find_layout(self) -> _Known:
+        """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
+        array = self._array
+        if self._known is not None and self._known.metadata is array.metadata:
+            return self._known
+        pipeline: Any = array.async_array.codec_pipeline
+        if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
+            raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
+        from numcodecs_bytes._pipeline.array_layouts import chunk_spec_of  # with a zarr we know
+
+        metadata, spec = array.metadata, chunk_spec_of(array)
+        layout = pipeline._layout_of(spec)
+        getter = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
+        prefix = f"{array.path}/" if array.path else ""
+        first = Item(getter, spec, (), (), is_complete=False)
+        self._known = _Known(metadata, pipeline, spec, layout, first, prefix)
+        return self._known
+
+    def _find_source(self, known: _Known, path: str) -> Any:
+        """Return where a chunk is."""
+        source = known.pipeline._find_source(known.first)
+        if source.find is None:
+            raise source.why
+        return source.find(path)
+
+    def _note_left(self, why: Exception) -> None:
+        array, is_v2 = self._array, self._array.metadata.zarr_format == 2
+        getter = _Getter(array.store, f"{array.path}/0".lstrip("/"))
+        counts: trace.Counts = {("why_not_direct", str(why)): 1}
+        trace.note(getter, 1, counts, is_v2=is_v2)
+
+
+def _is_wanted() -> bool:
+    return True
+
+
+def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
+    """Return what is selected along each axis, and whether by an Ellipsis.
+
+    Raises `LeftToZarr` for what zarr takes in another sense than axis by axis, or not at all.
+    """
+    keys = list(selection) if type(selection) is tuple else [selection]
+    kinds = list(map(type, keys))
+    num_lists = kinds.count(list) + kinds.count(np.ndarray)
+    has_ellipsis = type(Ellipsis) in kinds
+    # Beside a list, zarr takes neither an Ellipsis nor NumPy's integers.
+    others = [key for key in keys if key is Ellipsis or isinstance(key, np.integer)]
+    if num_lists > 1 or (num_lists and others) or kinds.count(type(Ellipsis)) > 1:
+        raise LeftToZarr("the selection is of another kind")
+    if has_ellipsis:
+        at = kinds.index(type(Ellipsis))
+        keys[at : at + 1] = [slice(None)] * (num_axes - len(keys) + 1)
+    keys += [slice(None)] * (num_axes - len(keys))
+    if not num_axes or len(keys) != num_axes:
+        raise LeftToZarr("the array has no axes, or fewer than are selected")
+    return keys, has_ellipsis
+
+
+def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
+    """Cut what is selected along an axis at the edges of chunks of a length.
+
+    Returns how many elements are selected, or None if the axis is dropped. Raises `LeftToZarr` for
+    what may be an error.
+    """
+    if type(key) is int or isinstance(key, np.integer):
+        index = int(key) + (size if key < 0 else 0)
+        if not 0 <= index < size:
+            raise LeftToZarr("an index is out of bounds")
+        return None, [_Along(index // length, index % length, None)]
+    if type(key) is slice:
+        return _cut_slice(key, size, length)
+    is_list = type(key) is list and all(type(index) is int for index in key)
+    if not is_list and type(key) is not np.ndarray:
+        raise LeftToZarr("the selection is of another kind")
+    indices = np.asarray(key)
+    if indices.ndim != 1 or indices.dtype.kind not in "iu" or not indices.size:
+        raise LeftToZarr("the selection is of another kind")
+    indices = np.where(indices < 0, indices + size, indices).astype(np.intp)
+    if indices.min() < 0 or indices.max() >= size:
+        raise LeftToZarr("an index is out of bounds")
+    positions = indices // length
+    pieces = []
+    for position in np.unique(positions).tolist():
+        (place,) = np.nonzero(positions == position)
+        pieces.append(_Along(position, indices[place] - position * length, place))
+    return indices.size, pieces
+
+
+def _cut_slice(key: slice, size: int, length: int) -> tuple[int, list[_Along]]:
+    try:
+        indices = range(*key.indices(size))
+    except (TypeError, ValueError):
+        raise LeftToZarr("the selection is of another kind") from None
+    if indices.step < 0:
+        raise LeftToZarr("a step is negative")
+    if not indices:
+        return 0, []
+    first, last, step = indices[0] // length, indices[-1] // length, indices.step
+    if last - first >= MAX_CHUNKS * step:
+        raise LeftToZarr("the selection is empty, or large")
+    pieces = []
+    for position in range(first, last + 1):
+        edge = position * length
+        begin = max(-((indices.start - edge) // step), 0)
+        end = min(-((indices.start - edge - length) // step), len(indices))
+        if begin < end:
+            start = indices[begin] - edge
+            within = slice(start, indices[end - 1] - edge + 1, step)
+            pieces.append(_Along(position, within, slice(begin, end)))
+    return len(indices), pieces
