@@ -20,11 +20,12 @@ from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
 from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of
 
-# How many plans of shards are kept, and of up to how many selected inner chunks. They take 0.3 MiB
-# in all, or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for 4
-# inner chunks, and 0.2 ms for 256, which take 4 ms to read.
-KEPT_SHARD_PLANS = 1 << 4
-KEPT_INNER_CHUNKS = 1 << 8
+# How many plans of shards are cached, and of up to how many selected inner chunks. They take 0.3
+# MiB in all, or 13 MiB if no two inner chunks have the same plan: so much more than those of chunks
+# that they are cached apart. Planning again takes 45 us for 4 inner chunks, and 0.2 ms for 256,
+# which take 4 ms to read.
+CACHED_SHARD_PLANS = 1 << 4
+CACHED_INNER_CHUNKS = 1 << 8
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
@@ -141,28 +142,27 @@ class ShardLayout:
     ) -> AnyShardPlan:
         """Return what a selection takes from the inner chunks.
 
-        It is kept, unless the selection has arrays, or takes something from many inner chunks.
+        It is cached, unless the selection has arrays, or takes something from many inner chunks.
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         gap = constants.GAP_BYTES if gap is None else gap
         how = self.geometry, self.inner.geometry, drop_axes, gap
         key = key_of(selection), how
         try:
-            kept = _kept_plans.get(key)
+            if (cached := _cached_plans.get(key)) is not None:
+                return cached
         except TypeError:  # arrays have no hash
             return _plan(selection, *how)
-        if kept is not None:
-            return kept
-        shard_plan = _plan(selection, *how)
-        if isinstance(shard_plan, ShardPlan) and len(shard_plan.plans) <= KEPT_INNER_CHUNKS:
-            if len(_kept_plans) >= KEPT_SHARD_PLANS:
-                _kept_plans.clear()
-            _kept_plans[key] = shard_plan
-        return shard_plan
+        planned = _plan(selection, *how)
+        if isinstance(planned, ShardPlan) and len(planned.plans) <= CACHED_INNER_CHUNKS:
+            if len(_cached_plans) >= CACHED_SHARD_PLANS:
+                _cached_plans.clear()
+            _cached_plans[key] = planned
+        return planned
 
 
 # By selection, and what else plans depend on. Threads may share it: a dict needs no lock.
-_kept_plans: dict[tuple[object, ...], ShardPlan] = {}
+_cached_plans: dict[tuple[object, ...], ShardPlan] = {}
 
 
 def _plan(
