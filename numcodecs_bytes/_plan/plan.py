@@ -10,7 +10,6 @@ holds beyond the selection is left out by a strided window over the runs, and by
 import functools
 import itertools
 import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.selection import (
+    SLICES_HAVE_HASHES,
     Axis,
     Indices,
     Selector,
@@ -155,7 +155,7 @@ def plan_of(
     selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    key = selection if sys.version_info >= (3, 12) else key_of(selection)
+    key = selection if SLICES_HAVE_HASHES else key_of(selection)
     try:
         return _cached_plan(key, layout.geometry, drop_axes, gap)
     except TypeError:  # arrays have no hash; any other error is raised again here
