@@ -239,18 +239,18 @@ def _hull(
 
     That is its offset and its length, in bytes. The bounds are those of the indices of each axis.
     """
-    start, length = 0, item_size
-    for num in range(len(axes), num_outer or 0, -1):
-        (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
-        longer = length + (high - low) * stride
+    num, start, length = len(axes), 0, item_size
+    for axis, (low, high) in zip(reversed(axes), reversed(bounds), strict=True):
+        longer = length + (high - low) * axis.stride
         if num_outer is None:
             # Indices in an array may be repeated, and others left out.
-            may_leave_out = type(indices) is not range and high > low
-            if longer > len(indices) * (length + gap) - gap or (may_leave_out and not gap):
-                return num, start, length
-        start += low * stride
-        length = longer
-    return num_outer or 0, start, length
+            may_leave_out = type(axis.indices) is not range and high > low
+            if longer > len(axis.indices) * (length + gap) - gap or (may_leave_out and not gap):
+                break
+        elif num == num_outer:
+            break
+        num, start, length = num - 1, start + low * axis.stride, longer
+    return num, start, length
 
 
 def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
