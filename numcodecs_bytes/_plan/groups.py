@@ -33,10 +33,10 @@ def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
     for chunk in chunks:
         box = _box_around(chunk.place)
         if groups and are_slices(groups[-1].box):
-            hull = _hull(groups[-1].box, box)
-            if size_of(hull) <= most:
+            larger = _box_around_both(groups[-1].box, box)
+            if size_of(larger) <= most:
                 groups[-1].chunks.append(chunk)
-                groups[-1] = groups[-1]._replace(box=hull)
+                groups[-1] = groups[-1]._replace(box=larger)
                 continue
         groups.append(Group([chunk], box if size_of(box) <= most else chunk.place))
     return groups
@@ -49,8 +49,7 @@ def _box_around(place: Place) -> Box:
     )
 
 
-def _hull(box: Box, other: Box) -> Box:
-    """Return the smallest box around both."""
+def _box_around_both(box: Box, other: Box) -> Box:
     return tuple(
         slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in zip(box, other, strict=True)
     )

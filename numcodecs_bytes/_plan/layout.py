@@ -56,22 +56,14 @@ class Conversion:
         # In the order of memory: to convert elements takes less time than to transpose them.
         order = np.argsort([-abs(stride) for stride in encoded.strides], kind="stable")
         in_order = encoded.transpose(order)
-        flat = _apply(self.decoders, _flatten(in_order, self.dtype))
+        # cast_value_rs panics if elements are not aligned in memory.
+        flat = np.require(in_order, self.dtype, ["C", "ALIGNED"]).reshape(-1)
+        try:
+            for decode in self.decoders:
+                flat = decode(flat)
+        except _ERRORS as error:
+            raise LeftToZarr(f"an element can't be converted: {error}") from error
         return flat.reshape(in_order.shape).transpose(np.argsort(order))
-
-
-def _flatten(array: Array, dtype: AnyDType) -> Array:
-    """Return elements along one axis, aligned in memory: otherwise, cast_value_rs panics."""
-    return np.require(array, dtype, ["C", "ALIGNED"]).reshape(-1)
-
-
-def _apply(functions: tuple[Callable[[Array], Array], ...], elements: Array) -> Array:
-    try:
-        for function in functions:
-            elements = function(elements)
-    except _ERRORS as error:
-        raise LeftToZarr(f"an element can't be converted: {error}") from error
-    return elements
 
 
 class Layout:

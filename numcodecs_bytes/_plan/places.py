@@ -60,36 +60,35 @@ def place_within(outer: Place, inner: Place) -> Place:
 
     `outer` is that of the whole selection; its slices have steps of 1.
     """
-    along = list[Selector]()
-    for of_all, of_some in zip(outer, inner, strict=True):
-        if not isinstance(of_all, slice):
-            indices = np.reshape(of_all, -1)[of_some]
-            found = as_range(indices)
-            if isinstance(found, range) and found.step == 1:
-                along.append(slice(found.start, found.stop))
+    place = list[Selector]()
+    for along_outer, along_inner in zip(outer, inner, strict=True):
+        if not isinstance(along_outer, slice):
+            selected = np.reshape(along_outer, -1)[along_inner]
+            indices = as_range(selected)
+            if isinstance(indices, range) and indices.step == 1:
+                place.append(slice(indices.start, indices.stop))
             else:
-                along.append(indices)
-        elif not isinstance(of_some, slice):
-            along.append(of_some + (of_all.start or 0))
-        elif of_some == slice(None):
-            along.append(of_all)
+                place.append(selected)
+        elif not isinstance(along_inner, slice):
+            place.append(along_inner + (along_outer.start or 0))
+        elif along_inner == slice(None):
+            place.append(along_outer)
         else:
-            start = of_all.start or 0
-            along.append(slice(start + of_some.start, start + of_some.stop))
-    return mesh(along, None)
+            start = along_outer.start or 0
+            place.append(slice(start + along_inner.start, start + along_inner.stop))
+    return mesh(place, None)
 
 
-def mesh(along: Sequence[Selector], shape: tuple[int, ...] | None) -> Place:
+def mesh(place: Sequence[Selector], shape: tuple[int, ...] | None) -> Place:
     """Return an index of slices and arrays along each axis; ``numpy.ix_`` of several arrays.
 
     `shape` is the shape of the array that is indexed, or None if all slices have bounds.
     """
-    if sum([type(i) is not slice for i in along]) < 2:
-        return tuple(along)
-    sizes: Any = shape or [getattr(i, "stop", None) for i in along]
-    return np.ix_(
-        *[
-            np.arange(*i.indices(n)) if type(i) is slice else i
-            for i, n in zip(along, sizes, strict=True)
-        ]
-    )
+    if sum([type(s) is not slice for s in place]) < 2:
+        return tuple(place)
+    sizes: Any = shape or [getattr(s, "stop", None) for s in place]
+    indices = [
+        np.arange(*s.indices(size)) if isinstance(s, slice) else s
+        for s, size in zip(place, sizes, strict=True)
+    ]
+    return np.ix_(*indices)

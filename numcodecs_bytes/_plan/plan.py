@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.selection import (
+    SLICES_HAVE_HASHES,
     Axis,
     Indices,
     Selector,
@@ -29,13 +30,12 @@ from numcodecs_bytes._plan.selection import (
     selection_of,
 )
 
-# How many plans of slices and integers are kept, of all arrays together: planning again for each
+# How many plans of slices and integers are cached, of all arrays together: planning again for each
 # chunk takes 1.2 to 1.35 times as long. Most take 1 KiB, and they take up to 4 MiB in all, because
-# the offsets of more than KEPT_RUNS runs are not kept: to make them takes 5 % of the time to read.
-KEPT_PLANS = 1 << 10
-KEPT_RUNS = 1 << 8
-
-Bounds = tuple[int, int]  # the lowest and the highest index along an axis
+# the offsets of more than CACHED_RUNS runs are not cached: to make them takes 5 % of the time to
+# read.
+CACHED_PLANS = 1 << 10
+CACHED_RUNS = 1 << 8
 
 
 @dataclass(slots=True, eq=False)
@@ -46,12 +46,14 @@ class Plan:
     """
 
     axes: tuple[Axis, ...]  # in the order in which they are stored
+    stored_axes: tuple[int, ...]  # those of the selection, in that order
     gap: int  # the largest gap that was planned with, in bytes
     # The window over the runs, end to end, with the axes of the selection; strides in bytes.
     window_shape: tuple[int, ...]
     window_strides: tuple[int, ...]
     num_runs: int = 0
     length: int = 0  # of each run, in bytes
+    num_bytes: int = 0  # of all runs
     has_index: bool = False  # whether `index` has to be applied to the window
     is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_outer: int = 0  # how many axes, the first ones, have a run for each index
@@ -59,11 +61,6 @@ class Plan:
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
     _index: Place | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """The total length of the runs."""
-        return self.num_runs * self.length
 
     @property
     def span(self) -> int:
@@ -79,11 +76,6 @@ class Plan:
         return max(self.num_bytes, (self.num_runs - 1) * constants.RUN_BYTES)
 
     @property
-    def stored_axes(self) -> tuple[int, ...]:
-        """The axes of the selection in the order in which they are stored."""
-        return tuple([axis.selection_axis for axis in self.axes if axis.selection_axis is not None])
-
-    @property
     def index(self) -> Place:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._index is None:  # made here, because a plan that is split never needs it
@@ -97,7 +89,7 @@ class Plan:
     def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
         """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
         numbers = range(self.num_runs)
-        if self.num_runs > KEPT_RUNS:
+        if self.num_runs > CACHED_RUNS:
             return self._make_offsets(numbers[runs]) + (self.start + start)
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
@@ -111,17 +103,16 @@ class Plan:
             offsets += axis.offsets(along)
         return offsets
 
-    def blocks(self, start: int) -> Iterator[list[int]]:
-        """Yield the offsets of the runs in blocks that take about `constants.BLOCK_BYTES` to read.
+    def blocks(self, start: int) -> Iterable[list[int]]:
+        """Return the offsets of the runs in blocks that take about `constants.BLOCK_BYTES` to read.
 
         The chunk begins at `start`. A block has at least one run.
         """
         if not self.num_outer:  # what follows takes 2 us
-            yield [self.start + start]
-            return
+            return [[self.start + start]]
         num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_BYTES), 1)
-        for first in range(0, self.num_runs, num):
-            yield self.starts(start, slice(first, first + num)).tolist()
+        firsts = range(0, self.num_runs, num)
+        return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
 
     def sample(self, start: int) -> list[int]:
         """Return where a few bytes of the runs are, far apart, if the chunk begins at `start`.
@@ -131,9 +122,9 @@ class Plan:
         """
         num = constants.NUM_LOOKED_AT
         if self.num_runs > 1:
-            some = slice(None, None, -max(self.num_runs // num, 1))
-            sampled: list[int] = self.starts(start, some)[:num].tolist()
-            return sampled
+            runs = slice(None, None, -max(self.num_runs // num, 1))
+            positions: list[int] = self.starts(start, runs)[:num].tolist()
+            return positions
         first = self.start + start
         step = max(self.length // num, constants.PREFETCH_BYTES)
         return list(range(first + self.length - 1, first - 1, -step))
@@ -150,9 +141,9 @@ class PlacedPlan(NamedTuple):
 def sample(placed: Sequence[tuple[Plan, int]]) -> list[int]:
     """Return where a few bytes of plans are, far apart, given where each chunk begins."""
     num = constants.NUM_LOOKED_AT
-    some = placed[:: -max(len(placed) // num, 1)][:num]
-    sampled = [plan.sample(start) for plan, start in some]
-    return [position for positions in sampled for position in positions[: num // len(some)]]
+    sampled = placed[:: -max(len(placed) // num, 1)][:num]
+    most = num // max(len(sampled), 1)
+    return [position for plan, start in sampled for position in plan.sample(start)[:most]]
 
 
 def plan_of(
@@ -160,19 +151,20 @@ def plan_of(
 ) -> Plan:
     """Return the plan for a selection of a chunk; raise `LeftToZarr` if it is of an unknown kind.
 
-    It is kept, unless the selection has arrays. With a gap of 0, all bytes of all runs are
+    It is cached, unless the selection has arrays. With a gap of 0, all bytes of all runs are
     selected, and repeated indices repeat runs.
     """
     gap = constants.GAP_BYTES if gap is None else gap
+    key = selection if SLICES_HAVE_HASHES else key_of(selection)
     try:
-        return _kept_plan(key_of(selection), layout.geometry, drop_axes, gap)
+        return _cached_plan(key, layout.geometry, drop_axes, gap)
     except TypeError:  # arrays have no hash; any other error is raised again here
         return _plan(selection, layout.geometry, drop_axes, gap)
 
 
 # Threads may share it: Python itself protects it, also in a child process.
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def _kept_plan(key: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
+@functools.lru_cache(maxsize=CACHED_PLANS)
+def _cached_plan(key: object, geometry: Geometry, drop_axes: tuple[int, ...], gap: int) -> Plan:
     return _plan(selection_of(key), geometry, drop_axes, gap)
 
 
@@ -188,35 +180,35 @@ def plan_axes(
     The first `num_outer` axes have a run for each index; by default, the gap decides how many.
     """
     gap = constants.GAP_BYTES if gap is None else gap
-    if not all([len(axis.indices) for axis in axes]):
-        shape = shape_of(axes)
-        return Plan(axes, gap, shape, window_strides=(0,) * len(shape))
-    bounds = [axis.bounds for axis in axes]
-    if num_outer is None:
-        num_outer = _num_outer(axes, bounds, item_size, gap)
-    start, length = _hull(axes[num_outer:], bounds[num_outer:], item_size)
+    stored_axes = tuple([axis.selection_axis for axis in axes if axis.selection_axis is not None])
     sizes, strides = [len(axis.indices) for axis in axes], [0] * len(axes)
-    num_bytes = length
-    for position in reversed(range(num_outer)):  # a run for each index
-        strides[position] = num_bytes
-        num_bytes *= sizes[position]
-    has_index = False
-    for position in range(num_outer, len(axes)):  # a window over the hull
-        axis = axes[position]
-        if type(axis.indices) is range:
+    if 0 in sizes:
+        shape = shape_of(axes)
+        return Plan(axes, stored_axes, gap, shape, window_strides=(0,) * len(shape))
+    bounds = [axis.bounds for axis in axes]
+    num_outer, start, length = _hull(axes, bounds, item_size, gap, num_outer)
+    num_bytes = step = math.prod(sizes[:num_outer]) * length
+    for position, axis in enumerate(axes):
+        if position < num_outer:  # a run for each index
+            step //= sizes[position]
+            strides[position] = step
+        elif type(axis.indices) is range:  # a window over the hull
             strides[position] = axis.stride * axis.indices.step
         else:
             strides[position] = axis.stride
             low, high = bounds[position]
-            sizes[position], has_index = high - low + 1, True
+            sizes[position] = high - low + 1
+    has_index = any([type(axis.indices) is not range for axis in axes[num_outer:]])
     shape = _in_order_of_selection(axes, sizes)
     return Plan(
         axes,
+        stored_axes,
         gap,
         shape,
         _in_order_of_selection(axes, strides),
         num_runs=num_bytes // length if length else 0,
         length=length,
+        num_bytes=num_bytes,
         has_index=has_index,
         is_solid=not has_index and num_bytes == math.prod(shape) * item_size,
         num_outer=num_outer,
@@ -236,31 +228,33 @@ def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[
     return tuple([by_axis[k] for k in range(len(by_axis))])
 
 
-def _num_outer(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int, gap: int) -> int:
-    """Return how many of the axes, the first ones, have a run for each index."""
-    length = item_size
-    for num in range(len(axes), 0, -1):
-        (indices, stride, _), (low, high) = axes[num - 1], bounds[num - 1]
-        longer = length + (high - low) * stride
-        # Indices in an array may be repeated, and others left out.
-        may_leave_out = type(indices) is not range and high > low
-        if longer > len(indices) * (length + gap) - gap or (may_leave_out and not gap):
-            return num
-        length = longer
-    return 0
+def _hull(
+    axes: tuple[Axis, ...],
+    bounds: list[tuple[int, int]],
+    item_size: int,
+    gap: int,
+    num_outer: int | None,
+) -> tuple[int, int, int]:
+    """Return how many axes have a run for each index, and the hull along the others.
+
+    That is its offset and its length, in bytes. The bounds are those of the indices of each axis.
+    """
+    num, start, length = len(axes), 0, item_size
+    for axis, (low, high) in zip(reversed(axes), reversed(bounds), strict=True):
+        longer = length + (high - low) * axis.stride
+        if num_outer is None:
+            # Indices in an array may be repeated, and others left out.
+            may_leave_out = type(axis.indices) is not range and high > low
+            if longer > len(axis.indices) * (length + gap) - gap or (may_leave_out and not gap):
+                break
+        elif num == num_outer:
+            break
+        num, start, length = num - 1, start + low * axis.stride, longer
+    return num, start, length
 
 
-def _hull(axes: tuple[Axis, ...], bounds: list[Bounds], item_size: int) -> tuple[int, int]:
-    """Return the offset and the length of the hull along some axes, in bytes."""
-    start, length = 0, item_size
-    for axis, (low, high) in zip(axes, bounds, strict=True):
-        start += low * axis.stride
-        length += (high - low) * axis.stride
-    return start, length
-
-
-def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
-    """Return pieces of a plan, and the place of each in the selection.
+def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
+    """Yield pieces of a plan, in stored order, and the place of each in the selection.
 
     Each reads at most `constants.BLOCK_BYTES`, unless it is a single element, or a hull of up to
     `constants.GROUP_BYTES` around indices in arrays. If the axes are stored in another order,
@@ -268,62 +262,64 @@ def split(plan: Plan, item_size: int) -> Iterable[tuple[Place, Plan]]:
     An axis with an array of many close indices is cut into blocks of the chunk, each of which is
     read once. Elements of a piece at the same place are in the order of the selection.
     """
-    place, most = (slice(None),) * len(plan.window_shape), max(constants.BLOCK_BYTES, item_size)
-    if plan.memory_bytes <= most:
-        return [(place, plan)]  # most often, and what follows takes 3 us
-    is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
-    if plan.num_runs == 1 and (plan.has_index or is_transposed):
+    whole, most = (slice(None),) * len(plan.window_shape), max(constants.BLOCK_BYTES, item_size)
+    if plan.num_runs == 1 and plan.num_bytes > most:
+        is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
         group = max(constants.GROUP_BYTES, item_size)
-        if plan.num_bytes <= group:
-            return [(place, plan)]
-        most = most if plan.has_index else group  # a longer hull around indices is read in blocks
-    return _pieces(plan, place, item_size, most)
-
-
-def _pieces(plan: Plan, place: Place, item_size: int, most: int) -> Iterator[tuple[Place, Plan]]:
-    """Yield pieces of a plan that take at most `most` bytes to read, and the place of each.
-
-    Cuts the first axis of several indices, and if one of them reads more, those after it: then one
-    index is left along it. So no axis is cut twice, and its place is that of the last cut.
-    """
+        # A longer hull around indices is read in blocks.
+        if plan.num_bytes <= group if plan.has_index else is_transposed:
+            most = group
     if plan.memory_bytes <= most:
-        yield place, plan
+        yield whole, plan
         return
-    position = next(k for k, axis in enumerate(plan.axes) if len(axis.indices) > 1)
-    axis, is_in_hull = plan.axes[position], position >= plan.num_outer
-    for selector in _selectors(plan, axis, most, is_in_hull=is_in_hull):
-        axes = list(plan.axes)
-        axes[position] = axis.at(selector)
+    cuts = _cut_first_axes(plan, most)
+    is_in_hull = len(cuts) > plan.num_outer  # the last axis that is cut
+    for selectors in itertools.product(*cuts):
+        axes, place = list(plan.axes), list[Selector](whole)
+        for position, selector in enumerate(selectors):
+            axes[position] = axis = axes[position].at(selector)
+            if axis.selection_axis is not None:
+                place[axis.selection_axis] = selector
         # In a block, indices may be far enough apart for a run for each.
         num_outer = None if is_in_hull else plan.num_outer
         piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
-        if is_in_hull and piece.memory_bytes > most:  # which the hull of a block takes at most
+        if piece.memory_bytes > most:  # but then its hull takes less
             piece = plan_axes(tuple(axes), item_size, plan.gap, plan.num_outer)
-        where = [selector if k == axis.selection_axis else s for k, s in enumerate(place)]
-        yield from _pieces(piece, tuple(where), item_size, most)
+        yield tuple(place), piece
 
 
-def _selectors(plan: Plan, axis: Axis, most: int, *, is_in_hull: bool) -> Iterator[Selector]:
-    """Yield what selects indices of an axis that read at most `most` bytes, or one of them.
+def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
+    """Return what selects the indices of pieces along the first axes, up to one that is cut.
 
-    Those that are in a hull and in an array are selected by block of the chunk: by slices if they
-    ascend, else by arrays.
+    Pieces have as many indices along it as can be read in `most` bytes, one index along each axis
+    before it, and all along those after it.
     """
-    indices: Any = axis.indices
-    num = max(len(indices) * most // plan.memory_bytes, 1)
-    if is_in_hull and type(indices) is not range:
-        low, high = axis.bounds
-        per_index = plan.length - (high - low) * axis.stride
-        if per_index <= most:
-            yield from _blocks(indices, low, high, num=1 + (most - per_index) // axis.stride)
-            return
-        num = 1
-    for first in range(0, len(indices), num):
-        yield slice(first, min(first + num, len(indices)))
+    cuts, num_runs, length = list[list[Selector]](), plan.num_runs, plan.length
+    most_runs = min(most // length, 1 + most // constants.RUN_BYTES)
+    for position, axis in enumerate(plan.axes):
+        size = len(axis.indices)
+        if position < plan.num_outer:
+            num_runs //= size  # for each index
+            num = most_runs // num_runs
+        else:
+            low, high = axis.bounds
+            length -= (high - low) * axis.stride  # of the hull for each index
+            step = axis.indices.step if type(axis.indices) is range else 1
+            num = 1 + (most - length) // (axis.stride * step)
+            if num > 0 and type(axis.indices) is not range:
+                return [*cuts, list(_blocks(axis.indices, low, high, num))]
+        firsts = range(0, size, max(num, 1))
+        cuts.append([slice(first, min(first + firsts.step, size)) for first in firsts])
+        if num > 0:
+            break
+    return cuts
 
 
 def _blocks(indices: Indices, low: int, high: int, num: int) -> Iterator[Selector]:
-    """Yield what selects indices, between `low` and `high`, by blocks of `num`."""
+    """Yield what selects indices, between `low` and `high`, by blocks of `num`.
+
+    Those are slices if the indices ascend, else arrays.
+    """
     order = None
     if not (indices[1:] >= indices[:-1]).all():
         blocks = (indices - low) // num

@@ -53,22 +53,17 @@ def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator
         while first < end:
             most = max(starts[first] + longest, ends[first])
             stop = first + int(np.searchsorted(ends[first:end], most, "right"))
-            together = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
-            yield from _parts_of(together, longest) if may_split else [together]
+            whole = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
+            num_bytes = whole.end - whole.start
+            step = -(-num_bytes // num_parts(num_bytes, longest)) if may_split else num_bytes
+            for start in range(whole.start, whole.end, step):
+                yield Range(start, min(start + step, whole.end), whole.runs)
             first = stop
 
 
 def num_parts(num_bytes: int, longest: int) -> int:
     """Return how many parts of about `longest` bytes a range is cut into."""
     return max(1, round(num_bytes / longest))
-
-
-def _parts_of(whole: Range, longest: int) -> Iterator[Range]:
-    """Yield the parts of a range."""
-    num_bytes = whole.end - whole.start
-    step = -(-num_bytes // num_parts(num_bytes, longest))
-    for start in range(whole.start, whole.end, step):
-        yield Range(start, min(start + step, whole.end), whole.runs)
 
 
 def copy_runs(raw: UInt8Array, requested: Range, memory: UInt8Array) -> None:

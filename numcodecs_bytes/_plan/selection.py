@@ -8,6 +8,8 @@ import numpy as np
 from numcodecs_bytes._plan.layout import Geometry
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
+SLICES_HAVE_HASHES = sys.version_info >= (3, 12)
+
 Indices = np.ndarray[Any, np.dtype[np.intp]]
 Selector = slice | Indices  # along an axis
 
@@ -41,8 +43,8 @@ class Axis(NamedTuple):
 
 
 def key_of(selection: object) -> object:
-    """Return a key for slices and integers; with arrays, it can't be hashed."""
-    if sys.version_info >= (3, 12) or not isinstance(selection, tuple):
+    """Return a key for slices and integers, where slices have no hash; arrays have none either."""
+    if not isinstance(selection, tuple):
         return selection
     return tuple([(s.start, s.stop, s.step) if type(s) is slice else s for s in selection])
 

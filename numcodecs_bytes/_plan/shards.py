@@ -18,13 +18,21 @@ from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
-from numcodecs_bytes._plan.selection import Axis, Indices, Selector, axes_of, key_of
+from numcodecs_bytes._plan.selection import (
+    SLICES_HAVE_HASHES,
+    Axis,
+    Indices,
+    Selector,
+    axes_of,
+    key_of,
+)
 
-# How many plans of shards are kept, and of up to how many selected inner chunks. They take 0.3 MiB
-# in all, or 13 MiB if no two inner chunks have the same plan. Planning again takes 45 us for 4
-# inner chunks, and 0.2 ms for 256, which take 4 ms to read.
-KEPT_SHARD_PLANS = 1 << 4
-KEPT_INNER_CHUNKS = 1 << 8
+# How many plans of shards are cached, and of up to how many selected inner chunks. They take 0.3
+# MiB in all, or 13 MiB if no two inner chunks have the same plan: so much more than those of chunks
+# that they are cached apart. Planning again takes 45 us for 4 inner chunks, and 0.2 ms for 256,
+# which take 4 ms to read.
+CACHED_SHARD_PLANS = 1 << 4
+CACHED_INNER_CHUNKS = 1 << 8
 
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
@@ -35,11 +43,6 @@ class InnerChunks(NamedTuple):
     present: list[PlacedPlan]
     missing: list[Place]  # of what is selected of them, in the selection
     starts: Indices  # of the inner chunks that are present; of points, one for each
-
-    @property
-    def num_present(self) -> int:
-        """How many inner chunks are present."""
-        return len(np.unique(self.starts))
 
 
 class ShardPlan(NamedTuple):
@@ -128,7 +131,8 @@ class ShardLayout:
 
     def num_bytes_by_zarr(self, inner_chunks: InnerChunks) -> int:
         """Return how many bytes zarr alone reads of a shard."""
-        return self.index_bytes + inner_chunks.num_present * self.inner.num_bytes
+        num_present = len(np.unique(inner_chunks.starts))
+        return self.index_bytes + num_present * self.inner.num_bytes
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
@@ -141,28 +145,27 @@ class ShardLayout:
     ) -> AnyShardPlan:
         """Return what a selection takes from the inner chunks.
 
-        It is kept, unless the selection has arrays, or takes something from many inner chunks.
+        It is cached, unless the selection has arrays, or takes something from many inner chunks.
         Raises `LeftToZarr` if the selection is of an unknown kind.
         """
         gap = constants.GAP_BYTES if gap is None else gap
         how = self.geometry, self.inner.geometry, drop_axes, gap
-        key = key_of(selection), how
+        key = selection if SLICES_HAVE_HASHES else key_of(selection), how
         try:
-            kept = _kept_plans.get(key)
+            if (cached := _cached_plans.get(key)) is not None:
+                return cached
         except TypeError:  # arrays have no hash
             return _plan(selection, *how)
-        if kept is not None:
-            return kept
-        shard_plan = _plan(selection, *how)
-        if isinstance(shard_plan, ShardPlan) and len(shard_plan.plans) <= KEPT_INNER_CHUNKS:
-            if len(_kept_plans) >= KEPT_SHARD_PLANS:
-                _kept_plans.clear()
-            _kept_plans[key] = shard_plan
-        return shard_plan
+        planned = _plan(selection, *how)
+        if isinstance(planned, ShardPlan) and len(planned.plans) <= CACHED_INNER_CHUNKS:
+            if len(_cached_plans) >= CACHED_SHARD_PLANS:
+                _cached_plans.clear()
+            _cached_plans[key] = planned
+        return planned
 
 
 # By selection, and what else plans depend on. Threads may share it: a dict needs no lock.
-_kept_plans: dict[tuple[object, ...], ShardPlan] = {}
+_cached_plans: dict[tuple[object, ...], ShardPlan] = {}
 
 
 def _plan(
@@ -171,26 +174,26 @@ def _plan(
     axes = axes_of(selection, shard, drop_axes)
     if len(axes) < len(shard.shape):  # points are a single axis
         return _plan_points(selection, inner, gap)
-    cut = [
+    cuts = [
         list(_cut_at_chunks(axis._replace(stride=stride), size))
         for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
     ]
-    made: dict[tuple[int, ...], Plan] = {}  # many inner chunks have the same plan
+    plans_by_axes: dict[tuple[int, ...], Plan] = {}  # many inner chunks have the same plan
     plans = []
-    for of_chunk in itertools.product(*[[each.axis for each in along] for along in cut]):
-        key = tuple(map(id, of_chunk))
-        if key not in made:
-            in_stored_order = tuple([of_chunk[axis] for axis in inner.axis_order])
-            made[key] = plan_axes(in_stored_order, inner.item_size, gap)
-        plans.append(made[key])
-    is_selected = [axis.selection_axis is not None for axis in axes]
-    places_along = [[each.place for each in along] for along in cut]
+    for cut in itertools.product(*cuts):
+        key = tuple([id(along.axis) for along in cut])  # equal axes are one object
+        if key not in plans_by_axes:
+            in_stored_order = tuple([cut[axis].axis for axis in inner.axis_order])
+            plans_by_axes[key] = plan_axes(in_stored_order, inner.item_size, gap)
+        plans.append(plans_by_axes[key])
+    selected = [axis.selection_axis is not None for axis in axes]
+    places_along = [[along.place for along in cut] for cut in cuts]
     return ShardPlan(
         inner,
-        shape=tuple([len(axis.indices) for axis in itertools.compress(axes, is_selected)]),
-        coordinates=np.ix_(*[[each.position for each in along] for along in cut]),
+        shape=tuple([len(axis.indices) for axis in itertools.compress(axes, selected)]),
+        coordinates=np.ix_(*[[along.position for along in cut] for cut in cuts]),
         plans=plans,
-        places_along=list(itertools.compress(places_along, is_selected)),
+        places_along=list(itertools.compress(places_along, selected)),
     )
 
 
@@ -218,7 +221,7 @@ class _GridSlice(NamedTuple):
 def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
     indices: Any = axis.indices
-    order, made = None, dict[range, Axis]()
+    order, axes_by_range = None, dict[range, Axis]()
     if type(indices) is not range:
         chunks = indices // size
         if not (chunks[1:] >= chunks[:-1]).all():
@@ -229,16 +232,15 @@ def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
         position = int(indices[begin]) // size
         edge = position * size
         if type(indices) is range:
-            stop = min(indices.stop, edge + size) - edge
-            within = range(indices[begin] - edge, stop, indices.step)
-            end = begin + len(within)
-            if within not in made:
-                made[within] = axis._replace(indices=within)
-            of_chunk = made[within]
+            inner = range(indices[begin] - edge, min(indices.stop - edge, size), indices.step)
+            end = begin + len(inner)
+            if inner not in axes_by_range:
+                axes_by_range[inner] = axis._replace(indices=inner)
+            inner_axis = axes_by_range[inner]
         else:
             # Sorted by inner chunk is sorted well enough to find its end.
             end = bisect.bisect_left(indices, edge + size, begin)
-            of_chunk = axis._replace(indices=indices[begin:end] - edge)
+            inner_axis = axis._replace(indices=indices[begin:end] - edge)
         place = slice(begin, end) if order is None else order[begin:end]
-        yield _GridSlice(position, of_chunk, place)
+        yield _GridSlice(position, inner_axis, place)
         begin = end

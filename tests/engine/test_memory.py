@@ -119,17 +119,17 @@ def test_of_an_inner_chunk_of_a_large_shard(tmp_path, track):
         assert peak <= result.nbytes + 8 * MIB
 
 
-class TestWhatIsKept:
+class TestWhatIsCached:
     """Plans, and how chunks are stored: so many, and each takes little."""
 
     @pytest.fixture
-    def check_kept(self, set_constants):
+    def check_cached(self, set_constants):
         """Return a function that calls another, and checks how much memory stays in use."""
         set_constants(BLOCK_BYTES=1 << 12)  # each thread has a block of its own
 
         def check(use, most):
-            plan._kept_plan.cache_clear()  # what was kept before is not counted
-            shards._kept_plans.clear()
+            plan._cached_plan.cache_clear()  # what was cached before is not counted
+            shards._cached_plans.clear()
             tracemalloc.start()
             try:
                 use()
@@ -140,22 +140,22 @@ class TestWhatIsKept:
         return check
 
     @pytest.mark.long
-    def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_kept):
-        """60 of them over 65,536 inner chunks kept 619 MiB; these would keep 3.3 and 1 MiB."""
-        for num, num_windows in ((1 << 13, 3), (shards.KEPT_INNER_CHUNKS, 50)):
+    def test_of_windows_that_slide_over_a_shard(self, tmp_path, check_cached):
+        """60 of them over 65,536 inner chunks took 619 MiB; these would take 3.3 and 1 MiB."""
+        for num, num_windows in ((1 << 13, 3), (shards.CACHED_INNER_CHUNKS, 50)):
             folder = tmp_path / str(num)
             create(folder, (num,), (1,), "u1", shards=(num,))[0] = 1
             array = zarr.open_array(folder, mode="r")
             assert array[:].sum() == 1
-            check_kept(lambda a=array, n=num_windows: [a[first:] for first in range(n)], MIB // 2)
+            check_cached(lambda a=array, n=num_windows: [a[first:] for first in range(n)], MIB // 2)
 
     @pytest.mark.parametrize(
         ("num_arrays", "num_rows", "num_columns", "most"),
         [(30, 256, 60, 4 * MIB), (1, 1 << 16, 16, MIB)],
         ids=["many selections of many arrays", "many runs"],
     )
-    def test_of_columns(self, check_kept, num_arrays, num_rows, num_columns, most):
-        """These would keep 5 and 8 MiB: each column has a run for each row."""
+    def test_of_columns(self, check_cached, num_arrays, num_rows, num_columns, most):
+        """These would take 5 and 8 MiB: each column has a run for each row."""
         sizes = [(num_rows, 200 + k) for k in range(num_arrays)]
         layouts = [Layout(size, np.dtype("u1"), np.dtype("u1")) for size in sizes]
 
@@ -164,12 +164,12 @@ class TestWhatIsKept:
                 of_column = plan.plan_of((slice(0, num_rows), column), layout, gap=0)
                 assert len(of_column.starts()) == num_rows
 
-        check_kept(plan_columns, most)
+        check_cached(plan_columns, most)
 
     @pytest.mark.long
     @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear chunk grids")
-    def test_of_chunks_of_many_shapes(self, tmp_path, check_kept):
-        """These would keep 1.8 MiB."""
+    def test_of_chunks_of_many_shapes(self, tmp_path, check_cached):
+        """These would take 1.8 MiB."""
         heights, widths = range(1, 41), range(50, 90)
         with zarr.config.set({"array.rectilinear_chunks": True}):
             chunks, shape = [list(heights), list(widths)], (sum(heights), sum(widths))
@@ -184,4 +184,4 @@ class TestWhatIsKept:
                 arrays.append(zarr.open_array(tmp_path, mode="r"))
                 assert not any(arrays[0][k:, k:].any() for k in range(3))
 
-            check_kept(use, 1.4 * MIB)
+            check_cached(use, 1.4 * MIB)

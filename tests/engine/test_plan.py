@@ -3,6 +3,7 @@
 What of a selection is stored where: the values of test_random_selections.py.
 """
 
+import itertools
 import random
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         expected = array[selection].squeeze(axis=drop_axes)
         plan = plan_of(selection, layout, drop_axes, rng.choice([None, 0, 5]))
         np.testing.assert_array_equal(apply(plan, raw, layout, 5), expected)
-        for _ in range(2):  # the second time, parts may be kept
+        for _ in range(2):  # the second time, plans may be cached
             out = np.full(expected.shape, -1, I4)
             for where, part in split(plan, 4):
                 assert part.memory_bytes <= max(constants.BLOCK_BYTES, 4)
@@ -112,6 +113,19 @@ def test_dense_points_in_disorder_are_grouped_by_block_and_read_once(set_constan
     parts = list(split(plan_of((points,), layout), 1))
     assert sum(part.num_bytes for _, part in parts) <= 1 << 14
     assert all((np.diff(where) > 0).all() for (where,), _ in parts)  # and stay in order
+
+
+def test_parts_follow_each_other_in_the_file(set_constants):
+    """Files are read in their order, however the axes of a chunk are stored."""
+    set_constants(BLOCK_BYTES=1 << 4, RUN_BYTES=1, GROUP_BYTES=0)
+    for order, selection in itertools.product(
+        itertools.permutations(range(3)),
+        [np.s_[0:5, 0:7, 0:9], np.s_[1:5:2, 2:6, 0:9:4], (3, slice(0, 7), slice(0, 9, 2))],
+    ):
+        plan = plan_of(selection, Layout((5, 7, 9), U1, U1, order), gap=1)
+        ends = [(part.starts()[0], part.starts()[-1] + part.length) for _, part in split(plan, 1)]
+        assert len(ends) > 1
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
 def test_points_that_are_sparse_in_some_blocks_only(set_constants):
