@@ -30,6 +30,7 @@ from numcodecs_bytes._core.dtypes import (
     has_byte_order,
     pack_dtype,
 )
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import File
@@ -42,7 +43,6 @@ from numcodecs_bytes._tools.check_report import (
     ProgressBar,
     describe_error,
     explain_error,
-    result_of,
 )
 from numcodecs_bytes._tools.hierarchy import (
     Document,
@@ -95,10 +95,9 @@ def check(
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         for path, document in find_arrays(opened):
             report = ArrayReport(path)
-            try:
-                store_path = StorePath(opened, path)
-                _check_array(store_path, document, report, limits or Limits(), bar)
-            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+            store_path = StorePath(opened, path)
+            error = result_of(_check_array, store_path, document, report, limits or Limits(), bar)
+            if error is not None:  # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe_error(error)}")
             yield report
 
@@ -133,9 +132,9 @@ def _check_array(
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        with contextlib.suppress(Exception):  # ranges are not why a whole chunk can't be read
-            chunk = array.store_path / array.metadata.encode_chunk_key(index)
-            sync(_ask_for_a_byte(chunk, is_last=_has_index_at_end(array)))
+        chunk = array.store_path / array.metadata.encode_chunk_key(index)
+        # Ranges are not why a whole chunk can't be read.
+        result_of(sync, _ask_for_a_byte(chunk, is_last=_has_index_at_end(array)))
         _report_partial_reads(array, report)
 
 

@@ -24,12 +24,12 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
 from numcodecs_bytes._tools.check_report import (
     ProgressBar,
     explain_error,
     printable,
-    result_of,
 )
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
@@ -144,9 +144,8 @@ def _plan(
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
-        try:
-            _put(store, key, document)
-        except Exception as error:
+        error = result_of(_put, store, key, document)
+        if isinstance(error, Exception):
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             raise OSError(

@@ -50,7 +50,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._host.defaults import make_default, step_aside
+from numcodecs_bytes._host.defaults import make_default, or_step_aside
 from numcodecs_bytes._host.names import add_name_of_array
 from numcodecs_bytes._host.options import warn_of_other_pipeline
 from numcodecs_bytes._host.threads import compute_pool, run_in_thread
@@ -284,12 +284,10 @@ def _use_by_default() -> None:
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
     for name in ("bytes", "endian"):
         zarr.registry.register_codec(name, BytesCodec)
-    try:
+    with or_step_aside("arrays"):  # those who name it in zarr's config get it all the same
         chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
         for name in ("bytes", "endian") if chosen == ours else ("bytes",):
             make_default("codecs", name, ours)
-    except Exception as error:  # noqa: BLE001 # those who name it in zarr's config get it all the same
-        step_aside("arrays", error)
 
 
 _OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")

@@ -402,7 +402,7 @@ def _of_field(name: str) -> Iterator[None]:
     """Name the field of a struct in an error: zarr's data types raise anything for bad metadata."""
     try:
         yield
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise TypeError(f"field {name!r} of a struct is not valid: {error}") from error
 
 

@@ -58,7 +58,7 @@ class _Buffers:
             return None
         try:
             return _page_locked(BUFFER_BYTES) if buffer is None else buffer
-        except BaseException:
+        except MemoryError:
             self._unused.append(None)
             raise
 

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 import zarr
 
 from numcodecs_bytes._core.configuration import parse_size
+from numcodecs_bytes._host.foreign import result_of
 
 T = TypeVar("T")
 
@@ -80,14 +81,12 @@ class Option(Generic[T]):
 
     def __call__(self) -> T:
         warn_of_unknown_keys()  # again, because they may be set after an array is opened
-        value, parsed, why = zarr.config.get(self.key, None), None, ""
+        value = zarr.config.get(self.key, None)
         if value is None or (isinstance(value, str) and not value.strip()):
             return self.unset
-        try:
-            parsed = self.parse(value)
-        except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
-            why = f" ({error})"
-        if parsed is None:
+        parsed = result_of(self.parse, value)  # which may import modules of others
+        if parsed is None or isinstance(parsed, Exception):
+            why = "" if parsed is None else f" ({parsed})"
             raise OptionError(
                 f"{self.key} in zarr's config must be {self.expected}, got {value!r}{why}"
                 f"{set_by(self.key)}"
@@ -157,10 +156,8 @@ def origin_of(key: str) -> str:
 
     It is "", too, if an untested zarr has a config of another kind.
     """
-    try:
-        return _origin_of(key, zarr.config)
-    except Exception:  # noqa: BLE001 # of which nothing is known
-        return ""
+    origin = result_of(_origin_of, key, zarr.config)
+    return origin if isinstance(origin, str) else ""
 
 
 def _origin_of(key: str, config: Any) -> str:

@@ -1,6 +1,5 @@
 """Counts what is fetched and written, for `trace`."""
 
-import contextlib
 import itertools
 import sys
 import threading
@@ -8,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import count, name_of_store
 
 # Numbers by column or, for chunks that are counted by reason, by kind and reason.
@@ -197,28 +197,23 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
             chunks = count(sum(numbers.values()), "chunk")
-            names = _listed([paths.get(name, name) for name in numbers])
-            # Each on one line with one colon, also errors.
-            yield f"{chunks} of {names} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
+            names = [paths.get(name, name) for name in numbers]
+            more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+            reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon
+            yield f"{chunks} of {', '.join(names[:5] + more)} {what}: {reason}"
 
 
 def _why_nothing() -> str:
     """Return what it means that nothing was counted."""
-    with contextlib.suppress(Exception):  # a wrong setting, with which zarr opens no array
-        if "zarr" in sys.modules:
-            import zarr.registry  # not by `import numcodecs_bytes`
+    if "zarr" in sys.modules:
+        import zarr.registry  # not by `import numcodecs_bytes`
 
-            pipeline: type = zarr.registry.get_pipeline_class()
-            if not hasattr(pipeline, "reads_parts"):
-                name = f"{pipeline.__module__}.{pipeline.__qualname__}"
-                how = "run `numcodecs-bytes` to see what sets it"
-                return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
+        pipeline = result_of(zarr.registry.get_pipeline_class)
+        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_parts"):
+            name = f"{pipeline.__module__}.{pipeline.__qualname__}"
+            how = "run `numcodecs-bytes` to see what sets it"
+            return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
     return "nothing was read through zarr in this process"
-
-
-def _listed(names: list[str]) -> str:
-    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
-    return ", ".join(names[:5] + more)
 
 
 def _table(rows: dict[str, Totals]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsInt
 
 from zarr.core.buffer import cpu
 
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.store_states import state_of
 
@@ -82,13 +83,10 @@ def folder_of(objects: Any) -> str | None:
     state = state_of(objects)
     if state.folder is None:
         name = f"no-object-{uuid.uuid4().hex}"
-        try:
-            objects.head(name)
-        except Exception as error:  # noqa: BLE001 # whatever it is, its text decides
-            text = f"Object at location ((?:/.*)?)/{name} not found: "
-            found = re.match(text, str(error), re.DOTALL)
-            if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
-                state.folder = found[1]
+        pattern = f"Object at location ((?:/.*)?)/{name} not found: "
+        found = re.match(pattern, str(result_of(objects.head, name)), re.DOTALL)
+        if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
+            state.folder = found[1]
     return state.folder
 
 

@@ -23,6 +23,7 @@ from zarr.core.sync import sync
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._tools.check_report import (
@@ -245,12 +246,12 @@ def _runs(indices: list[Index]) -> Iterator[list[Index]]:
 async def _problem_in(array: AnyArray, dtype: AnyDType, run: list[Index]) -> str:
     """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
-    try:
-        for region in _regions_of(array, run[0], run[-1]):
-            elements = np.asarray(await array.async_array.getitem(region))
-            num_invalid += _count_invalid(elements.view(dtype) if dtype.kind == "b" else elements)
-    except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
-        return f"can't be read: {describe_error(error)}"
+    for region in _regions_of(array, run[0], run[-1]):
+        decoded = await async_result_of(array.async_array.getitem(region))
+        if isinstance(decoded, Exception):
+            return f"can't be read: {describe_error(decoded)}"
+        elements = np.asarray(decoded)
+        num_invalid += _count_invalid(elements.view(dtype) if dtype.kind == "b" else elements)
     if not num_invalid:
         return ""
     are = "that is" if num_invalid == 1 else "that are"

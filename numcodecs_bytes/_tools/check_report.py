@@ -1,12 +1,8 @@
 """What `check` reports about an array, the limits of what it checks, and how it shows progress."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ParamSpec, Protocol, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from typing import Protocol
 
 
 def printable(line: str) -> str:
@@ -27,14 +23,6 @@ def explain_error(error: Exception) -> str:
     says_all = isinstance(error, FileNotFoundError | ImportError | ValueError)
     says_all = says_all or (isinstance(error, OSError) and error.errno is None)
     return str(error) if says_all and str(error) else describe_error(error)
-
-
-def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Exception:
-    """Return what a function returns, or the error that it raises, which is to be reported."""
-    try:
-        return function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 # metadata, files, stores and networks raise anything
-        return error
 
 
 @dataclass

@@ -12,7 +12,7 @@ import zarr.registry
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host import defaults, options
-from numcodecs_bytes._tools.check_report import result_of
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes.codec import Bytes
 
 

@@ -18,6 +18,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 
@@ -75,7 +76,8 @@ def open_store(
         return location
     location, options = str(location), dict(storage_options or {})
     store = _open_location(location, options, read_only=read_only)
-    if read_only and sync(_is_repository(store)):
+    # An error is raised again when the store is read.
+    if read_only and result_of(sync, _is_repository(store)) is True:
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
@@ -90,12 +92,10 @@ def open_store(
 async def _is_repository(store: Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
     prototype = default_buffer_prototype()
-    with contextlib.suppress(Exception):  # it is raised again when the store is read
-        file = await store.get("repo", prototype, RangeByteRequest(0, 3))
-        if file is not None and file.to_bytes().startswith(b"ICE"):
-            return True
-        return await store.get("refs/branch.main/ref.json", prototype) is not None
-    return False
+    file = await store.get("repo", prototype, RangeByteRequest(0, 3))
+    if file is not None and file.to_bytes().startswith(b"ICE"):
+        return True
+    return await store.get("refs/branch.main/ref.json", prototype) is not None
 
 
 def _open_repository(folder: str, version: dict[str, str]) -> Store:

@@ -26,7 +26,8 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.check_report import explain_error, result_of
+from numcodecs_bytes._host.foreign import result_of
+from numcodecs_bytes._tools.check_report import explain_error
 from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
@@ -200,11 +201,11 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     if (index := next(indices, None)) is None:
         return
     name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
-    try:
-        values, migrated = (np.asarray(array.blocks[index]) for array in arrays)
-    except Exception as error:
-        raise ValueError(f"{name} can't be read: {explain_error(error)}") from error
-    if not _are_same(values, migrated):
+    both = result_of(lambda: [np.asarray(array.blocks[index]) for array in arrays])
+    if isinstance(both, Exception):
+        why = explain_error(both)
+        raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004
+    if not _are_same(*both):
         raise ValueError(f"{name} would read different values as Zarr v3")
 
 
