@@ -46,6 +46,7 @@ from numcodecs_bytes._tools.check_report import (
 )
 from numcodecs_bytes._tools.hierarchy import (
     Document,
+    Index,
     array_of,
     document_at,
     find_arrays,
@@ -132,25 +133,21 @@ def _check_array(
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        chunk = array.store_path / array.metadata.encode_chunk_key(index)
-        # Ranges are not why a whole chunk can't be read.
-        result_of(sync, _ask_for_a_byte(chunk, is_last=_has_index_at_end(array)))
+        result_of(sync, _request_a_byte(array, index))  # ranges are no reason to read none
         _report_partial_reads(array, report)
 
 
-def _has_index_at_end(array: AnyArray) -> bool:
-    """Whether chunks are shards whose ends are requested: not all stores serve those."""
-    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
-    locations = [getattr(codec, "index_location", "") for codec in codecs]
-    return "end" in [getattr(location, "value", location) for location in locations]
-
-
-async def _ask_for_a_byte(chunk: StorePath, *, is_last: bool) -> None:
+async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
+    chunk = array.store_path / array.metadata.encode_chunk_key(index)
     source = find_source(chunk)
     if isinstance(source, File):
         return
-    is_last = is_last and source.num_bytes is None
+    # Not all stores serve the end of an object, where most shards have their index.
+    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
+    locations = [getattr(codec, "index_location", "") for codec in codecs]
+    has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
+    is_last = has_index_at_end and source.num_bytes is None
     place = (-1, None) if is_last else (source.start, source.start + 1)
     try:
         await RemoteObject(source).ask(*place)

@@ -4,9 +4,6 @@ Everything is read, converted and compared before anything is written. An array 
 two chunks read the same with the metadata of both formats: a small one that is written as Zarr v2
 in memory, and the first one of the array itself. A Zarr v3 group hides Zarr v2 nodes, so a group is
 migrated after all nodes below it that are not excluded, or not at all.
-
-zarr's own `migrate_v2_to_v3` does not support dimension names, consolidated metadata, or
-hierarchies that can be migrated only in part.
 """
 
 import json
@@ -57,9 +54,8 @@ class NodeReport:
     kind : {'array', 'group'}
         Kind of the node.
     status : str
-        The outcome: "migrated", "Zarr v3 already", "refused" or "excluded"; or, if a migration is
-        undone, "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be
-        undone".
+        "migrated", "Zarr v3 already", "refused" or "excluded"; if a migration is undone, "undone",
+        "Zarr v2 already" or "kept"; in a dry run, "to be migrated" or "to be undone".
     reasons : list of str
         Why it was refused or kept, or how to open it if it was excluded.
     notes : list of str
@@ -117,29 +113,23 @@ def migrate(  # noqa: PLR0913 # the options of the command
     Raises
     ------
     ValueError, TypeError
-        If the store is a zip archive, or can't list its contents; or if an option is wrong.
+        If the store is a zip archive or can't list its contents, or an option is wrong.
     OSError
         If the store can't be read or written.
     """
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
-    reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
+    nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
+    excluded = _parse_exclude(exclude, nodes)
+    if undo:
+        reports, changes = _plan_undo(nodes, bar)
+    else:
+        reports, changes = _Migration(opened, nodes, excluded, overwrite).plan(bar)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
     _write(opened, changes, bar)
     return reports
-
-
-def _plan(
-    store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
-) -> tuple[list[NodeReport], _Changes]:
-    """Return the outcome for each node, and the documents to write or remove, in order."""
-    nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
-    excluded = _parse_exclude(exclude, nodes)
-    if undo:
-        return _plan_undo(nodes, bar)
-    return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Self
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import count, name_of_store
 
-# Numbers by column or, for chunks that are counted by reason, by kind and reason.
+# By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
-Totals = dict[str, Any]  # the same as they are reported: a reason is a key of a dict of its kind
+Totals = dict[str, Any]  # by column; or by kind, a dict by reason
 
 # What is counted for an array, and the heading of its column in the table.
 _COLUMNS = {
@@ -52,12 +52,12 @@ class ArrayName(NamedTuple):
 class Trace:
     """Counts of what was read and written; see `trace`.
 
-    Threads share it without a lock, which a child process could find taken. A thread replaces its
-    own counts, and no others; and counts, once they are made, do not change.
+    Threads share it without a lock, which a forked process could inherit locked: each thread
+    replaces only its own counts, and never changes a `Counter` that it has stored.
     """
 
     def __init__(self) -> None:
-        # By thread, by array, and by whether they are counts of what this package has seen.
+        # By thread, array, and `is_seen`, which is false for chunks that zarr has read by itself.
         self._counts: dict[tuple[int, ArrayName, bool], Counter[str | tuple[str, str]]] = {}
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Trace:
         return "\n".join(_lines(self.report(), paths))
 
 
-# The traces that are open; one that is entered again is here again, but counts once.
+# The open traces: one that is entered twice is here twice, but counts once.
 active: list[Trace] = []
 
 

@@ -286,11 +286,20 @@ def _count_invalid(elements: Array) -> int:
 def _report_listing(
     array: AnyArray, listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits
 ) -> None:
-    """Report folders that can't be listed, how many chunks there are, and other files."""
+    """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    num_chunks = report.num_chunks
-    others = listing.others + _report_misnamed(array, listing, report)
+    num_chunks, others = report.num_chunks, list(listing.others)
+    present = {index for index, *_ in chunks_at(array, (index for index, _ in listing.misnamed))}
+    for index, name in listing.misnamed:
+        if index in present:
+            others.append(name)
+            continue
+        key = join(array.path, array.metadata.encode_chunk_key(index))
+        report.add_problem(
+            f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or the "
+            "chunk key encoding in the metadata may be wrong"
+        )
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
@@ -299,26 +308,11 @@ def _report_listing(
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        missing = "missing ones are read as the fill value"
-        if listing.errors:
-            missing = "others were not found"
+        is_sure = not listing.errors
+        missing = "missing ones are read as the fill value" if is_sure else "others were not found"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = count(len(others), "file"), ", ".join(others[:3])
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
-
-
-def _report_misnamed(array: AnyArray, listing: Listing, report: ArrayReport) -> list[str]:
-    """Report missing chunks of which there is a file with another name; return other files."""
-    indices = (index for index, _ in listing.misnamed)
-    present = {index for index, *_ in chunks_at(array, indices)}
-    for index, name in listing.misnamed:
-        if index not in present:
-            key = join(array.path, array.metadata.encode_chunk_key(index))
-            report.add_problem(
-                f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or "
-                "the chunk key encoding in the metadata may be wrong"
-            )
-    return [name for index, name in listing.misnamed if index in present]

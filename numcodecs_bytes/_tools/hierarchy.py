@@ -44,6 +44,8 @@ MAX_UNLISTED = 10_000
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
+# The names of chunks under all chunk key encodings.
+_CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 
 
 @dataclass
@@ -285,7 +287,7 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
                 yield index  # also for a folder
             elif _METADATA.fullmatch(name):
                 listing.is_listed = True
-            elif is_in_grid and name in _names_of_chunk(index):
+            elif is_in_grid and _CHUNK.fullmatch(name):
                 listing.misnamed.append((index, name))
             elif name and not name.endswith("/"):
                 listing.others.append(name)
@@ -295,14 +297,6 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
         listing.errors.clear()  # zarr reads chunks in a folder that can't be listed
         for number in range(min(math.prod(grid), MAX_UNLISTED)):
             yield tuple(map(int, np.unravel_index(number, grid)))
-
-
-def _names_of_chunk(index: Index) -> list[str]:
-    """Return the names of a chunk under all chunk key encodings."""
-    if not index:
-        return ["0", "c"]
-    numbers = [separator.join(map(str, index)) for separator in "./"]
-    return [*numbers, f"c.{numbers[0]}", f"c/{numbers[1]}"]
 
 
 def _keys_below(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[str]:

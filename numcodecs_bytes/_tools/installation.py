@@ -25,7 +25,12 @@ def report() -> JSONObject:
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
     why_no_types = _why_no_data_types()
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
-    values = {option.key: _value_of(option) for option in options.OPTIONS}
+    values = dict[str, tuple[object, str]]()  # of each option, and what is wrong with it
+    for option in options.OPTIONS:
+        value = result_of(option)
+        is_error = isinstance(value, Exception)
+        error = str(value).removesuffix(options.set_by(option.key)) if is_error else ""
+        values[option.key] = None if is_error else value, error
     in_place = options.write_in_place.key
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
@@ -111,14 +116,6 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
     hint = f" ({ours})" if name == "zarr.core.codec_pipeline.FusedCodecPipeline" else ""
     return name, f"zarr uses {name}{hint}"
-
-
-def _value_of(option: options.Option[Any]) -> tuple[object, str]:
-    """Return the value of an option, and what is wrong with it, or ""."""
-    try:
-        return option(), ""
-    except ValueError as error:
-        return None, str(error).removesuffix(options.set_by(option.key))
 
 
 def _why_no_data_types() -> str:

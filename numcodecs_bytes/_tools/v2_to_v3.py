@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import numpy as np
-import zarr.errors
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.abc.numcodec import Numcodec
@@ -114,7 +113,14 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
             continue
         is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
         is_serializer = isinstance(codec, Bytes) or is_of_text
-        if not is_serializer and (_is_of_bytes(codec) or codec is metadata.compressor):
+        kind = result_of(get_codec_class, f"numcodecs.{codec.codec_id}")
+        if not (is_serializer or isinstance(kind, type)):
+            raise ValueError(
+                f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one "
+                "with another codec"
+            )
+        is_of_bytes = isinstance(kind, type) and issubclass(kind, BytesBytesCodec)
+        if not is_serializer and (is_of_bytes or codec is metadata.compressor):
             of_bytes.append(codec)
         elif serializer or of_bytes:
             raise ValueError(
@@ -126,17 +132,6 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
         else:
             filters.append(codec)
     return filters, serializer, of_bytes
-
-
-def _is_of_bytes(codec: Numcodec) -> bool:
-    try:
-        kind = get_codec_class(f"numcodecs.{codec.codec_id}")
-    except (KeyError, zarr.errors.UnknownCodecError):
-        raise ValueError(
-            f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one with "
-            "another codec"
-        ) from None
-    return issubclass(kind, BytesBytesCodec)
 
 
 def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
