@@ -19,12 +19,7 @@ from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import count
-from numcodecs_bytes._tools.check_report import (
-    ArrayReport,
-    Limits,
-    ProgressBar,
-    explain_error,
-)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, explain_error
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 

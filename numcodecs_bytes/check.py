@@ -24,12 +24,7 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
-from numcodecs_bytes._core.dtypes import (
-    NATIVE_ENDIAN,
-    AnyDType,
-    has_byte_order,
-    pack_dtype,
-)
+from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject

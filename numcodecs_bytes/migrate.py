@@ -23,11 +23,7 @@ from zarr.core.sync import sync
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
-from numcodecs_bytes._tools.check_report import (
-    ProgressBar,
-    explain_error,
-    printable,
-)
+from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -120,16 +116,29 @@ def migrate(  # noqa: PLR0913 # the options of the command
     if undo and (overwrite or exclude):
         raise ValueError("undo can't be combined with overwrite or exclude")
     opened = open_store(store, read_only=False, storage_options=storage_options)
-    nodes = dict(_counted(_find_nodes(opened), bar, "reading metadata"))
-    excluded = _parse_exclude(exclude, nodes)
-    if undo:
-        reports, changes = _plan_undo(nodes, bar)
-    else:
-        reports, changes = _Migration(opened, nodes, excluded, overwrite).plan(bar)
+    reports, changes = _plan(opened, bar, exclude, overwrite=overwrite, undo=undo)
     if dry_run:
         return [replace(each, status=_PLANNED.get(each.status, each.status)) for each in reports]
     _write(opened, changes, bar)
     return reports
+
+
+def _plan(
+    store: Store, bar: ProgressBar | None, exclude: Collection[str], *, overwrite: bool, undo: bool
+) -> tuple[list[NodeReport], _Changes]:
+    """Return the outcome for each node, and the documents to write or remove, in order."""
+    nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
+    excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
+    if unknown := [path for path in excluded if path not in nodes or not path]:
+        raise ValueError(
+            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
+            "such as 'group/array'"
+        )
+    if undo:
+        return _plan_undo(nodes, bar)
+    return _Migration(store, nodes, excluded, overwrite).plan(bar)
 
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
@@ -141,18 +150,6 @@ def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
             raise OSError(
                 f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
-
-
-def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
-    if isinstance(exclude, str):
-        raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
-    paths = {path.strip("/") if isinstance(path, str) else path for path in exclude}
-    if unknown := [path for path in paths if path not in nodes or not path]:
-        raise ValueError(
-            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
-            "such as 'group/array'"
-        )
-    return paths
 
 
 def _counted(

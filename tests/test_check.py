@@ -790,7 +790,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
-            ("a.txt", "text", 'see the recipe "How do I read a raw binary file?" in docs/recipes'),
+            ("a.txt", "text", '"How do I read a raw binary file?" in docs/recipes.md'),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),

@@ -76,13 +76,12 @@ class Trace:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
-        that do not exist, ``chunks_whole`` those fetched whole although less was selected, and
-        ``why_whole`` the latter by reason. ``requests`` counts requests and reads of files.
-        ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
-        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
-        part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
-        and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
-        option ``write_in_place`` is on.
+        that do not exist, and ``chunks_whole`` and ``why_whole`` (by reason) those fetched whole
+        although less was selected. ``requests`` counts requests and reads of files. Of the elements
+        that were selected, ``bytes_selected`` is the size, ``bytes_fetched`` what was fetched for
+        them, and ``bytes_zarr_alone`` what zarr alone fetches, also to write part of a chunk.
+        ``chunks_in_place`` and ``bytes_in_place`` count what was written in place, and
+        ``why_not_in_place`` the other chunks by reason, if the option ``write_in_place`` is on.
 
         "not_seen" holds the number of chunks that zarr read itself, by reason, and
         "arrays_not_seen" the same for each array.

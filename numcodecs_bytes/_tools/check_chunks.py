@@ -26,12 +26,7 @@ from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtyp
 from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._tools.check_report import (
-    ArrayReport,
-    Limits,
-    ProgressBar,
-    describe_error,
-)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,

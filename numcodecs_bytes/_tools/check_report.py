@@ -34,8 +34,7 @@ class ArrayReport:
     path : str
         Path of the array in the store.
     data_type : str
-        NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
-        open the array.
+        NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array.
     partial_reads : str
         "yes", or "no: " and the reason.
     num_chunks : int
@@ -43,7 +42,7 @@ class ArrayReport:
     problems : list of str
         What is damaged, read incorrectly, or rejected by other implementations; the first ten.
     num_problems : int
-        Number of problems, including those that are not listed.
+        Number of all problems.
     notes : list of str
         What needs no action.
     """
@@ -83,9 +82,9 @@ class Limits:
     Attributes
     ----------
     max_chunks : int or None
-        Largest number of chunks, or shards of a sharded array, to check; None checks all of them.
+        Largest number of chunks, or shards of a sharded array, to check; None checks all.
     max_chunk_bytes : int
-        Chunks, and inner chunks of shards, with more bytes in memory than this are not decoded.
+        (Inner) chunks with more bytes in memory than this are not decoded.
     """
 
     max_chunks: int | None = None

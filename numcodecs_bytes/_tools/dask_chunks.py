@@ -30,9 +30,8 @@ def dask_chunks(
 ) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
-    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that what
-    is read of each is one range of bytes, unless they can't be read in part. Smaller ones are
-    grouped.
+    Larger stored chunks (or inner chunks of shards) that can be read in part are split along the
+    slowest axes, so that a Dask chunk is one range of bytes of each. Smaller ones are grouped.
 
     The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
     unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
@@ -55,10 +54,8 @@ def dask_chunks(
 
     Raises
     ------
-    TypeError
-        If `source` is neither an array nor a group.
-    ValueError
-        If `size` is not a size, or no array of a group has named dimensions.
+    TypeError, ValueError
+        If an argument is anything else, or no array of a group has named dimensions.
     """
     import zarr  # not by `import numcodecs_bytes`
 

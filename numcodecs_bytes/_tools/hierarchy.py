@@ -190,9 +190,10 @@ def names_in(store: Store, path: str) -> list[str]:
     async def names() -> list[str]:
         return sorted([name async for name in store.list_dir(path) if name])  # "": a file
 
-    with contextlib.suppress(NotADirectoryError):
+    try:
         return sync(names()) if store.supports_listing else []
-    return []
+    except NotADirectoryError:
+        return []
 
 
 def join(path: str, name: str) -> str:
@@ -341,25 +342,22 @@ async def _next(keys: AsyncIterator[str]) -> str | None:
 
 async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
     """Return the length of each chunk in bytes, None if it is missing, or why it can't be read."""
-    sizes = await asyncio.to_thread(lambda: [_size_of_file(store, key) for key in keys])
+
+    def size_of_file(key: str) -> int | Exception | None:
+        """Return the same for a chunk in a local file, which is opened; `LeftToZarr` for others."""
+        source = result_of(find_source, StorePath(store, key))
+        if not isinstance(source, File):  # in an archive, compressed members are left, too
+            return LeftToZarr("not a file")
+        size = result_of(length_of_file, source)
+        is_folder = isinstance(size, IsADirectoryError)
+        return None if isinstance(size, source.missing_errors) and not is_folder else size
+
+    sizes = await asyncio.to_thread(lambda: list(map(size_of_file, keys)))
     others = [k for k, size in enumerate(sizes) if isinstance(size, LeftToZarr)]
     found = await concurrent_map([(store, keys[k]) for k in others], _size_or_error)
     for k, size in zip(others, found, strict=True):
         sizes[k] = size
     return sizes
-
-
-def _size_of_file(store: Store, key: str) -> int | Exception | None:
-    """Return the same for a chunk in a local file; `LeftToZarr` for others.
-
-    The file is opened, to see whether it can be read.
-    """
-    source = result_of(find_source, StorePath(store, key))
-    if not isinstance(source, File):  # in an archive, compressed members are left, too
-        return LeftToZarr("not a file")
-    size = result_of(length_of_file, source)
-    is_missing = isinstance(size, source.missing_errors) and not isinstance(size, IsADirectoryError)
-    return None if is_missing else size
 
 
 async def _size_or_error(store: Store, key: str) -> int | Exception | None:
