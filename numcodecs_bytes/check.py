@@ -1,8 +1,8 @@
 """python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
-It reads, and never writes. If the bytes codec is the only codec, only the size of a chunk is
-requested, and local files are opened to see whether they can be read. Bools, and chunks that were
-stored with other codecs, are decoded by zarr, about 64 MiB at a time.
+It never writes. If the bytes codec is the only codec, only the sizes of chunks are requested, and
+local files are opened. Bools, and chunks that were stored with other codecs, are decoded by zarr,
+about 64 MiB at a time.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ def check(
     Yields
     ------
     ArrayReport
-        The report on each array, as soon as it has been checked.
+        The report on each array, as soon as it is checked.
     """
     opened = open_store(store, storage_options=storage_options, version=version)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
@@ -116,7 +116,11 @@ def _check_array(
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
-    report.notes += filter(None, [_what_to_import(array)])
+    # zarr before 3.4.1 parses the data type of an array before it loads any entry point.
+    is_late = bool(getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ()))
+    if is_late and _is_our_data_type(array.metadata.dtype):
+        how = f"only after `import {zarr_data_types.__name__}`"
+        report.notes.append(f"zarr {zarr.__version__} opens its data type {how}")
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -160,18 +164,6 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
         return False
     report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
     return True
-
-
-def _what_to_import(array: AnyArray) -> str:
-    """Return what programs must import before they open an array, or "".
-
-    zarr before 3.4.1 parses the data type of an array before it loads any entry point.
-    """
-    is_loaded = not getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ())
-    if is_loaded or not _is_our_data_type(array.metadata.dtype):
-        return ""
-    module = zarr_data_types.__name__
-    return f"zarr {zarr.__version__} opens its data type only after `import {module}`"
 
 
 def _is_our_data_type(data_type: object) -> bool:

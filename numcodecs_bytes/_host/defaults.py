@@ -41,17 +41,18 @@ def check_version() -> None:
 
 @contextlib.contextmanager
 def or_step_aside(what: str) -> Iterator[None]:
-    """Return a context whose errors leave something to zarr, which must keep working without us."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 # a zarr of another version may raise anything
-        _step_aside(what, error)
+    """Return a context whose errors leave something to zarr, with one warning.
 
-
-def _step_aside(what: str, error: Exception) -> None:
-    """Warn once that this package leaves something to zarr; never raise."""
+    zarr must keep working without this package.
+    """
     global _has_warned  # noqa: PLW0603
     is_silent = False
+    try:
+        yield
+    except Exception as raised:  # noqa: BLE001 # a zarr of another version may raise anything
+        error = raised
+    else:
+        return
     if isinstance(error, UntestedZarrError):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST_MINOR))
         why = (
@@ -72,7 +73,7 @@ def _step_aside(what: str, error: Exception) -> None:
     if not (_has_warned or is_silent):
         _has_warned = True
         with contextlib.suppress(Warning):
-            warnings.warn(why_aside[what], RuntimeWarning, stacklevel=5)
+            warnings.warn(why_aside[what], RuntimeWarning, stacklevel=4)
 
 
 def make_default(section: str, name: str, ours: str) -> None:

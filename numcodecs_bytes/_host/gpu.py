@@ -56,7 +56,7 @@ class _Buffers:
         except IndexError:
             return None
         try:
-            return _page_locked(BUFFER_BYTES) if buffer is None else buffer
+            return _page_locked() if buffer is None else buffer
         except MemoryError:
             self._unused.append(None)
             raise
@@ -96,15 +96,15 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-def _page_locked(num_bytes: int) -> UInt8Array:
-    """Return page-locked memory, or ordinary memory if the system can't lock any more."""
+def _page_locked() -> UInt8Array:
+    """Return a buffer of page-locked memory, or of ordinary memory if no more can be locked."""
     cuda = cupy().cuda
     try:
-        memory = cuda.PinnedMemory(num_bytes)  # CuPy's pool would never free it
+        memory = cuda.PinnedMemory(BUFFER_BYTES)  # CuPy's pool would never free it
     except cuda.runtime.CUDARuntimeError as error:
         logger.debug("using memory that is not page-locked: %s", error)
-        return np.empty(num_bytes, np.uint8)
-    return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, num_bytes)
+        return np.empty(BUFFER_BYTES, np.uint8)
+    return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, BUFFER_BYTES)
 
 
 class HostMemory:

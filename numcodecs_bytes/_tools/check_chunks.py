@@ -22,7 +22,7 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 from zarr.types import AnyArray
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
 from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
@@ -126,7 +126,7 @@ class _Checks:
         }
         if self.decoded is not None:
             whole = [index for index, problem in problems.items() if not problem]
-            problems |= sync(_problems_in(self.decoded, self.array.dtype, whole))
+            problems |= sync(_problems_in(self.decoded, whole))
         return problems
 
 
@@ -163,12 +163,9 @@ def _array_to_decode(
         return None
     if not has_bools:
         return array
-    document = array.metadata.to_dict()
-    if array.dtype.kind == "b" and not (array.filters or array.shards):
-        as_numbers = {"dtype": "|u1"} if "dtype" in document else {"data_type": "uint8"}
-        return array_of(document | as_numbers | {"fill_value": 0}, array.store_path)
     # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
-    decoded, metadata = array_of(document, array.store_path), array.metadata
+    metadata = array.metadata
+    decoded = array_of(metadata.to_dict(), array.store_path)
     if isinstance(metadata, ArrayV2Metadata):
         of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
     else:
@@ -212,14 +209,14 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-async def _problems_in(array: AnyArray, dtype: AnyDType, indices: list[Index]) -> dict[Index, str]:
+async def _problems_in(array: AnyArray, indices: list[Index]) -> dict[Index, str]:
     """Decode chunks, and return the problems of those that have any."""
 
     async def problems_in(run: list[Index]) -> dict[Index, str]:
         # Together they take a fraction of the time.
-        if len(run) > 1 and not await _problem_in(array, dtype, run):
+        if len(run) > 1 and not await _problem_in(array, run):
             return {}
-        return {index: await _problem_in(array, dtype, [index]) for index in run}
+        return {index: await _problem_in(array, [index]) for index in run}
 
     runs = [(run,) for run in _runs(indices)]
     found = await concurrent_map(runs, problems_in, concurrency())
@@ -238,15 +235,14 @@ def _runs(indices: list[Index]) -> Iterator[list[Index]]:
         yield run
 
 
-async def _problem_in(array: AnyArray, dtype: AnyDType, run: list[Index]) -> str:
+async def _problem_in(array: AnyArray, run: list[Index]) -> str:
     """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
     for region in _regions_of(array, run[0], run[-1]):
         decoded = await async_result_of(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
             return f"can't be read: {describe_error(decoded)}"
-        elements = np.asarray(decoded)
-        num_invalid += _count_invalid(elements.view(dtype) if dtype.kind == "b" else elements)
+        num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return ""
     are = "that is" if num_invalid == 1 else "that are"
