@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
@@ -73,8 +74,7 @@ def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Corout
         try:
             return await method(*args, **kwargs)
         except Exception as error:
-            same = type(error), str(error)
-            errors[:] = [each for each in errors if (type(each), str(each)) != same]
+            errors[:] = [each for each in errors if _text_of(each) != _text_of(error)]
             raise
         finally:
             _waiting.set(others)  # not `reset`: a read may be closed in another context
@@ -82,6 +82,11 @@ def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Corout
                 log(errors.pop(0))
 
     return call
+
+
+def _text_of(error: Exception) -> str:
+    """Return the class of an error and its message, without notes, even if `str` fails."""
+    return traceback.format_exception_only(error)[0]
 
 
 def log(error: Exception) -> None:

@@ -1,6 +1,6 @@
 """Chunk reads: what is known about a chunk that is read, and what became of it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -64,10 +64,10 @@ class ChunkRead:
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             layout.check_length(num_bytes, name_of_chunk(self.getter))
 
-    def trace(self, batch: "Batch") -> None:
+    def trace(self, *, is_v2: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
-        note = partial(trace.note, self.getter, len(self.item.spec.shape), is_v2=batch.is_v2)
+        note = partial(trace.note, self.getter, len(self.item.spec.shape), is_v2=is_v2)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)
@@ -87,15 +87,11 @@ class ChunkRead:
 
 
 class Batch(NamedTuple):
-    """Selections of chunks of an array that are read together, and how."""
+    """How the chunks of an array that are read together are read."""
 
-    chunks: Sequence[ChunkRead]
-    out: Output
     is_v2: bool  # whether the array is of Zarr v2
     num_threads: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
-    # Copies what was read of chunks to the real output, on a GPU; None if `out` is that.
-    upload: Callable[[Sequence[ChunkRead]], None] | None = None
 
 
 def chunk_reads(

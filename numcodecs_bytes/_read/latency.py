@@ -13,30 +13,30 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._sources import files
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
-# BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
+# OLD_BYTES_PER_SECOND meanwhile, up to OLD_MAX_GAP_BYTES. The requests that are prefetched share it.
 # One after the other, 1 ms each, parts of 64 MiB took 0.8 to 1.0 of zarr's time.
-BYTES_PER_SECOND = 2e9
-MAX_GAP_BYTES = 1 << 21
-NUM_PREFETCHED = 16
+OLD_BYTES_PER_SECOND = 2e9
+OLD_MAX_GAP_BYTES = 1 << 21
+OLD_NUM_PREFETCHED = 16
 
 # A chunk of LOOK_FROM and more runs is looked at before they are read, which takes 4 us. If two
-# looks take longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold points
+# looks take longer than OLD_WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold points
 # take 12 ms instead of 60; if nothing is cold, always asking takes 1.6 times as long as never. A
 # read takes 1 us from memory, and 30 from a fast disk. Three more tell whether prefetching helps.
 LOOK_FROM = 5
-WAIT_SECONDS = 2e-5
+OLD_WAIT_SECONDS = 2e-5
 
 # After how many chunks a batch looks again whether files are slow, or still are. If they are, as
 # many threads read as zarr itself would use: cold chunks of 64 KiB take 4 ms instead of 18.
 LOOK_EVERY = 8
 LOOK_EVERY_SLOW = 32
 
-# A look that takes longer than WAITED_SECONDS did not wait for another thread. If all else that a
+# A look that takes longer than OLD_WAITED_SECONDS did not wait for another thread. If all else that a
 # batch does, opening and writing files, takes that much longer in all than usual, and than
-# SHORT_SECONDS each, more threads help: if each rename takes 10 or 50 ms, chunks of 1 MiB take 0.6
+# OLD_SHORT_SECONDS each, more threads help: if each rename takes 10 or 50 ms, chunks of 1 MiB take 0.6
 # of zarr's time to write, and 1.3 to 1.4 without this rule.
-WAITED_SECONDS = 1e-3
-SHORT_SECONDS = 1e-4
+OLD_WAITED_SECONDS = 1e-3
+OLD_SHORT_SECONDS = 1e-4
 
 
 class Latency:
@@ -62,8 +62,8 @@ class Latency:
     @property
     def gap(self) -> int:
         """The gap that takes as long to read as another request, in bytes."""
-        num = NUM_PREFETCHED if self.prefetching_helps else 1
-        gap = int(min(self.seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
+        num = OLD_NUM_PREFETCHED if self.prefetching_helps else 1
+        gap = int(min(self.seconds * OLD_BYTES_PER_SECOND, OLD_MAX_GAP_BYTES) / num)
         # Rounded down to a power of two, so that few plans have to be kept.
         return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
 
@@ -88,8 +88,8 @@ class Latency:
         Returns whether threads wait for files, so that more of them help.
         """
         may_be_threads = have_helpers and not self.is_slow
-        was_long = self._suspected > WAITED_SECONDS  # a busy machine, or a mount
-        limit = WAITED_SECONDS if may_be_threads or was_long else WAIT_SECONDS
+        was_long = self._suspected > OLD_WAITED_SECONDS  # a busy machine, or a mount
+        limit = OLD_WAITED_SECONDS if may_be_threads or was_long else OLD_WAIT_SECONDS
         left, slow, num_fast = deque(positions), [self._suspected] if self._suspected else [], 0
         while left and len(slow) < 2:
             seconds = files.seconds_to_read(descriptor, left.popleft())
@@ -122,7 +122,7 @@ class Latency:
 
     def note_index(self, seconds: float) -> bool:
         """Like `note_wait`, for the read of an index; if it took long, it is the first look."""
-        if seconds > WAITED_SECONDS and not self.is_slow:
+        if seconds > OLD_WAITED_SECONDS and not self.is_slow:
             self._suspected = seconds
         return self.note_wait(seconds)
 
@@ -132,7 +132,7 @@ class Latency:
         `seconds` is negative if it took less. Returns whether threads wait, so that more of them
         help.
         """
-        waited = self._waited_seconds + seconds - SHORT_SECONDS
+        waited = self._waited_seconds + seconds - OLD_SHORT_SECONDS
         self._waited_seconds = max(waited, 0.0)
-        self.has_waited |= self._waited_seconds > WAITED_SECONDS
+        self.has_waited |= self._waited_seconds > OLD_WAITED_SECONDS
         return self.has_waited

@@ -16,7 +16,7 @@ from numcodecs_bytes._plan.plan import Plan, plan_of
 from numcodecs_bytes._plan.ranges import num_parts
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
 from numcodecs_bytes._read import remote_object
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
+from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.remote_object import UNLIMITED, Budget, RemoteObject
 from numcodecs_bytes._sources.stores import Remote
 
@@ -73,12 +73,15 @@ class ObjectRead(NamedTuple):
     shard: tuple[ShardLayout, AnyShardPlan] | None = None
 
 
-def object_reads(batch: Batch, chunks: Sequence[ChunkRead], num_in_flight: int) -> list[ObjectRead]:
+def object_reads(
+    chunks: Sequence[ChunkRead], num_in_flight: int, gap: int | None, drop_axes: tuple[int, ...]
+) -> list[ObjectRead]:
     """Return what to read of chunks that are requested; zarr reads those that are left out.
 
-    The event loop requests `num_in_flight` chunks at once, these and others.
+    The event loop requests `num_in_flight` chunks at once, these and others. `gap` is the largest
+    one, if the user has set it.
     """
-    planner = _Planner(batch, num_in_flight)
+    planner = _Planner(num_in_flight, gap, drop_axes)
     reads = list[ObjectRead]()
     for group in planner.grouped(chunks):
         try:
@@ -99,10 +102,10 @@ def may_be_split(num_bytes: int) -> bool:
 class _Planner:
     """Plans what to read of the objects that hold chunks of a batch."""
 
-    def __init__(self, batch: Batch, num_in_flight: int) -> None:
-        self._batch = batch
-        self._budget = Budget.of(num_in_flight, batch.gap)  # of each object
-        self._budget_of_one = Budget.of(1, batch.gap)  # if nothing else were read
+    def __init__(self, num_in_flight: int, gap: int | None, drop_axes: tuple[int, ...]) -> None:
+        self._drop_axes = drop_axes
+        self._budget = Budget.of(num_in_flight, gap)  # of each object
+        self._budget_of_one = Budget.of(1, gap)  # if nothing else were read
         # How many bytes of a chunk a range must save.
         self._least_saving = 0 if self._budget.is_exact else WORTH_BYTES
 
@@ -155,8 +158,8 @@ class _Planner:
         # The gap within each of several chunks is that of a chunk that is read alone.
         gap = (self._budget if is_alone else self._budget_of_one).gap
         budget = self._budget._replace(gap=gap)
-        drop_axes, copied_gap = self._batch.out.drop_axes, min(gap, COPIED_GAP_BYTES)
-        plans = [plan_of(chunk.selection, layout, drop_axes, copied_gap) for chunk in chunks]
+        copied_gap = min(gap, COPIED_GAP_BYTES)
+        plans = [plan_of(chunk.selection, layout, self._drop_axes, copied_gap) for chunk in chunks]
         if is_alone and not _pays(target, budget, layout.num_bytes, plans, self._least_saving):
             return None
         return ObjectRead(target, chunks, layout, budget, plans)
@@ -165,8 +168,8 @@ class _Planner:
         """Return what to read of a shard; None if zarr reads it just as fast."""
         target = RemoteObject(remote_of(chunk))
         budget = self._budget_of_one.of_shard()  # as zarr has for each
-        drop_axes, copied_gap = self._batch.out.drop_axes, min(budget.gap, COPIED_GAP_BYTES)
-        shard_plan = shard.plan_of(chunk.selection, drop_axes, copied_gap)
+        copied_gap = min(budget.gap, COPIED_GAP_BYTES)
+        shard_plan = shard.plan_of(chunk.selection, self._drop_axes, copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks

@@ -1,10 +1,10 @@
 """Copies what was read of a chunk to its place in the output. NumPy's copy swaps bytes."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place, are_slices, mesh, place_within
 from numcodecs_bytes._plan.plan import Plan
 
+T = TypeVar("T")
+
 
 class Output(NamedTuple):
     """The array that a batch is read into, for one of the threads that fill it.
 
-    The array is as `check_host_memory` and `check_elements` require. A thread changes it only while
+    The array is as `check_output` requires. A thread changes it only while
     it holds its lock, and after `check`. A caller that was cancelled takes the lock once: from then
     on, the array is the caller's alone.
     """
@@ -30,6 +32,12 @@ class Output(NamedTuple):
     drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
     is_wanted: IsWanted
     lock: threading.Lock
+
+    async def in_parts(
+        self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
+    ) -> None:
+        """Read chunks into the array: all of them together."""
+        await read(chunks, self)
 
     def for_thread(self, is_wanted: IsWanted) -> "Output":
         """Return the output for another thread."""
@@ -41,25 +49,22 @@ class Output(NamedTuple):
             raise CancelledError("the read was cancelled")
 
 
-def check_host_memory(out: object) -> None:
-    """Raise `LeftToZarr` unless an output is plain memory, and not that of a file."""
-    if type(out) is not np.ndarray or out.dtype.hasobject:
-        raise LeftToZarr("the output is not a plain NumPy array")
-    if not out.flags.writeable:
-        raise LeftToZarr("the output is read-only")
-    if may_be_mapped(out):
-        raise LeftToZarr("the memory of the output may be mapped from a file")
-
-
-def check_elements(out: Array | GPUArray, dtype: AnyDType) -> None:
+def check_output(out: Array | GPUArray, dtype: AnyDType, *, is_on_gpu: bool = False) -> None:
     """Raise `LeftToZarr` unless chunks of a dtype can be read into an output part by part.
 
-    They can if the result is that of assigning whole chunks: nothing is converted, and no two
-    elements share memory.
+    They can if the result is that of assigning whole chunks: nothing is converted, no two elements
+    share memory, and the memory is the caller's own, not that of a file.
     """
+    if not is_on_gpu:
+        if type(out) is not np.ndarray or out.dtype.hasobject:
+            raise LeftToZarr("the output is not a plain NumPy array")
+        if not out.flags.writeable:
+            raise LeftToZarr("the output is read-only")
+        if out.base is not None and may_be_mapped(out):
+            raise LeftToZarr("the memory of the output may be mapped from a file")
     if out.dtype != dtype:
         raise LeftToZarr(f"the output has the data type {out.dtype}, the array {dtype}")
-    if _may_overlap(out):
+    if not out.flags.c_contiguous and _may_overlap(out):
         raise LeftToZarr("elements of the output may overlap each other")
 
 

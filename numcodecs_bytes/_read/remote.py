@@ -24,7 +24,7 @@ from numcodecs_bytes._plan.plan import PlacedPlan, Plan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
 from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.object_reads import ObjectRead, remote_of
-from numcodecs_bytes._read.output import memory_of, write_selected
+from numcodecs_bytes._read.output import Output, memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
@@ -41,14 +41,18 @@ class Fallback(NamedTuple):
 
 
 async def read(
-    batch: Batch, reads: Sequence[ObjectRead], limit: int | None, fallback: Fallback
+    batch: Batch,
+    reads: Sequence[ObjectRead],
+    out: Output,
+    limit: int | None,
+    fallback: Fallback,
 ) -> None:
     """Read objects, at most `limit` at a time, and note what became of their chunks.
 
     After an error, no other object is requested; it is raised when all requests in flight have
     ended.
     """
-    reader = _ObjectReader(batch, fallback)
+    reader = _ObjectReader(batch.is_v2, out, fallback)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -62,7 +66,8 @@ async def read(
 class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
-    batch: Batch
+    is_v2: bool
+    out: Output
     fallback: Fallback
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
@@ -93,11 +98,12 @@ class _ObjectReader:
             leave(chunks, why)
             fetched = Fetched(target.num_requests, target.num_received)
             chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
-            if isinstance(why, RequestError):
-                return why.with_traceback(None)
-            if isinstance(why, Unexpected) and not self.wrong_answer:
-                self.wrong_answer = why.with_traceback(None)
-                return self.wrong_answer
+            failure = type(why)(*why.args)  # `why` refers to frames, and they to the output
+            if isinstance(failure, RequestError):
+                return failure
+            if isinstance(failure, Unexpected) and not self.wrong_answer:
+                self.wrong_answer = failure
+                return failure
         except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
             self.fallback.give_up(error, chunks)
         return None
@@ -127,14 +133,14 @@ class _ObjectReader:
             if target.remote.num_bytes is not None or not await self._serves_ranges(object_read):
                 raise
             fetched = Fetched(target.num_requests, target.num_received)
-            object_read.chunks[0].read_as_missing(self.batch.out, fetched)
+            object_read.chunks[0].read_as_missing(self.out, fetched)
 
     async def _serves_ranges(self, object_read: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = object_read.target.state, object_read.chunks[0]
         async with self.asking:
             if not (state.has_answered or self.wrong_answer):
-                num_axes, is_v2 = len(chunk.item.spec.shape), self.batch.is_v2
+                num_axes, is_v2 = len(chunk.item.spec.shape), self.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
                 object_read.target.num_requests += 1
@@ -154,7 +160,7 @@ class _ObjectReader:
             starts = [remote_of(chunk).start for chunk in object_read.chunks]
             places = [chunk.place for chunk in object_read.chunks]
             placed = list(map(PlacedPlan, object_read.plans, starts, places))
-        array = self.batch.out.array
+        array = self.out.array
         memory = None
         if len(placed) == 1:
             memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
@@ -186,7 +192,7 @@ class _ObjectReader:
         start, end = target.remote.start, target.length or sys.maxsize
         num_bytes = min(target.remote.num_bytes or end, end - start)
         inner = shard_plan.inner_chunks(index, start, num_bytes)
-        chunk.fill(self.batch.out, [place_within(chunk.place, place) for place in inner.missing])
+        chunk.fill(self.out, [place_within(chunk.place, place) for place in inner.missing])
         placed = [p._replace(place=place_within(chunk.place, p.place)) for p in inner.present]
         return placed, shard.num_bytes_by_zarr(inner) if trace.active else None
 

@@ -1,34 +1,61 @@
-"""Which chunks are read to a GPU here, in groups, through host memory."""
+"""An output on a GPU: memory on the host, and what uploads what was filled."""
 
 import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
+from numcodecs_bytes._core.dtypes import Array, GPUArray
 from numcodecs_bytes._host import gpu
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import size_of
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
-from numcodecs_bytes._sources.through_host import groups_in_buffers
+from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.output import Output
+from numcodecs_bytes._sources import through_host
 
 
-def groups_to_read(batch: Batch) -> list[Group[ChunkRead]]:
-    """Return what is read to a GPU here, in groups; leave to zarr what it reads faster."""
-    for chunk in batch.chunks:
-        if chunk.source is not None and not batch.is_v2 and _is_faster_by_zarr(chunk):
+class GPUOutput(NamedTuple):
+    """An array on a GPU that a batch is read into, part by part; see `Output`."""
+
+    array: GPUArray
+    on_host: Output  # without its memory
+    # Leaves chunks to zarr because of a mistake of this package; raises the error if it is none.
+    give_up: Callable[[Exception, Sequence[ChunkRead]], None]
+
+    async def in_parts(
+        self,
+        chunks: Sequence[ChunkRead],
+        read: Callable[[Sequence[ChunkRead], Output], Awaitable[None]],
+    ) -> None:
+        """Read chunks in groups, each into host memory, and upload it; before, what zarr reads."""
+        here = [chunk for chunk in chunks if chunk.source is not None]
+        if len(here) < len(chunks):
+            await read([chunk for chunk in chunks if chunk.source is None], self.on_host)
+
+        async def read_group(group: Group[ChunkRead], host: Array) -> None:
+            await read(group.chunks, self.on_host._replace(array=host))
+            on_host = [chunk for chunk in group.chunks if chunk.outcome.is_read_here]
+            try:
+                through_host.upload(group, host, self.array, on_host)
+            except Exception as error:  # noqa: BLE001 # CuPy may be other than we know it
+                self.give_up(error, on_host)
+
+        groups = through_host.groups_in_buffers(here, self.array)
+        await through_host.each_group(groups, self.array, read_group)
+
+
+def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:
+    """Leave chunks to zarr that it reads faster to a GPU.
+
+    For most of a chunk that fits into no buffer, this package took up to 1.2 times as long. zarr
+    can't read every shard to a GPU, nor what is behind codecs that convert elements.
+    """
+    for chunk in chunks:
+        layout, size = chunk.layout, size_of(chunk.place)
+        if not isinstance(layout, Layout) or layout.conversion is not None:
+            continue
+        is_large = size * layout.dtype.itemsize > gpu.BUFFER_BYTES
+        if chunk.source is not None and is_large and 2 * size > math.prod(layout.shape):
             chunk.source = None
             leave([chunk], LeftToZarr("most of a large chunk is read to a GPU"))
-    here = [chunk for chunk in batch.chunks if chunk.source is not None]
-    return groups_in_buffers(here, batch.out.array)
-
-
-def _is_faster_by_zarr(chunk: ChunkRead) -> bool:
-    """Whether zarr reads all of a chunk to a GPU faster than this package what is selected.
-
-    That took up to 1.2 times as long for most of a chunk that fits into no buffer. zarr can't read
-    every shard to a GPU, nor every chunk of Zarr v2, or behind codecs that convert elements.
-    """
-    if not isinstance(chunk.layout, Layout) or chunk.layout.conversion is not None:
-        return False
-    size = size_of(chunk.place)
-    is_large = size * chunk.layout.dtype.itemsize > gpu.BUFFER_BYTES
-    return is_large and 2 * size > math.prod(chunk.layout.shape)

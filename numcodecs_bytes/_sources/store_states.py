@@ -79,6 +79,8 @@ class StoreState:
         `num_before` is `num_failures` when they were: those that fail together are one failure.
         Returns whether it is one too many.
         """
+        if num_before > self.num_failures:  # a range was answered meanwhile
+            num_before = 0
         self.num_failures = max(self.num_failures, num_before + 1)
         return self.num_failures >= MOST_FAILURES
 

@@ -99,9 +99,9 @@ def sources_of(store: object) -> SourceOf:
     raise LeftToZarr(_why_unknown(store))
 
 
-def is_known_for_good(store: object) -> bool:
-    """Whether what `sources_of` says of a store does not change while the options stay."""
-    return getattr(store, "_is_open", False) and not state_of(store).is_struck
+def may_be_cached(store: object) -> bool:
+    """Whether what `sources_of` returns stays right: URLs may be registered with VirtualiZarr."""
+    return _SOURCES.get(name_of_class(store)) is not _of_manifest_store
 
 
 def name_of_class(instance: object) -> str:

@@ -178,7 +178,7 @@ class TestSystems:
         """Several threads must not share the position in a file."""
         for name in lacks:
             monkeypatch.delattr(os, name, raising=False)
-        set_constants(LOOK_FROM=1, GAP_BYTES=30)
+        set_constants(PROBE_FROM=1, GAP_BYTES=30)
         for num in (1, 4):
             with use_threads(num):
                 assert_reads(opened(folder))

@@ -13,7 +13,7 @@ from test_concurrency import eventually
 import numcodecs_bytes
 from numcodecs_bytes._plan import plan, shards
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._read.latency import Latency
+from numcodecs_bytes._sources import files
 
 MIB = 1 << 20
 SHAPE = (1 << 13, 1 << 12)  # 256 MiB
@@ -80,7 +80,7 @@ def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_
     create(tmp_path, (num,), (num,), dtype)[...] = np.arange(num)
     array = zarr.open_array(tmp_path, mode="r")
     if is_slow:
-        monkeypatch.setattr(Latency, "is_slow", True)
+        monkeypatch.setattr(files, "seconds_to_read", lambda *_: 1e-3)
     with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
         array[:2]
         peak, result = track(lambda: array[::2])

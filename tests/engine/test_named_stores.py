@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import zarr
 import zarr.storage
 from helpers import create, ranges_from
 from zarr.abc.store import RangeByteRequest
-from zarr.core.buffer import default_buffer_prototype
+from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
 import numcodecs_bytes
@@ -176,6 +178,20 @@ class TestRequestsThatFail:
         assert None not in array.store.asked[-10:]
         assert not caplog.records
 
+    def test_a_range_that_is_answered_between(self, array):
+        """The third failure was a strike, although it was after an answer for the same chunk."""
+        array.store.answer = lambda _num, asked, buffer: fail(ERRORS[1]) if asked else buffer
+        for _ in range(2):
+            assert array[1].tolist() == DATA[1].tolist()
+        array.store.asked.clear()
+        array.store.answer = lambda num, _range, buffer: (
+            fail(ERRORS[1]) if num in (2, 3) else buffer
+        )
+        with zarr.config.set({"async.concurrency": 1}):
+            assert array[:, 3].tolist() == DATA[:, 3].tolist()
+        assert array[1].tolist() == DATA[1].tolist()
+        assert array.store.asked[3:] == [None, self.RANGE]
+
     def test_after_a_while(self, array, monkeypatch):
         """It is not requested again: its client has done that."""
         monkeypatch.setattr("numcodecs_bytes._read.remote_object.PATIENCE_SECONDS", 0.02)
@@ -319,6 +335,37 @@ class TestLostConnections:
         assert sync(read()) == 1
         lost.store.is_lost = lambda _range: False
         assert np.array_equal(lost[EVERY], FLAT[EVERY])
+
+
+def test_an_error_before_zarr_reads_its_share(tmp_path):
+    """With one request at a time: "coroutine 'ReadsParts._read_left' was never awaited"."""
+    zarr.create_array(tmp_path, data=FLAT[:80], chunks=(40,), compressors=None)
+    array = zarr.open_array(Answering(tmp_path), mode="r")
+    array.store.answer = lambda *_: fail(RuntimeError("lost"))
+    with ranges_from(Answering), zarr.config.set({"async.concurrency": 1}):
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}), pytest.raises(RuntimeError):
+            array[20:]  # of the first chunk a range, and all of the second
+        gc.collect()
+
+
+def test_a_wrong_answer_keeps_no_output(tmp_path):
+    """Although zarr had read it all, the output took memory until a garbage collection."""
+    create(tmp_path, (64, 64), (32, 32), dtype="i2", shards=(64, 64))[...] = 1
+    array = zarr.open_array(Answering(tmp_path), mode="r")
+    array.store.answer = lambda num, _range, buffer: of_bytes(bytes(68)) if num == 1 else buffer
+    gc.collect()
+    gc.disable()
+    try:
+        out = np.zeros((1, 64), "i2")
+        kept = weakref.ref(out)
+        with ranges_from(Answering):
+            array.get_basic_selection(np.s_[:1], out=cpu.NDBuffer(out))
+        assert out.all()
+        del out
+        sync(asyncio.sleep(0))
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_what_zarr_reads_is_known_from_the_first_read_on(tmp_path):

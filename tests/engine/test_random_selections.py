@@ -33,7 +33,7 @@ def random_numbers(rng):
         "BLOCK_BYTES": rng.choice([1, 30, 200, 1000, 1 << 20]),
         "GROUP_BYTES": rng.choice([1, 100, 1000, 1 << 23]),
         "DIRECT_BYTES": rng.choice([0, 20, 1 << 12]),
-        "LOOK_FROM": rng.choice([1, 3, 5]),
+        "PROBE_FROM": rng.choice([1, 3, 5]),
         "PARALLEL_BYTES": rng.choice([10, 1 << 19]),
         "LATENCY_BYTES": rng.choice([1, 30, 1000, 2_500_000]),
         "PART_BYTES": rng.choice([1, 30, 1000, 1 << 21]),

@@ -65,11 +65,11 @@ def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     assert record.exc_info[0] is error
 
 
-@pytest.mark.parametrize("place", ["_pipeline.reads._share", "_read.chunks.ChunkRead.trace"])
+@pytest.mark.parametrize("place", ["_pipeline.reads.chunk_reads", "_read.chunks.ChunkRead.trace"])
 def test_a_mistake_before_or_after_chunks_are_read(array, monkeypatch, caplog, place):
     """It reached the user."""
 
-    def fail(*_):
+    def fail(*_, **__):
         raise TypeError("a mistake of ours")
 
     monkeypatch.setattr(f"numcodecs_bytes.{place}", fail)
@@ -180,6 +180,43 @@ def test_an_error_of_the_store_that_can_t_be_changed(tmp_path, caplog):
         zarr.open_array(store)[:3, :3]
     assert len(store.requests) == 1
     assert not caplog.records
+
+
+@pytest.mark.usefixtures("array")
+@pytest.mark.parametrize("is_named", [False, True])
+def test_an_error_of_the_store_that_has_no_text(tmp_path, is_named):
+    """Reads and writes compared its text with that of mistakes, and raised what `str` raises."""
+
+    class UnprintableError(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    class Store(CountingStore):
+        async def get(self, key, prototype=None, byte_range=None):
+            if key.startswith("c/"):
+                raise UnprintableError
+            return await super().get(key, prototype, byte_range)
+
+    array = zarr.open_array(Store(tmp_path / "array"))
+    with ranges_from(*[Store] * is_named):
+        for use in (lambda: array[:3, :3], lambda: array.set_basic_selection((0, 0), 1.0)):
+            with pytest.raises(UnprintableError):
+                use()
+
+
+@pytest.mark.usefixtures("array")
+def test_a_read_whose_event_loop_ends_before_it(tmp_path):
+    """Its coroutine is closed later, in another context: "Exception ignored", of ours."""
+
+    async def begin():
+        array = await zarr.api.asynchronous.open_array(store=CountingStore(tmp_path / "array"))
+        array.store.get = lambda *_, **__: asyncio.Event().wait()
+        reading = array.getitem((0, 0))
+        while not asyncio.isfuture(reading.send(None)):
+            pass
+        return reading
+
+    asyncio.run(begin()).close()
 
 
 def test_what_zarr_can_t_do_either_is_no_mistake_of_ours(tmp_path, caplog):

@@ -1,0 +1,222 @@
+"""Reads what is selected of a chunk, or of a shard, in an open file, in the thread that calls it.
+
+Batches call `read_chunk` from their threads (`local`).
+"""
+
+import itertools
+import operator
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from numcodecs_bytes._host import trace
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._plan.layout import Layout
+from numcodecs_bytes._plan.outcome import Fetched, Outcome
+from numcodecs_bytes._plan.places import Place, place_within
+from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
+from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
+from numcodecs_bytes._read.chunks import ChunkRead
+from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
+from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._sources import files
+from numcodecs_bytes._sources.files import File, OpenFile
+from numcodecs_bytes._sources.shard_index import index_of
+
+_memory_of_thread = threading.local()
+
+
+def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> None:
+    """Read what is selected of a chunk in its open file, or fill it if it is missing there.
+
+    Raises `LeftToZarr` or OSError if zarr has to read the chunk, ValueError if it has the wrong
+    length, and CancelledError if the output must not be changed any more.
+    """
+    if not isinstance(chunk.source, File):
+        raise TypeError(f"not a file: {chunk.source!r}")
+    file = files.locate(chunk.source, descriptor)
+    if file is None:
+        chunk.read_as_missing(out, Fetched())
+        return
+    if isinstance(chunk.layout, ShardLayout):
+        fetched = _read_shard(chunk, chunk.layout, file, out, pace)
+    else:
+        chunk.check_length(file.num_bytes)
+        plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.gap)
+        # Of a single request, a probe only tells whether more threads help, which may be known.
+        is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
+        if not (is_one_request and pace.has_waited) and pace.is_probe_due(plan.num_runs):
+            pace.probe(file.descriptor, plan.sample(file.start))
+        if pace.is_slow:
+            file = file._replace(is_prefetched=pace.prefetching_helps)
+            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.gap)
+        fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
+    chunk.outcome = Outcome("present", fetched=fetched)
+
+
+def _read_shard(
+    chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, pace: Pace
+) -> Fetched:
+    """Read what is selected of the inner chunks of a shard."""
+    raw, begin = files.new_memory(shard.index_bytes), time.perf_counter()
+    files.read_exactly(file.descriptor, file.start + shard.index_start(file.num_bytes), raw)
+    pace.note_index(time.perf_counter() - begin)
+    index = index_of(shard, np.asarray(raw))
+
+    def find() -> InnerChunks:
+        shard_plan = shard.plan_of(chunk.selection, out.drop_axes, pace.gap)
+        return shard_plan.inner_chunks(index, file.start, file.num_bytes)
+
+    inner_chunks = _find_at_pace(find, file, pace)
+    chunk.fill(out, [place_within(chunk.place, place) for place in inner_chunks.missing])
+    view, to_view = view_of(out, chunk.place)
+    num_requests, num_bytes = 1, shard.index_bytes
+    for plan, start, place in inner_chunks.present:
+        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
+        fetched = read_plan(inner, shard.inner, plan, view, to_view(place))
+        num_requests += fetched.num_requests
+        num_bytes += fetched.num_bytes
+    by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
+    return Fetched(num_requests, num_bytes, by_zarr)
+
+
+def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -> InnerChunks:
+    """Return where the selected inner chunks are; prefetch them if the file is slow."""
+    inner_chunks = find()
+    inner_chunks.present.sort(key=operator.attrgetter("start"))
+    placed = [(plan, start) for plan, start, _ in inner_chunks.present]
+    if pace.is_probe_due(sum([plan.num_runs for plan, _ in placed])):
+        pace.probe(file.descriptor, sample(placed))
+    if not pace.is_slow:
+        return inner_chunks
+    inner_chunks = find()  # with longer gaps
+    inner_chunks.present.sort(key=operator.attrgetter("start"))
+    if pace.prefetching_helps:
+        runs = (
+            (at, plan.length)
+            for plan, start, _ in inner_chunks.present
+            for at in _starts(plan, start)
+        )
+        files.prefetch(file.descriptor, runs, pace.gap or 0)
+    return inner_chunks
+
+
+def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:
+    """Read a selection of a chunk to its place in the output.
+
+    Reads straight into the output what the system has in memory, if stored elements need no
+    conversion and the output is contiguous there; else block by block through memory that stays in
+    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do.
+    """
+    if not plan.num_runs:
+        return Fetched()
+    region = memory_of(out.array, place, plan, layout)
+    if region is not None and _read_straight(file, plan, region.data, out):
+        return Fetched(plan.num_runs, plan.num_bytes)
+    may_be_straight = region is None  # if there was one, the system has just refused to fill it
+    num_requests = num_bytes = 0
+    for inner_place, piece in split(plan, layout.item_size):
+        piece_place = place if piece is plan else place_within(place, inner_place)
+        num_requests += piece.num_runs
+        num_bytes += piece.num_bytes
+        if may_be_straight and piece is not plan:
+            region = memory_of(out.array, piece_place, piece, layout)
+            if region is not None:
+                may_be_straight = _read_straight(file, piece, region.data, out)
+                if may_be_straight:
+                    continue
+        _prefetch(file, piece)
+        starts = piece.starts(file.start).tolist()
+        raw = files.read_runs(file.descriptor, starts, piece.length, _block)
+        with out.lock:
+            out.check()
+            write_selected(raw, piece, layout, out.array, piece_place)
+    return Fetched(num_requests, num_bytes)
+
+
+def _read_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
+    """Read runs straight to their memory in the output; return False if the system can't do it."""
+    _prefetch(file, plan)
+    read = _read_long_runs if plan.length >= files.DIRECT_BYTES else _copy_short_runs
+    first = 0
+    for starts in plan.blocks(file.start):
+        end = first + len(starts) * plan.length
+        if not read(file.descriptor, starts, plan.length, memory[first:end], out):
+            return False  # which the first run shows
+        first = end
+    return True
+
+
+def _copy_short_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs, end to end, to their memory in the output."""
+    raw = files.read_runs(descriptor, starts, length, _block)
+    with out.lock:
+        out.check()
+        memory[:] = raw
+    return True
+
+
+def _read_long_runs(
+    descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
+) -> bool:
+    """Read runs straight into the output; return False if the system can't read without waiting.
+
+    The system itself changes the output only while it does not wait for the file: if that took too
+    long, a cancelled caller would have gone on when the bytes arrive. So what is cold passes
+    through a block.
+    """
+    cold: list[tuple[int, memoryview]] = []
+    with out.lock:
+        out.check()
+        for start, first in zip(starts, range(0, len(memory), length), strict=True):
+            run = memory[first : first + length]
+            num_bytes = files.read_from_memory(descriptor, start, run)
+            if num_bytes is None:
+                return False
+            if num_bytes < length:
+                cold.append((start + num_bytes, run[num_bytes:]))
+    for start, run in cold:
+        _read_cold_run(descriptor, start, run, out)
+    return True
+
+
+def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) -> None:
+    """Read the rest of a run to its place in the output; what has arrived meanwhile, straight."""
+    while run:
+        with out.lock:
+            out.check()
+            num_bytes = files.read_from_memory(descriptor, start, run)
+        if not num_bytes:
+            block = _block(min(len(run), constants.BLOCK_BYTES))
+            files.read_exactly(descriptor, start, block)
+            num_bytes = len(block)
+            with out.lock:
+                out.check()
+                run[:num_bytes] = block
+        run, start = run[num_bytes:], start + num_bytes
+
+
+def _prefetch(file: OpenFile, plan: Plan) -> None:
+    """Prefetch the runs of a plan if the file is slow."""
+    if file.is_prefetched and (plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES):
+        runs = zip(_starts(plan, file.start), itertools.repeat(plan.length))
+        files.prefetch(file.descriptor, runs)
+
+
+def _starts(plan: Plan, start: int) -> Iterable[int]:
+    """Return the offset of each run in a file, one after the other: there may be millions."""
+    return itertools.chain.from_iterable(plan.blocks(start))
+
+
+def _block(num_bytes: int) -> memoryview:
+    """Return memory, which the next call in the same thread returns again."""
+    if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+        return files.new_memory(num_bytes)
+    block: memoryview | None = getattr(_memory_of_thread, "block", None)
+    if block is None or len(block) < num_bytes:
+        block = _memory_of_thread.block = files.new_memory(constants.BLOCK_BYTES)
+    return block[:num_bytes]

@@ -1,0 +1,54 @@
+"""What follows from how long reads of a file take: a table of cases, without files or clocks."""
+
+import pytest
+
+from numcodecs_bytes._plan import constants
+from numcodecs_bytes._read.pace import Speed, helps_prefetching, seconds_waited
+
+LIMIT, FAST, SLOW = 2e-5, 1e-6, 5e-3
+
+
+@pytest.mark.parametrize(
+    ("probes", "suspicion", "expected"),
+    [
+        ([], 0.0, 0.0),
+        ([FAST] * 5, 0.0, 0.0),
+        ([SLOW], 0.0, 0.0),
+        ([SLOW, FAST, FAST, FAST, FAST], 0.0, 0.0),
+        ([SLOW, SLOW], 0.0, SLOW),
+        ([FAST, SLOW, FAST, SLOW], 0.0, SLOW),
+        ([SLOW, 2 * SLOW], 0.0, SLOW),
+        ([SLOW], 3 * SLOW, SLOW),
+        ([FAST, SLOW], SLOW, 0.0),
+        ([FAST], SLOW, 0.0),
+        ([LIMIT, LIMIT], 0.0, 0.0),
+    ],
+)
+def test_two_reads_must_be_slow(probes, suspicion, expected):
+    """A busy machine stops one; a suspicion counts if the next read confirms it."""
+    assert seconds_waited(probes, LIMIT, suspicion) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefetched", "expected"),
+    [([], True), ([SLOW, SLOW, FAST], True), ([SLOW, SLOW, SLOW], False)],
+)
+def test_prefetching_helps_if_one_read_takes_no_time(prefetched, expected):
+    assert helps_prefetching(prefetched, SLOW) is expected
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"),
+    [
+        (Speed(), constants.GAP_BYTES),
+        (Speed(1e-4), 1 << 17),
+        (Speed(1e-3), 1 << 20),
+        (Speed(1.0), 1 << 21),
+        (Speed(1e-4, prefetching_helps=True), constants.GAP_BYTES),
+        (Speed(1e-3, prefetching_helps=True), 1 << 16),
+        (Speed(1.0, prefetching_helps=True), 1 << 17),
+    ],
+)
+def test_the_gap_takes_as_long_as_another_request(speed, expected):
+    """At 2 GB/s; requests that are answered together share it."""
+    assert speed.gap == expected
