@@ -17,13 +17,9 @@ from typing import Any, NoReturn
 
 from numcodecs_bytes import __version__
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import count
-from numcodecs_bytes._tools.check_report import (
-    ArrayReport,
-    Limits,
-    ProgressBar,
-    explain_error,
-)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, explain_error
 
 _INTERRUPTED = 130  # the exit status of shells after Ctrl-C
 
@@ -70,23 +66,25 @@ def _check(options: argparse.Namespace) -> _Answer:
     shown: list[JSONObject] = []
     unreadable: list[dict[str, str]] = []
     has_empty = False  # whether a store has no array
+
+    def check_store(location: str) -> None:
+        with _progress_bar(" chunks") as bar:
+            for report in check(location, limits, bar, **opening):
+                reports.append(report)
+                if options.only_problems and not report.num_problems:
+                    continue
+                shown.append({"store": location} | dataclasses.asdict(report))
+                if not options.json:
+                    with contextlib.nullcontext() if bar is None else bar.external_write_mode():
+                        _say(report.format(location if len(options.stores) > 1 else ""))
+
     for location in options.stores:
         num_before = len(reports)
-        try:
-            with _progress_bar(" chunks") as bar:
-                for report in check(location, limits, bar, **opening):
-                    reports.append(report)
-                    if options.only_problems and not report.num_problems:
-                        continue
-                    shown.append({"store": location} | dataclasses.asdict(report))
-                    if not options.json:
-                        with contextlib.nullcontext() if bar is None else bar.external_write_mode():
-                            _say(report.format(location if len(options.stores) > 1 else ""))
-        except Exception as error:  # noqa: BLE001 # stores and networks raise anything
+        error = result_of(check_store, location)
+        if error is not None:
             unreadable.append({"store": location, "error": explain_error(error)})
             print(f"can't read {location}: {unreadable[-1]['error']}", file=sys.stderr)
-            continue
-        if len(reports) == num_before:
+        elif len(reports) == num_before:
             has_empty = True
             print(_why_no_array(location), file=sys.stderr)
     numbers = {
@@ -126,11 +124,10 @@ def _migrate(options: argparse.Namespace) -> _Answer:
 
     names = ("dry_run", "overwrite", "undo", "exclude", "storage_options")
     given = {name: getattr(options, name) for name in names}
-    try:
-        with _progress_bar(" nodes") as bar:
-            nodes = migrate(options.store, bar=bar, **given)
-    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        why = explain_error(error)
+    with _progress_bar(" nodes") as bar:
+        nodes = result_of(migrate, options.store, bar=bar, **given)
+    if isinstance(nodes, Exception):
+        why = explain_error(nodes)
         print(f"can't migrate {options.store}: {why}", file=sys.stderr)
         return 2, {"error": why}, ""
     nodes.sort(key=lambda node: node.path.split("/"))  # parents before their children
@@ -242,9 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        try:
-            importlib.import_module("zarr")
-        except Exception as error:  # noqa: BLE001 # it reads the user's files and variables
+        error = result_of(importlib.import_module, "zarr")  # which reads the user's settings
+        if isinstance(error, Exception):
             why = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"zarr can't be imported: {why}", file=sys.stderr)
             return 2

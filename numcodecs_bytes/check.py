@@ -1,8 +1,8 @@
 """python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
-It reads, and never writes. If the bytes codec is the only codec, only the size of a chunk is
-requested, and local files are opened to see whether they can be read. Bools, and chunks that were
-stored with other codecs, are decoded by zarr, about 64 MiB at a time.
+It never writes. If the bytes codec is the only codec, only the sizes of chunks are requested, and
+local files are opened. Bools, and chunks that were stored with other codecs, are decoded by zarr,
+about 64 MiB at a time.
 """
 
 import contextlib
@@ -24,12 +24,8 @@ from zarr.types import AnyArray
 
 from numcodecs_bytes import zarr_data_types
 from numcodecs_bytes._core.configuration import JSONObject, dtype_to_json
-from numcodecs_bytes._core.dtypes import (
-    NATIVE_ENDIAN,
-    AnyDType,
-    has_byte_order,
-    pack_dtype,
-)
+from numcodecs_bytes._core.dtypes import NATIVE_ENDIAN, AnyDType, has_byte_order, pack_dtype
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import File
@@ -42,10 +38,10 @@ from numcodecs_bytes._tools.check_report import (
     ProgressBar,
     describe_error,
     explain_error,
-    result_of,
 )
 from numcodecs_bytes._tools.hierarchy import (
     Document,
+    Index,
     array_of,
     document_at,
     find_arrays,
@@ -89,16 +85,15 @@ def check(
     Yields
     ------
     ArrayReport
-        The report on each array, as soon as it has been checked.
+        The report on each array, as soon as it is checked.
     """
     opened = open_store(store, storage_options=storage_options, version=version)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
         for path, document in find_arrays(opened):
             report = ArrayReport(path)
-            try:
-                store_path = StorePath(opened, path)
-                _check_array(store_path, document, report, limits or Limits(), bar)
-            except Exception as error:  # noqa: BLE001 # the other arrays must still be checked
+            store_path = StorePath(opened, path)
+            error = result_of(_check_array, store_path, document, report, limits or Limits(), bar)
+            if error is not None:  # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe_error(error)}")
             yield report
 
@@ -121,7 +116,11 @@ def _check_array(
     names = array.dtype.names
     report.data_type = f"struct of {len(names)} fields" if names else str(array.dtype)
     is_in_part = _report_partial_reads(array, report)
-    report.notes += filter(None, [_what_to_import(array)])
+    # zarr before 3.4.1 parses the data type of an array before it loads any entry point.
+    is_late = bool(getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ()))
+    if is_late and _is_our_data_type(array.metadata.dtype):
+        how = f"only after `import {zarr_data_types.__name__}`"
+        report.notes.append(f"zarr {zarr.__version__} opens its data type {how}")
     if array.metadata.zarr_format == 3:
         _check_v3_codecs(array, document, report)
         _check_fill_value_attribute(array, report)
@@ -133,25 +132,21 @@ def _check_array(
         codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        with contextlib.suppress(Exception):  # ranges are not why a whole chunk can't be read
-            chunk = array.store_path / array.metadata.encode_chunk_key(index)
-            sync(_ask_for_a_byte(chunk, is_last=_has_index_at_end(array)))
+        result_of(sync, _request_a_byte(array, index))  # ranges are no reason to read none
         _report_partial_reads(array, report)
 
 
-def _has_index_at_end(array: AnyArray) -> bool:
-    """Whether chunks are shards whose ends are requested: not all stores serve those."""
-    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
-    locations = [getattr(codec, "index_location", "") for codec in codecs]
-    return "end" in [getattr(location, "value", location) for location in locations]
-
-
-async def _ask_for_a_byte(chunk: StorePath, *, is_last: bool) -> None:
+async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
+    chunk = array.store_path / array.metadata.encode_chunk_key(index)
     source = find_source(chunk)
     if isinstance(source, File):
         return
-    is_last = is_last and source.num_bytes is None
+    # Not all stores serve the end of an object, where most shards have their index.
+    codecs = getattr(array.metadata, "codecs", ())  # Zarr v2 has no shards
+    locations = [getattr(codec, "index_location", "") for codec in codecs]
+    has_index_at_end = "end" in [getattr(each, "value", each) for each in locations]
+    is_last = has_index_at_end and source.num_bytes is None
     place = (-1, None) if is_last else (source.start, source.start + 1)
     try:
         await RemoteObject(source).ask(*place)
@@ -169,18 +164,6 @@ def _report_partial_reads(array: AnyArray, report: ArrayReport) -> bool:
         return False
     report.partial_reads = "yes: inner chunks in part" if array.shards else "yes"
     return True
-
-
-def _what_to_import(array: AnyArray) -> str:
-    """Return what programs must import before they open an array, or "".
-
-    zarr before 3.4.1 parses the data type of an array before it loads any entry point.
-    """
-    is_loaded = not getattr(zarr.dtype.data_type_registry, "_lazy_load_list", ())
-    if is_loaded or not _is_our_data_type(array.metadata.dtype):
-        return ""
-    module = zarr_data_types.__name__
-    return f"zarr {zarr.__version__} opens its data type only after `import {module}`"
 
 
 def _is_our_data_type(data_type: object) -> bool:

@@ -7,11 +7,10 @@ Configuration:
 
     {"id": "bytes", "endian": "little" | "big", "dtype": "<f8" | [["name", "<i4"], ...]}
 
-Without ``endian``, only data types without a byte order can be stored. ``dtype`` is the data type
-of the decoded elements in the notation of Zarr v2 metadata. It is not part of the specification,
-where the codec gets the data type from the array's metadata. Without it, the codec does not know
-the size of an element when decoding, and raises an error wherever a wrong guess would return wrong
-values.
+Without ``endian``, only data types without a byte order can be stored. ``dtype``, which is not in
+the specification, is the data type of the decoded elements in the notation of Zarr v2 metadata.
+Without it, the codec does not know the size of elements when it decodes, and raises an error
+wherever a wrong guess would return wrong values.
 """
 
 from collections.abc import Mapping
@@ -65,8 +64,7 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
     Parameters
     ----------
     endian : {'little', 'big'} or None, default 'little'
-        Byte order of the stored elements. None means not specified, which is allowed for data types
-        without a byte order.
+        Byte order of the stored elements; None only for data types without a byte order.
     dtype : dtype-like or list, optional
         Data type of the decoded elements, including their byte order: anything that NumPy accepts,
         the lists ``[name, type]`` and ``[name, type, shape]`` of Zarr v2, or a registered name such
@@ -75,10 +73,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
     Raises
     ------
-    TypeError
-        If `endian` is neither a string nor None, or `dtype` is not a data type of fixed size.
-    ValueError
-        If `endian` is any other string, or `dtype` is a string type without a length.
+    TypeError, ValueError
+        If `endian` is anything else, or `dtype` is not a data type of fixed size.
     ImportError
         If `dtype` is a type of ml_dtypes and ml_dtypes is not installed.
 
@@ -106,10 +102,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         Parameters
         ----------
         buf : array or buffer
-            An array of any shape and layout. If the codec has a `dtype`, the array must have
-            exactly that dtype (apart from padding), or be bytes or uint8, which are interpreted as
-            the memory of such elements. Otherwise it must be in native byte order, or in the stored
-            byte order.
+            An array of any shape and layout. If the codec has a `dtype`: of exactly that dtype
+            (apart from padding), or bytes or uint8, the memory of such elements. Otherwise, in
+            native byte order, or in the stored byte order.
 
         Returns
         -------
@@ -121,11 +116,8 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
         Raises
         ------
-        TypeError
-            If the array is not of `dtype`, or its data type can't be stored.
-        ValueError
-            If `endian` is missing, the input bytes do not hold a whole number of elements, or the
-            result could not be decoded without `dtype`.
+        TypeError, ValueError
+            If the input is anything else, or could not be decoded with this configuration.
         """
         elements = self._elements(buf)
         stored = stored_dtype(elements.dtype, self.endian)
@@ -145,10 +137,10 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
         buf : array or buffer
             The stored bytes. An array is read in memory order, as in numcodecs.
         out : array or writable buffer, optional
-            Filled in its own memory order (if it is column-major, column by column), and returned.
-            To fill a column-major `out`, pass the column-major *array* that `encode` returned, not
-            ``bytes()`` of it, which is in C order. If the codec has no `dtype`, the elements have
-            the data type of `out`, unless that is untyped: uint8, raw bytes, or a plain buffer.
+            Filled in its own memory order, and returned. To fill a column-major `out`, pass the
+            column-major *array* that `encode` returned, not ``bytes()`` of it, which is in C order.
+            If the codec has no `dtype`, the elements have the data type of `out`, unless that is
+            untyped: uint8, raw bytes, or a plain buffer.
 
         Returns
         -------
@@ -159,11 +151,9 @@ class Bytes(numcodecs.abc.Codec):  # type: ignore[misc] # numcodecs has no types
 
         Raises
         ------
-        TypeError
-            If `out` is of another data type.
-        ValueError
-            If there are too few or too many bytes, `out` is read-only, `endian` is missing, or
-            byte-swapping would require the missing `dtype`.
+        TypeError, ValueError
+            If `out` is of another data type or read-only, there are too few or too many bytes, or
+            `endian` or `dtype` is missing, but needed.
         """
         raw = _flat_bytes(buf)
         if out is None:

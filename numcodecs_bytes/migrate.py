@@ -4,9 +4,6 @@ Everything is read, converted and compared before anything is written. An array 
 two chunks read the same with the metadata of both formats: a small one that is written as Zarr v2
 in memory, and the first one of the array itself. A Zarr v3 group hides Zarr v2 nodes, so a group is
 migrated after all nodes below it that are not excluded, or not at all.
-
-zarr's own `migrate_v2_to_v3` does not support dimension names, consolidated metadata, or
-hierarchies that can be migrated only in part.
 """
 
 import json
@@ -24,13 +21,9 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
-from numcodecs_bytes._tools.check_report import (
-    ProgressBar,
-    explain_error,
-    printable,
-    result_of,
-)
+from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
@@ -57,9 +50,8 @@ class NodeReport:
     kind : {'array', 'group'}
         Kind of the node.
     status : str
-        The outcome: "migrated", "Zarr v3 already", "refused" or "excluded"; or, if a migration is
-        undone, "undone", "Zarr v2 already" or "kept". In a dry run, "to be migrated" and "to be
-        undone".
+        "migrated", "Zarr v3 already", "refused" or "excluded"; if a migration is undone, "undone",
+        "Zarr v2 already" or "kept"; in a dry run, "to be migrated" or "to be undone".
     reasons : list of str
         Why it was refused or kept, or how to open it if it was excluded.
     notes : list of str
@@ -117,7 +109,7 @@ def migrate(  # noqa: PLR0913 # the options of the command
     Raises
     ------
     ValueError, TypeError
-        If the store is a zip archive, or can't list its contents; or if an option is wrong.
+        If the store is a zip archive or can't list its contents, or an option is wrong.
     OSError
         If the store can't be read or written.
     """
@@ -136,7 +128,14 @@ def _plan(
 ) -> tuple[list[NodeReport], _Changes]:
     """Return the outcome for each node, and the documents to write or remove, in order."""
     nodes = dict(_counted(_find_nodes(store), bar, "reading metadata"))
-    excluded = _parse_exclude(exclude, nodes)
+    if isinstance(exclude, str):
+        raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
+    excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
+    if unknown := [path for path in excluded if path not in nodes or not path]:
+        raise ValueError(
+            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
+            "such as 'group/array'"
+        )
     if undo:
         return _plan_undo(nodes, bar)
     return _Migration(store, nodes, excluded, overwrite).plan(bar)
@@ -144,26 +143,13 @@ def _plan(
 
 def _write(store: Store, changes: _Changes, bar: ProgressBar | None) -> None:
     for key, document in _counted(changes.items(), bar, "writing", len(changes)):
-        try:
-            _put(store, key, document)
-        except Exception as error:
+        error = result_of(_put, store, key, document)
+        if isinstance(error, Exception):
             # The error may name zarr's temporary file, which has a random name.
             why = f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
             raise OSError(
                 f"{key} can't be written: {why}; fix that and run migrate again to finish"
             ) from error
-
-
-def _parse_exclude(exclude: Collection[str], nodes: Collection[str]) -> set[str]:
-    if isinstance(exclude, str):
-        raise TypeError(f"exclude must be a collection of paths, got {exclude!r}")
-    paths = {path.strip("/") if isinstance(path, str) else path for path in exclude}
-    if unknown := [path for path in paths if path not in nodes or not path]:
-        raise ValueError(
-            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
-            "such as 'group/array'"
-        )
-    return paths
 
 
 def _counted(

@@ -50,7 +50,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
-from numcodecs_bytes._host.defaults import make_default, step_aside
+from numcodecs_bytes._host.defaults import make_default, or_step_aside
 from numcodecs_bytes._host.names import add_name_of_array
 from numcodecs_bytes._host.options import warn_of_other_pipeline
 from numcodecs_bytes._host.threads import compute_pool, run_in_thread
@@ -72,14 +72,14 @@ _ENDIAN_IF_MISSING = None if HAS_STRUCT else NATIVE_ENDIAN  # zarr 3.1.6 takes t
 class BytesCodec(zarr.codecs.BytesCodec):
     """Store the elements of a chunk as bytes, in C order and in the byte order of `endian`.
 
-    A subclass of zarr's own codec, because zarr's sharding and other code check for that class. The
-    two compare equal if their `endian` is the same.
+    A subclass of zarr's own codec, for which zarr's sharding and other code checks. The two compare
+    equal if their `endian` is the same.
 
     Parameters
     ----------
     endian : {'little', 'big'} or None
-        Byte order of the stored elements, by default the machine's. None means not specified, which
-        is allowed for data types without a byte order. Anything else raises an error.
+        Byte order of the stored elements, by default the machine's; None only for data types
+        without a byte order.
 
     Examples
     --------
@@ -92,11 +92,11 @@ class BytesCodec(zarr.codecs.BytesCodec):
     BytesCodec(endian='big')
     """
 
-    # The `endian` that was given. It remains when `evolve_from_array_spec` drops `endian`: zarr
-    # 3.1.6 evolves the codec for the array's data type, even if a filter changes that.
+    # The `endian` that was given, even if `evolve_from_array_spec` drops it: zarr 3.1.6 evolves the
+    # codec for the array's data type, whatever filters make of that.
     _declared_endian: Endian | None
-    # Whether zarr's sharding may decode dense shards without calling the codec. Doing so would
-    # return invalid bools, and leave byte-swapping bfloat16 to ml_dtypes.
+    # Whether zarr's sharding may decode dense shards without the codec, which would return invalid
+    # bools, and leave byte-swapping bfloat16 to ml_dtypes.
     is_fixed_size = True
     # The data type that `evolve_from_array_spec` was given, and the dtype and stored dtype of its
     # elements. zarr takes up to 1.3 us to make the dtype, as long as encoding a small chunk.
@@ -284,12 +284,10 @@ def _use_by_default() -> None:
     ours = f"{BytesCodec.__module__}.{BytesCodec.__qualname__}"
     for name in ("bytes", "endian"):
         zarr.registry.register_codec(name, BytesCodec)
-    try:
+    with or_step_aside("arrays"):  # those who name it in zarr's config get it all the same
         chosen = zarr.config.collect().get("codecs", {}).get("bytes", ours)
         for name in ("bytes", "endian") if chosen == ours else ("bytes",):
             make_default("codecs", name, ours)
-    except Exception as error:  # noqa: BLE001 # those who name it in zarr's config get it all the same
-        step_aside("arrays", error)
 
 
 _OVERRIDDEN = ("evolve_from_array_spec", "_decode_sync", "_encode_sync", "is_fixed_size")

@@ -402,7 +402,7 @@ def _of_field(name: str) -> Iterator[None]:
     """Name the field of a struct in an error: zarr's data types raise anything for bad metadata."""
     try:
         yield
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise TypeError(f"field {name!r} of a struct is not valid: {error}") from error
 
 
@@ -418,18 +418,15 @@ class ComplexFloat64(_NoMatch, zarr.dtype.Complex128):
     _zarr_v3_name: ClassVar[Any] = "complex_float64"
 
 
-def _class_of(row: MLDType) -> type[_MLDataType]:
-    kind = {"float": _MLDataType, "complex": _Complex, "integer": _Integer}[row.kind]
-    bases = (kind,) if row.num_bits <= 8 else (_HasByteOrder, kind)
-    members = {"__module__": __name__, "__doc__": f"`{row.name}`.", "_zarr_v3_name": row.name}
-    return type(row.class_name, bases, {**members, "_row": row})
-
-
 def _register() -> None:
     """Register the data types that zarr lacks, and use the registered class for the others."""
     contents = zarr.dtype.data_type_registry.contents
-    made = map(_class_of, installed_ml_dtypes())
-    classes: list[Any] = [RawBits, Struct, *made, ComplexFloat32, ComplexFloat64]
+    classes: list[Any] = [RawBits, Struct, ComplexFloat32, ComplexFloat64]
+    for row in installed_ml_dtypes():
+        kind = {"float": _MLDataType, "complex": _Complex, "integer": _Integer}[row.kind]
+        bases = (kind,) if row.num_bits <= 8 else (_HasByteOrder, kind)
+        members = {"__module__": __name__, "__doc__": f"`{row.name}`.", "_zarr_v3_name": row.name}
+        classes.append(type(row.class_name, bases, {**members, "_row": row}))
     for cls in (RawBits, Struct, ComplexFloat32, _Complex, _Integer):
         check_class(cls)
     for cls in classes:

@@ -19,16 +19,16 @@ pipelines, which do not write while `numcodecs_bytes.write_in_place` is "require
 
 from typing import Any
 
-from numcodecs_bytes._host.defaults import check_version, step_aside
+from numcodecs_bytes._host.defaults import check_version, or_step_aside
 
-_pipelines: Any
-try:
+_pipelines: Any = None
+with or_step_aside("arrays"):
     check_version()
-    from numcodecs_bytes._pipeline import pipelines as _pipelines
+    from numcodecs_bytes._pipeline import pipelines
 
-    _pipelines.use_by_default()
-except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    step_aside("arrays", error)
+    pipelines.use_by_default()
+    _pipelines = pipelines
+if _pipelines is None:
     from numcodecs_bytes._pipeline import of_untested_zarr as _pipelines
 
 BatchedBytesPipeline = _pipelines.BatchedBytesPipeline

@@ -27,11 +27,11 @@ from helpers import (
     ranges_from,
 )
 
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import own_bugs
 
 collect_ignore = ["gpu/run.py"]  # which needs CuPy
 
-unexpected.is_caught = False  # errors of ours are errors; but see engine/test_unexpected.py
+own_bugs.is_caught = False  # errors of ours are errors; but see engine/test_own_bugs.py
 
 if not LOADS_DATA_TYPES:
     import numcodecs_bytes.zarr_data_types  # noqa: F401

@@ -8,11 +8,9 @@ import http.server
 import importlib.util
 import json
 import os
-import re
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -729,6 +727,14 @@ class TestKindsOfStores:
             list(checks.check("http://127.0.0.1/a"))
 
 
+def assert_recipes_exist(answer):
+    """Assert that the page that an answer names has the recipes that it names."""
+    *parts, page = answer.split('"')
+    text = Path(__file__).parent.parent.joinpath(page.split()[-1]).read_text(encoding="utf-8")
+    assert parts[1::2]
+    assert all(f"## {recipe}\n" in text for recipe in parts[1::2])
+
+
 class TestCommand:
     def test_report(self, healthy, capsys):
         """Arrays without problems are counted, but not printed with --only-problems."""
@@ -784,7 +790,7 @@ class TestCommand:
         [
             ("zarr.json", "{}", "this is Zarr metadata: give its folder, {0}\n"),
             ("a.json", "[1]", "this is not a kerchunk reference file, which is a JSON object"),
-            ("a.txt", "text", 'see the recipe "How do I read a raw binary file?" in docs/recipes'),
+            ("a.txt", "text", '"How do I read a raw binary file?" in docs/recipes.md'),
             ("a.nc", "CDF\1rest", "NetCDF-3 file, not Zarr: make references first:\n  python -c"),
             ("a.b.nc", "\x89HDF", "{0}/a.b.nc').translate(), open('a.b.json', 'w'))\"\n"),
             ("a", "II+\0", "TiffFile('{0}/a').aszarr().write_fsspec('a.json', url='{0}')"),
@@ -846,24 +852,14 @@ class TestCommand:
             open_store(tmp_path / "i2.fits")
         with pytest.raises(ValueError, match="this is a FITS image with BZERO") as raised:
             open_store(tmp_path / "u2.fits")
-        is_old = sys.version_info < (3, 12)
-        assert ("astropy.io.fits" if is_old else "How do I read a FITS") in str(raised.value)
+        assert_recipes_exist(str(raised.value))
 
-    @pytest.mark.parametrize("given", ["a.img", "a.hdr", "b", "b.hdr"])
-    def test_an_image_that_has_a_header_beside_it(self, tmp_path, given):
-        """The answer names the recipe, which exists."""
-        for name in ("a.img", "b", "c"):
-            (tmp_path / name).write_bytes(bytes(48))
-        for name in ("a.hdr", "b.hdr"):
-            (tmp_path / name).write_text("ENVI\nsamples = 2\nlines = 3\nbands = 4\n")
-        (tmp_path / "c.hdr").write_text("another header")
-        with pytest.raises(ValueError, match="an ENVI image, not Zarr") as raised:
-            open_store(tmp_path / given)
-        _, recipe, page = re.split('" in |"', str(raised.value))
-        text = Path(__file__).parent.parent.joinpath(page).read_text(encoding="utf-8")
-        assert f"## {recipe}\n" in text
-        with pytest.raises(ValueError, match="neither a zip file"):
-            open_store(tmp_path / "c")
+    def test_a_file_that_is_not_known(self, tmp_path):
+        """The answer names recipes."""
+        (tmp_path / "a.img").write_bytes(bytes(48))
+        with pytest.raises(ValueError, match="neither a zip file") as raised:
+            open_store(tmp_path / "a.img")
+        assert_recipes_exist(str(raised.value))
 
     @pytest.mark.parametrize(
         ("location", "status", "answer"),

@@ -40,7 +40,7 @@ MODULES = {
 
 def layers():
     """Return the layer of each module, as the page lists them, the lowest first."""
-    text = PAGE.read_text(encoding="utf-8").partition("## The house")[2].partition("\n## ")[0]
+    text = PAGE.read_text(encoding="utf-8").partition("## The layers")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     names = {name: i for i, row in enumerate(rows) for name in re.findall("`(.*?)`", row)}
     assert len(rows) >= 5

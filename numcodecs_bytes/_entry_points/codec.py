@@ -4,21 +4,18 @@ zarr loads the entry points of a codec when it first needs that codec, before it
 config which class to use.
 """
 
-import contextlib
-
 import zarr.codecs
 import zarr.registry
 
-from numcodecs_bytes._host.defaults import step_aside
+from numcodecs_bytes._host.defaults import or_step_aside
 
 __all__ = ["BytesCodec"]
 
 BytesCodec: type = zarr.codecs.BytesCodec
-try:
+with or_step_aside("arrays"):
     from numcodecs_bytes.zarr import BytesCodec
-except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    step_aside("arrays", error)
-    with contextlib.suppress(Exception):  # zarr's config may name ours
+if BytesCodec is zarr.codecs.BytesCodec:
+    with or_step_aside("arrays"):  # zarr's config may name ours
         for name in ("bytes", "endian"):
             path = "numcodecs_bytes.zarr.BytesCodec"
             zarr.registry.register_codec(name, BytesCodec, qualname=path)

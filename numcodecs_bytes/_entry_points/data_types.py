@@ -2,12 +2,10 @@
 
 import zarr.dtype
 
-from numcodecs_bytes._host.defaults import step_aside
+from numcodecs_bytes._host.defaults import or_step_aside
 
 __all__ = ["RawBits"]
 
 RawBits: type = zarr.dtype.Bool  # zarr registers whatever it loads here
-try:
+with or_step_aside("data types"):
     from numcodecs_bytes.zarr_data_types import RawBits
-except Exception as error:  # noqa: BLE001 # zarr must keep working without us
-    step_aside("data types", error)

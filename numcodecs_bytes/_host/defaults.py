@@ -8,6 +8,7 @@ import gc
 import re
 import warnings
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import zarr
@@ -38,10 +39,20 @@ def check_version() -> None:
         raise UntestedZarrError(f"{zarr.__version__} was not tested")
 
 
-def step_aside(what: str, error: Exception) -> None:
-    """Warn once that this package leaves something to zarr; never raise."""
+@contextlib.contextmanager
+def or_step_aside(what: str) -> Iterator[None]:
+    """Return a context whose errors leave something to zarr, with one warning.
+
+    zarr must keep working without this package.
+    """
     global _has_warned  # noqa: PLW0603
     is_silent = False
+    try:
+        yield
+    except Exception as raised:  # noqa: BLE001 # a zarr of another version may raise anything
+        error = raised
+    else:
+        return
     if isinstance(error, UntestedZarrError):
         oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST_MINOR))
         why = (
@@ -62,7 +73,7 @@ def step_aside(what: str, error: Exception) -> None:
     if not (_has_warned or is_silent):
         _has_warned = True
         with contextlib.suppress(Warning):
-            warnings.warn(why_aside[what], RuntimeWarning, stacklevel=3)
+            warnings.warn(why_aside[what], RuntimeWarning, stacklevel=4)
 
 
 def make_default(section: str, name: str, ours: str) -> None:
@@ -80,18 +91,12 @@ def make_default(section: str, name: str, ours: str) -> None:
             config.get(section)[name] = ours
 
     if config.get(section)[name] is not zarrs_own:
-        for scope in _open_scopes():
-            weakref.finalize(scope, replace).atexit = False
+        # Each open `with zarr.config.set(...)` restores zarr's own default at its end. donfig keeps
+        # no list of them, so the garbage collector has to find them.
+        kind = type(zarr.config.set({}))
+        for scope in gc.get_referrers(kind):
+            if type(scope) is kind:
+                weakref.finalize(scope, replace).atexit = False
     replace()
     # Modified in place, because in zarr.config.reset() the oldest defaults win.
     defaults[name] = ours
-
-
-def _open_scopes() -> list[object]:
-    """Return each open `with zarr.config.set(...)`, whose end restores zarr's own default.
-
-    donfig keeps no list of them, so only the garbage collector can find them. That is done once,
-    and takes 45 ms if there are 700,000 objects.
-    """
-    config_set = type(zarr.config.set({}))
-    return [scope for scope in gc.get_referrers(config_set) if type(scope) is config_set]

@@ -12,24 +12,23 @@ import numpy as np
 from numcodecs_bytes._core.copy_gpu import cupy
 from numcodecs_bytes._core.dtypes import Array, GPUArray, UInt8Array
 
-# Through page-locked memory, arrays on an H100 were read and written in 0.4 to 0.7 of the time (a
-# prototype). But it takes milliseconds to lock memory, which nothing else can use meanwhile. So the
-# process shares buffers of one size: 256 MiB in all. By calculation, it takes 0.6 ms to copy 16 MiB
-# at the 26 GB/s of PCIe 4, and 0.02 to begin.
+# A GPU copies to and from page-locked memory faster (`tests/gpu/run.py` compares with zarr alone).
+# But locking memory takes milliseconds, and keeps it from everything else. So all reads and writes
+# of a process share these buffers, 256 MiB in all.
 BUFFER_BYTES = 1 << 24
 MAX_BUFFERS = 16
 
-# What is smaller than this part of a buffer takes none: as many requests are made at once as by
-# zarr alone, and each would have a buffer. Eight threads that read shuffled rows from a store of
-# 20 ms, 64 requests at once, took 9 s if each did, 1.3 now, and 2 with zarr alone. Nor does what
-# has waited for one MAX_WAITS times: requests to a slow store keep buffers for long, and a stopped
-# event loop keeps them for ever.
+# Smaller arrays than this part of a buffer use ordinary memory: if each of many small requests took
+# a buffer, only MAX_BUFFERS of them could be made at once.
 SMALL_PART = 16
+
+# After 0.1 s without a free buffer, ordinary memory is used: requests to a slow store hold buffers
+# for long, and an event loop that was stopped never returns them.
 WAIT_SECONDS = 1e-3
 MAX_WAITS = 100
 
-# Buffers are freed when none was used for so long. A program that reads batch after batch computes
-# in between.
+# Buffers are freed after they were unused for this long: a program that reads one batch after the
+# other computes in between.
 IDLE_SECONDS = 10.0
 
 logger = logging.getLogger("numcodecs_bytes")
@@ -38,16 +37,16 @@ logger = logging.getLogger("numcodecs_bytes")
 class _Buffers:
     """The page-locked buffers of this process, each used by one read or write at a time.
 
-    Threads share them without a lock: what is popped from a list is popped once.
+    Threads need no lock, because `list.pop` is atomic.
     """
 
     def __init__(self) -> None:
-        self._unused: list[UInt8Array | None] = [None] * MAX_BUFFERS  # None: it is not allocated
+        self._unused: list[UInt8Array | None] = [None] * MAX_BUFFERS  # None: not allocated
         self._last_used = 0.0
         self._freed_by: threading.Thread | None = None
 
     async def take(self) -> UInt8Array | None:
-        """Return an unused buffer; None if all were used for too long."""
+        """Return an unused buffer, or None if all stay in use for too long."""
         for _ in range(MAX_WAITS):
             if self._unused:
                 break
@@ -57,13 +56,13 @@ class _Buffers:
         except IndexError:
             return None
         try:
-            return _page_locked(BUFFER_BYTES) if buffer is None else buffer
-        except BaseException:
+            return _page_locked() if buffer is None else buffer
+        except MemoryError:
             self._unused.append(None)
             raise
 
     def give_back(self, buffer: UInt8Array | None) -> None:
-        """End the use of a buffer; None in its place frees it."""
+        """Return a buffer to the unused ones; given None, its memory is freed."""
         self._unused.append(buffer)
         self._last_used = time.monotonic()
         thread = self._freed_by
@@ -76,14 +75,14 @@ class _Buffers:
                 self._free()
 
     def _free_when_idle(self) -> None:
-        """Free unused buffers once none was used for a while.
+        """Wait until the buffers have been idle, and free them.
 
-        This runs in a thread, because the event loop that has used them may end before. At worst,
-        two such threads run at once, and one of them finds nothing to free.
+        Runs in a thread, because the event loop that used them may end earlier. If two such threads
+        run at once, one of them finds nothing to free.
         """
         while (seconds := self._last_used + IDLE_SECONDS - time.monotonic()) > 0:
             time.sleep(seconds)
-        self._freed_by = None  # first: what is given back from now on is watched again
+        self._freed_by = None  # first, so that a buffer returned from now on starts a new thread
         self._free()
 
     def _free(self) -> None:
@@ -97,22 +96,22 @@ class _Buffers:
 _buffers = _Buffers()
 
 
-def _page_locked(num_bytes: int) -> UInt8Array:
-    """Return page-locked memory; other memory if the system gives none."""
+def _page_locked() -> UInt8Array:
+    """Return a buffer of page-locked memory, or of ordinary memory if no more can be locked."""
     cuda = cupy().cuda
     try:
-        memory = cuda.PinnedMemory(num_bytes)  # not of CuPy's pool, which keeps it for ever
+        memory = cuda.PinnedMemory(BUFFER_BYTES)  # CuPy's pool would never free it
     except cuda.runtime.CUDARuntimeError as error:
         logger.debug("using memory that is not page-locked: %s", error)
-        return np.empty(num_bytes, np.uint8)
-    return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, num_bytes)
+        return np.empty(BUFFER_BYTES, np.uint8)
+    return np.frombuffer(cuda.PinnedMemoryPointer(memory, 0), np.uint8, BUFFER_BYTES)
 
 
 class HostMemory:
     """A context with an array in host memory, of the dtype of one on a GPU.
 
-    If it is larger than a buffer, or small, its memory is not page-locked. This is a class because
-    contexts made by `contextlib` change errors, and those of some stores can't be changed.
+    The memory is page-locked if the array fits into a buffer and is not small. This is a class,
+    because `contextlib` sets attributes of errors, which the errors of some stores do not allow.
     """
 
     def __init__(self, shape: tuple[int, ...], like: GPUArray) -> None:
@@ -123,10 +122,10 @@ class HostMemory:
         num_bytes = math.prod(self._shape) * self._dtype.itemsize
         if BUFFER_BYTES // SMALL_PART < num_bytes <= BUFFER_BYTES:
             self._buffer = await _buffers.take()
-        return np.ndarray(self._shape, self._dtype, self._buffer)  # or in memory of its own
+        return np.ndarray(self._shape, self._dtype, self._buffer)  # None: in new memory
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._buffer is not None:
-            # If a write was cancelled, a slow file may still keep a thread that writes from it.
-            is_over = error is None or issubclass(error, Exception)
-            _buffers.give_back(self._buffer if is_over else None)
+            # After a cancelled write, a thread may still be writing this buffer to a slow file.
+            is_unused = error is None or issubclass(error, Exception)
+            _buffers.give_back(self._buffer if is_unused else None)

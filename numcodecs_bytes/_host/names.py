@@ -4,6 +4,8 @@ import contextlib
 import inspect
 from typing import Any
 
+from numcodecs_bytes._host.foreign import result_of
+
 
 def count(number: int, what: str) -> str:
     """Return a number of things, such as "2 arrays"."""
@@ -24,20 +26,22 @@ def name_of_chunk(byte_getter: object) -> str:
 
 def target_of(store: Any, path: str) -> str:
     """Return what fsspec's reference to a chunk points to, in parentheses, or ""."""
-    with contextlib.suppress(Exception):  # a name is not worth an error
+
+    def target() -> str:
         url, *part = store.fs.references[f"{store.path}/{path}".strip("/")]
         url = store.fs.target if url is None else url
         if not isinstance(url, str) or len(part) not in (0, 2):
             return ""
         return f" ({part[1]} bytes at offset {part[0]} of {url})" if part else f" ({url})"
-    return ""
+
+    found = result_of(target)  # a name is not worth an error
+    return found if isinstance(found, str) else ""
 
 
 def name_of_store(store: object) -> str:
     """Return the `repr` of a store; the name of its class if that fails, is long or an address."""
-    name = ""
-    with contextlib.suppress(Exception):  # a name is not worth an error
-        name = " ".join(repr(store).split())
+    text = result_of(repr, store)
+    name = " ".join(text.split()) if isinstance(text, str) else ""
     return name if 0 < len(name) <= 200 and " at 0x" not in name else type(store).__name__
 
 
@@ -53,17 +57,16 @@ def add_name_of_array(error: Exception) -> None:
     zarr does not tell a codec which array that is, but the functions that call it know.
     """
     frame = inspect.currentframe()
-    with contextlib.suppress(Exception):  # a name is not worth an error
-        while frame is not None:
-            store_path = frame.f_locals.get("store_path")
-            if hasattr(store_path, "store"):  # not a variable of the user's
-                add_note(error, f"while opening or creating {store_path}")
-                return
-            frame = frame.f_back
+    while frame is not None:
+        store_path = frame.f_locals.get("store_path")
+        if type(store_path).__name__ == "StorePath":  # not a variable of the user's
+            add_note(error, f"while opening or creating {result_of(str, store_path)}")
+            return
+        frame = frame.f_back
 
 
 def add_note(error: Exception, note: str) -> None:
     """Add a note that begins with "while" to an error, unless it has one."""
-    with contextlib.suppress(Exception):  # some errors are immutable
+    with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
         if not any(other.startswith("while ") for other in getattr(error, "__notes__", ())):
             error.add_note(note)

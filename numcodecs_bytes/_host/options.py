@@ -20,8 +20,10 @@ from typing import Any, Generic, TypeVar
 import zarr
 
 from numcodecs_bytes._core.configuration import parse_size
+from numcodecs_bytes._host.foreign import result_of
 
 T = TypeVar("T")
+_warned: set[tuple[str, ...]] = set()  # what was warned of, once each
 
 
 class OptionError(ValueError):
@@ -80,14 +82,12 @@ class Option(Generic[T]):
 
     def __call__(self) -> T:
         warn_of_unknown_keys()  # again, because they may be set after an array is opened
-        value, parsed, why = zarr.config.get(self.key, None), None, ""
+        value = zarr.config.get(self.key, None)
         if value is None or (isinstance(value, str) and not value.strip()):
             return self.unset
-        try:
-            parsed = self.parse(value)
-        except Exception as error:  # noqa: BLE001 # modules that are imported can raise anything
-            why = f" ({error})"
-        if parsed is None:
+        parsed = result_of(self.parse, value)  # which may import modules of others
+        if parsed is None or isinstance(parsed, Exception):
+            why = "" if parsed is None else f" ({parsed})"
             raise OptionError(
                 f"{self.key} in zarr's config must be {self.expected}, got {value!r}{why}"
                 f"{set_by(self.key)}"
@@ -135,12 +135,10 @@ def did_you_mean(key: str) -> str:
 
 def warn_of_unknown_keys() -> None:
     """Log which keys have no effect, once each."""
-    if unknown := unknown_keys():
-        _warn_of(tuple(unknown))
-
-
-@functools.cache
-def _warn_of(keys: tuple[str, ...]) -> None:
+    keys = tuple(unknown_keys())
+    if not keys or keys in _warned:
+        return
+    _warned.add(keys)
     # Logged, because a warning would blame a line of the program, but a file may have set the key.
     logging.getLogger("numcodecs_bytes").warning(
         "%s in zarr's config %s no effect: the options of numcodecs_bytes are numcodecs_bytes.%s "
@@ -157,10 +155,8 @@ def origin_of(key: str) -> str:
 
     It is "", too, if an untested zarr has a config of another kind.
     """
-    try:
-        return _origin_of(key, zarr.config)
-    except Exception:  # noqa: BLE001 # of which nothing is known
-        return ""
+    origin = result_of(_origin_of, key, zarr.config)
+    return origin if isinstance(origin, str) else ""
 
 
 def _origin_of(key: str, config: Any) -> str:
@@ -204,18 +200,15 @@ def warn_of_other_pipeline(when: str) -> None:
     the meantime.
     """
     path = str(zarr.config.get("codec_pipeline.path", None))
-    if path.startswith("numcodecs_bytes."):
+    if path.startswith("numcodecs_bytes.") or (path, when) in _warned:
         return
     with contextlib.suppress(Warning, ValueError):  # a wrong value raises an error where it is used
         if write_in_place() == "require":
-            _warn_of_pipeline(path, when)
-
-
-@functools.cache
-def _warn_of_pipeline(path: str, _when: str) -> None:
-    warnings.warn(
-        f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}"
-        f"{set_by('codec_pipeline.path')}: arrays that are opened with it are not written in place,"
-        " nor is an error raised; set it to numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
-        stacklevel=3,
-    )
+            _warned.add((path, when))
+            warnings.warn(
+                f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}"
+                f"{set_by('codec_pipeline.path')}: arrays that are opened with it are not written "
+                "in place, nor is an error raised; set it to "
+                "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
+                stacklevel=2,
+            )

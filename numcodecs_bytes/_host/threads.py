@@ -1,7 +1,7 @@
 """Run functions in threads to keep the event loop free.
 
-A function that was handed to a pool runs once, or not at all. Where no thread can be started, while
-the interpreter shuts down or at a limit of the system, the caller may run it.
+Each function runs at most once. If no thread can be started, because the interpreter shuts down or
+the system sets a limit, the caller can run it instead.
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from typing import TypeVar
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
-# How long a cancelled caller waits for its thread, which may be filling an array or writing a file.
+# How long a cancelled caller waits for its thread, which may still fill an array or write a file.
 LAST_SECONDS = 1.0
 
 
 def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
     """Run a function in a thread of a pool; return its future, or None if no thread will run it.
 
-    The pool alone would not do: it queues a function before it starts a thread and, if that fails,
-    runs it whenever a later one starts.
+    `pool.submit` alone can't say that: it queues the function before it starts a thread. If that
+    fails, it raises, but the next thread runs the function all the same.
     """
     future: Future[T] = Future()
+    # A cancelled call stays in the queue of the pool; this drops the arrays that it refers to.
     waiting = [function]
-    # A pool keeps what was cancelled in its queue, but not the large arrays that it would fill.
     future.add_done_callback(lambda _: waiting.clear())
 
     def run() -> None:
@@ -39,17 +39,17 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
         try:
             result = waiting.pop()()
         except BaseException as error:  # noqa: BLE001 # raised where the result is asked for
-            # Without this frame, which refers to the future, and would be kept by the error.
+            # Without this frame, which refers to the future and so to the error itself: a cycle.
             inner = error.__traceback__ and error.__traceback__.tb_next
             future.set_exception(error.with_traceback(inner))
-            del inner  # its frames refer to this one
+            del inner  # for the same reason
         else:
             future.set_result(result)
 
     try:
         pool.submit(run)
     except RuntimeError:
-        if future.cancel():  # else a thread that was there before has taken it
+        if future.cancel():  # else an existing thread has begun to run it
             return None
     return future
 
@@ -61,11 +61,10 @@ async def run_in_thread(pool: Executor, function: Callable[[], T]) -> T:
 
 
 async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None]) -> bool:
-    """Like `run_in_thread`, but the function can ask whether what it does is still wanted.
+    """Like `run_in_thread`, but the function can ask whether its result is still wanted.
 
-    It runs in the context of the caller, with NumPy's errstate, for example. A caller that is
-    cancelled waits for the function to end, but only `LAST_SECONDS`. Returns whether the pool had a
-    thread.
+    It runs in the caller's context, which includes NumPy's errstate. A cancelled caller waits for
+    the function to return, for at most `LAST_SECONDS`. Returns whether the pool had a thread.
     """
     is_wanted, context = True, contextvars.copy_context()
     future = submit(pool, lambda: context.run(function, lambda: is_wanted))
@@ -76,19 +75,19 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
 
     def end(_: object) -> None:
         if not running.cancelled():
-            running.exception()  # if nobody waits for it, asyncio logs it
+            running.exception()  # else asyncio logs that it was never retrieved
         if not ended.done():
             ended.set_result(None)
 
     running.add_done_callback(end)
     try:
-        # Cancelling this does not cancel what runs. A task would take 20 us, and from Python 3.14
-        # on, `asyncio.shield` logs errors that nobody waits for any more.
+        # A future of its own, as cancelling `running` would cancel what runs. `asyncio.shield`
+        # would do, but logs errors that are not retrieved (Python 3.14).
         await ended
         running.result()
     except asyncio.CancelledError:
         is_wanted = False
-        if not future.cancel():  # it has begun
+        if not future.cancel():  # it is running
             await asyncio.wait([running], timeout=LAST_SECONDS)
             running.cancel()
         raise
@@ -97,18 +96,18 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     return True
 
 
-# As many as Python's own pools have at most: zarr alone has no more for files.
+# The limit of Python's default pools, and so of zarr alone.
 MAX_FILE_THREADS = 32
 
 
 def num_cores() -> int:
-    """Return how many cores the process may use at a time, by its affinity and its quota."""
+    """Return how many cores the process may use, by its CPU affinity and its quota."""
     has_affinity = hasattr(os, "sched_getaffinity")
     num = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(min(num, _quota()), 1)
 
 
-# Where Linux says of which control group the process is, and where the files of all groups are.
+# On Linux: the control group of the process, and the folder of all control groups.
 _GROUP_FILE, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -116,11 +115,11 @@ _GROUP_FILE, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def _quota() -> int:
     """Return how many cores the control group of the process may use, rounded up.
 
-    The least quota of a group and those that contain it counts:
+    The smallest quota of the group and those that contain it:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files
     """
     quotas = [sys.maxsize]
-    with contextlib.suppress(OSError, ValueError):  # another system, or an older kind of groups
+    with contextlib.suppress(OSError, ValueError):  # another system, or version 1 of control groups
         lines = _GROUP_FILE.read_text(encoding="utf-8").splitlines()
         (group,) = [line.removeprefix("0::/") for line in lines if line.startswith("0::/")]
         for folder in [_GROUPS / group, *(_GROUPS / group).parents]:
@@ -142,15 +141,13 @@ def _pool(
     return pool
 
 
-# Four pools, because a task waits for those before it in the queue. None of them is the event
-# loop's own executor, whose threads block on stores.
-# Computations, one thread per core: on two cores, 32 threads took 1.7 to 2.7 times as long.
+# Four pools, so that no kind of work queues behind another: behind slow stores in the event loop's
+# own pool, reads behind writes, and a short read behind the helpers of a long one.
+# Computations: one thread per core.
 compute_pool = _pool("numcodecs_bytes", num_cores)
-# Reads of files, one thread for each batch.
+# Reads of files: one thread for each batch.
 file_pool = _pool("numcodecs_bytes_files")
-# Threads that help with a batch until all of it is read or written; a batch waits only for its own
-# helpers that have started. With one pool of 64 threads for both, a short read behind four long
-# ones, each with 32 threads (on a machine with 32 cores), took 8 s instead of 0.1 s.
+# Helpers of a batch, until all of it is read or written. A batch never waits for a helper to start.
 helper_pool = _pool("numcodecs_bytes_helpers")
-# Writes to files, one thread for each batch. They never wait for a lock in a thread.
+# Writes to files: one thread for each batch. They never wait for a lock in a thread.
 write_pool = _pool("numcodecs_bytes_writes")

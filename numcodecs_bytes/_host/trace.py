@@ -1,6 +1,5 @@
 """Counts what is fetched and written, for `trace`."""
 
-import contextlib
 import itertools
 import sys
 import threading
@@ -8,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import count, name_of_store
 
-# Numbers by column or, for chunks that are counted by reason, by kind and reason.
+# By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
-Totals = dict[str, Any]  # the same as they are reported: a reason is a key of a dict of its kind
+Totals = dict[str, Any]  # by column; or by kind, a dict by reason
 
 # What is counted for an array, and the heading of its column in the table.
 _COLUMNS = {
@@ -52,12 +52,12 @@ class ArrayName(NamedTuple):
 class Trace:
     """Counts of what was read and written; see `trace`.
 
-    Threads share it without a lock, which a child process could find taken. A thread replaces its
-    own counts, and no others; and counts, once they are made, do not change.
+    Threads share it without a lock, which a forked process could inherit locked: each thread
+    replaces only its own counts, and never changes a `Counter` that it has stored.
     """
 
     def __init__(self) -> None:
-        # By thread, by array, and by whether they are counts of what this package has seen.
+        # By thread, array, and `is_seen`, which is false for chunks that zarr has read by itself.
         self._counts: dict[tuple[int, ArrayName, bool], Counter[str | tuple[str, str]]] = {}
 
     def __enter__(self) -> Self:
@@ -76,13 +76,12 @@ class Trace:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
 
         ``chunks`` counts chunks and shards of which something was read, ``chunks_missing`` those
-        that do not exist, ``chunks_whole`` those fetched whole although less was selected, and
-        ``why_whole`` the latter by reason. ``requests`` counts requests and reads of files.
-        ``bytes_selected`` is the size of the selected elements, ``bytes_fetched`` that of what was
-        fetched for them, and ``bytes_zarr_alone`` that of what zarr alone fetches, also to write
-        part of a chunk. ``chunks_in_place`` and ``bytes_in_place`` count what was written in place,
-        and ``why_not_in_place`` the chunks that were not, by reason: whole chunks only if the
-        option ``write_in_place`` is on.
+        that do not exist, and ``chunks_whole`` and ``why_whole`` (by reason) those fetched whole
+        although less was selected. ``requests`` counts requests and reads of files. Of the elements
+        that were selected, ``bytes_selected`` is the size, ``bytes_fetched`` what was fetched for
+        them, and ``bytes_zarr_alone`` what zarr alone fetches, also to write part of a chunk.
+        ``chunks_in_place`` and ``bytes_in_place`` count what was written in place, and
+        ``why_not_in_place`` the other chunks by reason, if the option ``write_in_place`` is on.
 
         "not_seen" holds the number of chunks that zarr read itself, by reason, and
         "arrays_not_seen" the same for each array.
@@ -106,7 +105,7 @@ class Trace:
         return "\n".join(_lines(self.report(), paths))
 
 
-# The traces that are open; one that is entered again is here again, but counts once.
+# The open traces: one that is entered twice is here twice, but counts once.
 active: list[Trace] = []
 
 
@@ -201,28 +200,23 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
             chunks = count(sum(numbers.values()), "chunk")
-            names = _listed([paths.get(name, name) for name in numbers])
-            # Each on one line with one colon, also errors.
-            yield f"{chunks} of {names} {what}: {' '.join(why.split()).replace(': ', ' - ')}"
+            names = [paths.get(name, name) for name in numbers]
+            more = [f"{len(names) - 5} more"] if len(names) > 5 else []
+            reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon
+            yield f"{chunks} of {', '.join(names[:5] + more)} {what}: {reason}"
 
 
 def _why_nothing() -> str:
     """Return what it means that nothing was counted."""
-    with contextlib.suppress(Exception):  # a wrong setting, with which zarr opens no array
-        if "zarr" in sys.modules:
-            import zarr.registry  # not by `import numcodecs_bytes`
+    if "zarr" in sys.modules:
+        import zarr.registry  # not by `import numcodecs_bytes`
 
-            pipeline: type = zarr.registry.get_pipeline_class()
-            if not hasattr(pipeline, "reads_parts"):
-                name = f"{pipeline.__module__}.{pipeline.__qualname__}"
-                how = "run `numcodecs-bytes` to see what sets it"
-                return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
+        pipeline = result_of(zarr.registry.get_pipeline_class)
+        if isinstance(pipeline, type) and not hasattr(pipeline, "reads_parts"):
+            name = f"{pipeline.__module__}.{pipeline.__qualname__}"
+            how = "run `numcodecs-bytes` to see what sets it"
+            return f"nothing was counted: zarr's codec pipeline is {name}; {how}"
     return "nothing was read through zarr in this process"
-
-
-def _listed(names: list[str]) -> str:
-    more = [f"{len(names) - 5} more"] if len(names) > 5 else []
-    return ", ".join(names[:5] + more)
 
 
 def _table(rows: dict[str, Totals]) -> Iterator[str]:

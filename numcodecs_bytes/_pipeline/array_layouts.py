@@ -40,8 +40,8 @@ from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 
-# For how many shapes of chunks an array keeps the layout: all, if its grid is regular.
-KEPT_SHAPES = 1 << 8
+# For how many shapes of chunks an array caches the layout: all, if its grid is regular.
+CACHED_SHAPES = 1 << 8
 
 _PROTOTYPES = (cpu.buffer_prototype, gpu.buffer_prototype)  # others may do more than hold bytes
 
@@ -66,7 +66,7 @@ class ArrayLayouts:
             raise LeftToZarr("chunks in memory of an unknown kind")
         layout = self._layouts.get(chunk_spec.shape)
         if layout is None:
-            if len(self._layouts) >= KEPT_SHAPES:
+            if len(self._layouts) >= CACHED_SHAPES:
                 self._layouts.clear()
             layout = self._layouts[chunk_spec.shape] = self._layout_of(chunk_spec)
         return layout
@@ -92,7 +92,7 @@ class KnowsLayouts(PickledAsConfigured):
     def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
         known = vars(self)
-        # Without a lock, which a child process may find taken: the first one is kept.
+        # Without a lock, which a child process may find taken: the first one stays.
         layouts = known.get("_layouts") or known.setdefault("_layouts", ArrayLayouts(self))
         layout: AnyLayout = layouts.of(chunk_spec)
         return layout
@@ -112,23 +112,20 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
         return
     codecs: Any = [c for c in (*(codec.filters or ()), codec.compressor) if c is not None]
     for each in codecs:
-        if type(each) is Bytes and each.dtype is None and each.endian not in (None, NATIVE_ENDIAN):
-            _check_typed(each, chunk_spec, is_first=each is codecs[0])
-
-
-def _check_typed(codec: Bytes, chunk_spec: ArraySpec, *, is_first: bool) -> None:
-    """Raise EndianError if a codec that lacks a dtype would encode what it can't decode."""
-    expected = '"dtype" of the elements that the codec before it returns'
-    if is_first:
-        dtype = chunk_spec.dtype.to_native_dtype()
-        if has_variable_length(dtype) or not has_byte_order(dtype):
-            return  # it encodes no such elements
-        expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
-    raise EndianError(
-        "chunks could be written, but not read, because zarr tells no codec the data type: got a "
-        f'codec "bytes" of endian {codec.endian!r} without dtype on a {NATIVE_ENDIAN}-endian '
-        f"machine, expected {expected}; add that to its configuration in .zarray"
-    )
+        is_typed = type(each) is not Bytes or each.dtype is not None
+        if is_typed or each.endian in (None, NATIVE_ENDIAN):
+            continue
+        expected = '"dtype" of the elements that the codec before it returns'
+        if each is codecs[0]:
+            dtype = chunk_spec.dtype.to_native_dtype()
+            if has_variable_length(dtype) or not has_byte_order(dtype):
+                continue  # it encodes no such elements
+            expected = f'"dtype": {json.dumps(dtype_to_json(dtype))}'
+        raise EndianError(
+            "chunks could be written, but not read, because zarr tells no codec the data type: got "
+            f'a codec "bytes" of endian {each.endian!r} without dtype on a {NATIVE_ENDIAN}-endian '
+            f"machine, expected {expected}; add that to its configuration in .zarray"
+        )
 
 
 def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:

@@ -54,7 +54,8 @@ def conversion_of_filters(filters: Sequence[Any], dtype: AnyDType) -> Conversion
     for codec in filters:
         steps.append(_step_of_numcodecs(codec, encoded_dtype))
         encoded_dtype = steps[-1].encoded_dtype
-    return _chain(steps, encoded_dtype, lambda flat: flat.view(dtype))
+    decoders = [step.decode for step in reversed(steps)]
+    return Conversion(encoded_dtype, (*decoders, lambda flat: flat.view(dtype)))
 
 
 def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conversion, ArraySpec]:
@@ -65,7 +66,11 @@ def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conver
     dtype, steps = spec.dtype.to_native_dtype(), list[_Step]()
     if not spec.shape:  # NumPy returns scalars, which have no byte order
         raise LeftToZarr("a single element is converted")
-    _check_order(codecs)
+    # FixedScaleOffset flattens chunks, so zarr can't transpose them after it.
+    names = [name_of_class(codec).rpartition(".")[2] for codec in codecs]
+    flattened = names.index("FixedScaleOffset") if "FixedScaleOffset" in names else len(names)
+    if "TransposeCodec" in names[flattened:]:
+        raise LeftToZarr("numcodecs.fixedscaleoffset is followed by transpose")
     try:
         for codec in codecs:
             decoded, spec = spec, codec.resolve_metadata(spec)
@@ -73,29 +78,9 @@ def conversion_of_codecs(codecs: Sequence[Any], spec: ArraySpec) -> tuple[Conver
                 steps.append(_step_of_zarr(codec, decoded, spec))
     except (ArithmeticError, ImportError, LookupError, TypeError, ValueError) as error:
         raise LeftToZarr(f"converted in an unknown way: {error}") from error
-    conversion = _chain(
-        steps, spec.dtype.to_native_dtype(), lambda flat: flat.astype(dtype, copy=False)
-    )
-    return conversion, spec
-
-
-def _chain(
-    steps: Sequence[_Step], encoded_dtype: AnyDType, to_array: Callable[[Array], Array]
-) -> Conversion:
-    """Return what codecs do one after the other, given what makes elements of the array at last."""
     decoders = [step.decode for step in reversed(steps)]
-    return Conversion(encoded_dtype, (*decoders, to_array))
-
-
-def _check_order(codecs: Sequence[object]) -> None:
-    """Raise `LeftToZarr` if zarr can't write chunks, and reads them in another order than we would.
-
-    FixedScaleOffset flattens them, so they can't be transposed.
-    """
-    names = [name_of_class(codec).rpartition(".")[2] for codec in codecs]
-    flattened = names.index("FixedScaleOffset") if "FixedScaleOffset" in names else len(names)
-    if "TransposeCodec" in names[flattened:]:
-        raise LeftToZarr("numcodecs.fixedscaleoffset is followed by transpose")
+    decode = (*decoders, lambda flat: flat.astype(dtype, copy=False))
+    return Conversion(spec.dtype.to_native_dtype(), decode), spec
 
 
 def _step_of_zarr(codec: Any, decoded: ArraySpec, encoded: ArraySpec) -> _Step:

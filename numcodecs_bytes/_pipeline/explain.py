@@ -1,24 +1,25 @@
 """Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
 
-import contextlib
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import trace
+from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import LayoutOf
-from numcodecs_bytes._read.chunks import ChunkRead, chunk_reads
+from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from numcodecs_bytes._host.items import Item
 
+T = TypeVar("T")
 
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, because its length is said to be 0, an error costs at most a dozen requests.
@@ -32,49 +33,49 @@ def begin_read() -> None:
     _has_asked.set([])
 
 
-async def explain(
-    error: Exception, items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
-) -> None:
-    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
-    first, spec = items[0].byte_getter, items[0].spec
-    if is_in_shard(first):  # the shard will be named
-        return
-    wrong, has_asked = None, _has_asked.get([])
-    if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
-        has_asked.append(True)
-        with contextlib.suppress(Exception):  # else zarr's error says enough
-            wrong = await _wrong_length(chunk_reads(items[:_NUM_LENGTHS], layout_of))
-    if wrong:
-        raise wrong
-    if len(items) == 1:
-        add_name(error, first)
-        return
-    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
-    check = "`numcodecs-bytes check` finds damaged ones"
-    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+async def explained(
+    reading: "Awaitable[T]", items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
+) -> T:
+    """Return what zarr returns for chunks.
+
+    Its error names the chunk, or the array; for a wrong length, a better one is raised.
+    """
+    try:
+        return await reading
+    except Exception as error:
+        first, spec = items[0].byte_getter, items[0].spec
+        if is_in_shard(first):  # the shard will be named
+            raise
+        wrong, has_asked = None, _has_asked.get([])
+        if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
+            has_asked.append(True)
+            # If this fails, zarr's error says enough.
+            wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
+        if isinstance(wrong, LengthError):
+            raise wrong from error
+        if len(items) == 1:
+            add_name(error, first)
+        else:
+            name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+            check = "`numcodecs-bytes check` finds damaged ones"
+            add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+        raise
 
 
-async def _wrong_length(chunks: "Sequence[ChunkRead]") -> LengthError | None:
-    """Return the error of the first chunk that has the wrong length, if there is one."""
-    for chunk in chunks:
+async def _check_lengths(items: "Sequence[Item]", layout_of: LayoutOf) -> None:
+    """Raise the error of the first chunk that has the wrong length, if there is one."""
+    for chunk in chunk_reads(items, layout_of):
         if not isinstance(chunk.layout, Layout):  # a shard has no certain length
             continue
-        num_bytes = told = await _length_of(chunk.getter)
-        if told == 0:  # some file systems say that of files that are not empty
-            buffer = await chunk.getter.get(chunk.item.spec.prototype)
+        getter = chunk.getter
+        stated = await async_result_of(getter.store.getsize(getter.path))
+        if isinstance(stated, Exception):  # it is missing, or can't be asked for
+            continue
+        num_bytes: int | None = stated
+        if stated == 0:  # some file systems say that of files that are not empty
+            buffer = await getter.get(chunk.item.spec.prototype)
             num_bytes = None if buffer is None else len(buffer)
-        try:
-            if num_bytes is not None:
-                chunk.check_length(num_bytes)
-        except LengthError as error:
-            return error
-        if told == 0:
+        if num_bytes is not None:
+            chunk.check_length(num_bytes)
+        if stated == 0:
             break
-    return None
-
-
-async def _length_of(byte_getter: StorePath) -> int | None:
-    """Return the length of a chunk in bytes; None if it is missing, or can't be asked for."""
-    with contextlib.suppress(Exception):  # stores raise anything
-        return await byte_getter.store.getsize(byte_getter.path)
-    return None

@@ -9,7 +9,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from numcodecs_bytes._host.defaults import make_default
 from numcodecs_bytes._host.items import items_of
 from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
-from numcodecs_bytes._pipeline.explain import explain
+from numcodecs_bytes._pipeline.explain import explained
 from numcodecs_bytes._pipeline.reads import ReadsParts
 from numcodecs_bytes._pipeline.writes import WritesParts
 
@@ -32,11 +32,8 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
         items = items_of(batch_info)
-        try:
-            return await super().read_batch(items, out, drop_axes)
-        except Exception as error:
-            await explain(error, items, self._layout_of, is_v2=self._is_v2())
-            raise
+        reading = super().read_batch(items, out, drop_axes)
+        return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
 
 
 _PIPELINES: dict[Any, Any] = {BatchedCodecPipeline: BatchedBytesPipeline}
@@ -49,11 +46,8 @@ if FusedCodecPipeline is not None:
         _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
-            try:
-                return await super()._read_by_zarr(items, out, drop_axes)
-            except Exception as error:
-                await explain(error, items, self._layout_of, is_v2=self._is_v2())
-                raise
+            reading = super()._read_by_zarr(items, out, drop_axes)
+            return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 

@@ -17,7 +17,7 @@ import zarr
 from zarr.core.buffer import gpu
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
@@ -113,7 +113,7 @@ class ReadsParts(KnowsLayouts):
                 await self._read_others(plan, [c for c in plan.chunks if c.outcome.is_left])
             finally:
                 if trace.active:
-                    with unexpected.only_logged():
+                    with own_bugs.only_logged():
                         for chunk in plan.chunks:
                             chunk.trace(is_v2=plan.batch.is_v2)
         except Exception as error:
@@ -121,7 +121,7 @@ class ReadsParts(KnowsLayouts):
             raise
         finally:
             while mistakes:  # whose frames refer to this one, and to the output
-                unexpected.log(mistakes.pop(0))
+                own_bugs.log(mistakes.pop(0))
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
@@ -282,7 +282,7 @@ class ReadsParts(KnowsLayouts):
 
         Raises the error if it is no mistake of this package.
         """
-        if not unexpected.is_unexpected(error):
+        if not own_bugs.is_own_bug(error):
             raise error
         mistakes.append(error)
         vars(self)["_own_failure"] = f"{type(error).__name__}: {error}"

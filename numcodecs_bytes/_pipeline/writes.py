@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
 
-from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import write_in_place
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class WritesParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
-    @unexpected.logged_after_zarr
+    @own_bugs.logged_after_zarr
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
     ) -> None:
@@ -54,7 +54,7 @@ class WritesParts(KnowsLayouts):
                 await pipeline.write([chunk.item for chunk in left], writes.value, drop_axes)
         finally:
             if trace.active:
-                with unexpected.only_logged():
+                with own_bugs.only_logged():
                     for chunk in writes.all:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(is_v2=self._is_v2())
@@ -74,9 +74,9 @@ class WritesParts(KnowsLayouts):
 
             return await plan_writes(items, self._layout_of, value, mode=mode)
         except Exception as error:
-            if mode == "require" or not unexpected.is_unexpected(error):
+            if mode == "require" or not own_bugs.is_own_bug(error):
                 raise
-            unexpected.log(error)
+            own_bugs.log(error)
             return None
 
     def _may_write_whole(self, items: "Sequence[Item]") -> bool:

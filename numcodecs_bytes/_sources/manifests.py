@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsInt
 
 from zarr.core.buffer import cpu
 
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.store_states import state_of
 
@@ -24,22 +25,6 @@ class Request(NamedTuple):
     end: int
 
 
-class _Recorder:
-    """Stands for an object store: hands requests to whoever runs the coroutine that makes them."""
-
-    def __init__(self, objects: object) -> None:
-        self._objects = objects
-        for name in ("prefix", "url"):  # with them, a URL becomes a path
-            if hasattr(objects, name):
-                setattr(self, name, getattr(objects, name))
-
-    @types.coroutine
-    def get_range_async(
-        self, path: str, *, start: SupportsInt, end: SupportsInt
-    ) -> Generator[Request]:
-        yield Request(self._objects, path, int(start), int(end))  # they may be uint64
-
-
 def requests_of(store: Any) -> Callable[[str], Request]:
     """Return a function that says what VirtualiZarr's store would request for a chunk.
 
@@ -49,9 +34,19 @@ def requests_of(store: Any) -> Callable[[str], Request]:
     registry: Any = getattr(store, "_registry", None)
 
     @functools.cache
-    def resolve(url: str) -> tuple[_Recorder, str]:
+    def resolve(url: str) -> tuple[object, str]:
+        """Return what stands for an object store, and hands requests to whoever runs `get`."""
         objects, path = registry.resolve(url)
-        return _Recorder(objects), path
+
+        @types.coroutine
+        def get_range_async(
+            path: str, *, start: SupportsInt, end: SupportsInt
+        ) -> Generator[Request]:
+            yield Request(objects, path, int(start), int(end))  # they may be uint64
+
+        names = [name for name in ("prefix", "url") if hasattr(objects, name)]
+        attributes = {name: getattr(objects, name) for name in names}  # they make a URL a path
+        return types.SimpleNamespace(get_range_async=get_range_async, **attributes), path
 
     recording = copy.copy(store)
     recording._registry = types.SimpleNamespace(resolve=resolve)
@@ -82,13 +77,10 @@ def folder_of(objects: Any) -> str | None:
     state = state_of(objects)
     if state.folder is None:
         name = f"no-object-{uuid.uuid4().hex}"
-        try:
-            objects.head(name)
-        except Exception as error:  # noqa: BLE001 # whatever it is, its text decides
-            text = f"Object at location ((?:/.*)?)/{name} not found: "
-            found = re.match(text, str(error), re.DOTALL)
-            if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
-                state.folder = found[1]
+        pattern = f"Object at location ((?:/.*)?)/{name} not found: "
+        found = re.match(pattern, str(result_of(objects.head, name)), re.DOTALL)
+        if found and "\ufffd" not in found[1]:  # which stands for bytes that are no text
+            state.folder = found[1]
     return state.folder
 
 

@@ -1,4 +1,4 @@
 """The building blocks of the commands: stores and hierarchies, metadata, damaged chunks, reports.
 
-Imports from all floors below, and holds `dask_chunks`.
+Imports from all layers below, and holds `dask_chunks`.
 """

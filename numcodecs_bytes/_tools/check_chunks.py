@@ -22,15 +22,11 @@ from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
 from zarr.types import AnyArray
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
+from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._tools.check_report import (
-    ArrayReport,
-    Limits,
-    ProgressBar,
-    describe_error,
-)
+from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
     Index,
@@ -130,7 +126,9 @@ class _Checks:
         }
         if self.decoded is not None:
             whole = [index for index, problem in problems.items() if not problem]
-            problems |= sync(_problems_in(self.decoded, self.array.dtype, whole))
+            decoding = [(self.decoded, index) for index in whole]
+            found = sync(concurrent_map(decoding, _problem_in, concurrency()))
+            problems |= zip(whole, found, strict=True)
         return problems
 
 
@@ -167,12 +165,9 @@ def _array_to_decode(
         return None
     if not has_bools:
         return array
-    document = array.metadata.to_dict()
-    if array.dtype.kind == "b" and not (array.filters or array.shards):
-        as_numbers = {"dtype": "|u1"} if "dtype" in document else {"data_type": "uint8"}
-        return array_of(document | as_numbers | {"fill_value": 0}, array.store_path)
     # zarr alone passes bools on as they are stored; our codec reads all but 0 as true.
-    decoded, metadata = array_of(document, array.store_path), array.metadata
+    metadata = array.metadata
+    decoded = array_of(metadata.to_dict(), array.store_path)
     if isinstance(metadata, ArrayV2Metadata):
         of_zarr: list[Codec] = [V2Codec(filters=metadata.filters, compressor=metadata.compressor)]
     else:
@@ -216,41 +211,14 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-async def _problems_in(array: AnyArray, dtype: AnyDType, indices: list[Index]) -> dict[Index, str]:
-    """Decode chunks, and return the problems of those that have any."""
-
-    async def problems_in(run: list[Index]) -> dict[Index, str]:
-        # Together they take a fraction of the time.
-        if len(run) > 1 and not await _problem_in(array, dtype, run):
-            return {}
-        return {index: await _problem_in(array, dtype, [index]) for index in run}
-
-    runs = [(run,) for run in _runs(indices)]
-    found = await concurrent_map(runs, problems_in, concurrency())
-    return {index: problem for problems in found for index, problem in problems.items()}
-
-
-def _runs(indices: list[Index]) -> Iterator[list[Index]]:
-    """Yield lists of chunks that are next to each other along the last axis."""
-    run: list[Index] = []
-    for index in sorted(indices):
-        if run and index != (*run[-1][:-1], run[-1][-1] + 1):
-            yield run
-            run = []
-        run.append(index)
-    if run:
-        yield run
-
-
-async def _problem_in(array: AnyArray, dtype: AnyDType, run: list[Index]) -> str:
-    """Decode chunks that are next to each other, and return their problem, or ""."""
+async def _problem_in(array: AnyArray, index: Index) -> str:
+    """Decode a chunk, and return its problem, or ""."""
     num_invalid = 0
-    try:
-        for region in _regions_of(array, run[0], run[-1]):
-            elements = np.asarray(await array.async_array.getitem(region))
-            num_invalid += _count_invalid(elements.view(dtype) if dtype.kind == "b" else elements)
-    except Exception as error:  # noqa: BLE001 # damaged chunks raise anything
-        return f"can't be read: {describe_error(error)}"
+    for region in _regions_of(array, index):
+        decoded = await async_result_of(array.async_array.getitem(region))
+        if isinstance(decoded, Exception):
+            return f"can't be read: {describe_error(decoded)}"
+        num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return ""
     are = "that is" if num_invalid == 1 else "that are"
@@ -260,15 +228,15 @@ async def _problem_in(array: AnyArray, dtype: AnyDType, run: list[Index]) -> str
     )
 
 
-def _regions_of(array: AnyArray, first: Index, last: Index) -> Iterator[tuple[slice, ...]]:
+def _regions_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
     """Yield the regions to decode at a time: of a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
-    grid = zip(first, last, shape, array.shape, strict=True)
-    chunks = tuple(slice(i * n, min((j + 1) * n, size)) for i, j, n, size in grid)
+    grid = zip(index, shape, array.shape, strict=True)
+    chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)
     if not array.shards:
-        yield chunks
+        yield chunk
         return
-    rows, *others = chunks
+    rows, *others = chunk
     row_bytes = math.prod(shape[1:]) * array.chunks[0] * array.dtype.itemsize
     num = array.chunks[0] * max((1 << 26) // max(row_bytes, 1), 1)
     for start in range(rows.start, rows.stop, num):
@@ -285,11 +253,20 @@ def _count_invalid(elements: Array) -> int:
 def _report_listing(
     array: AnyArray, listing: Listing, num_in_all: int, report: ArrayReport, limits: Limits
 ) -> None:
-    """Report folders that can't be listed, how many chunks there are, and other files."""
+    """Report folders that can't be listed, how many chunks there are, misnamed and other files."""
     for error in listing.errors:
         report.add_problem(f"a folder of chunks can't be listed: {describe_error(error)}")
-    num_chunks = report.num_chunks
-    others = listing.others + _report_misnamed(array, listing, report)
+    num_chunks, others = report.num_chunks, list(listing.others)
+    present = {index for index, *_ in chunks_at(array, (index for index, _ in listing.misnamed))}
+    for index, name in listing.misnamed:
+        if index in present:
+            others.append(name)
+            continue
+        key = join(array.path, array.metadata.encode_chunk_key(index))
+        report.add_problem(
+            f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or the "
+            "chunk key encoding in the metadata may be wrong"
+        )
     if num_chunks == limits.max_chunks:
         report.notes.append(f"{num_chunks} of {num_in_all} chunks were checked")
         return
@@ -298,26 +275,11 @@ def _report_listing(
         tried = f"{num_tried} of {num_in_all} names of chunks were tried"
         report.notes.append(f"{tried}: the store lists none")
     if num_chunks < num_tried == num_in_all:
-        missing = "missing ones are read as the fill value"
-        if listing.errors:
-            missing = "others were not found"
+        is_sure = not listing.errors
+        missing = "missing ones are read as the fill value" if is_sure else "others were not found"
         report.notes.append(f"{num_chunks} of {num_in_all} chunks are present; the {missing}")
     if others:
         files, names = count(len(others), "file"), ", ".join(others[:3])
         more = ", ..." if len(others) > 3 else ""
         note = f"zarr does not read {files}, because no chunk has such a name: {names}{more}"
         report.notes.append(note)
-
-
-def _report_misnamed(array: AnyArray, listing: Listing, report: ArrayReport) -> list[str]:
-    """Report missing chunks of which there is a file with another name; return other files."""
-    indices = (index for index, _ in listing.misnamed)
-    present = {index for index, *_ in chunks_at(array, indices)}
-    for index, name in listing.misnamed:
-        if index not in present:
-            key = join(array.path, array.metadata.encode_chunk_key(index))
-            report.add_problem(
-                f"chunk {key} is missing, but there is {join(array.path, name)}: the separator or "
-                "the chunk key encoding in the metadata may be wrong"
-            )
-    return [name for index, name in listing.misnamed if index in present]

@@ -1,12 +1,8 @@
 """What `check` reports about an array, the limits of what it checks, and how it shows progress."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ParamSpec, Protocol, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from typing import Protocol
 
 
 def printable(line: str) -> str:
@@ -29,14 +25,6 @@ def explain_error(error: Exception) -> str:
     return str(error) if says_all and str(error) else describe_error(error)
 
 
-def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Exception:
-    """Return what a function returns, or the error that it raises, which is to be reported."""
-    try:
-        return function(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001 # metadata, files, stores and networks raise anything
-        return error
-
-
 @dataclass
 class ArrayReport:
     """The findings for an array.
@@ -46,8 +34,7 @@ class ArrayReport:
     path : str
         Path of the array in the store.
     data_type : str
-        NumPy's name of the data type, or "struct of 3 fields", for example; empty if zarr can't
-        open the array.
+        NumPy's name, or such as "struct of 3 fields"; empty if zarr can't open the array.
     partial_reads : str
         "yes", or "no: " and the reason.
     num_chunks : int
@@ -55,7 +42,7 @@ class ArrayReport:
     problems : list of str
         What is damaged, read incorrectly, or rejected by other implementations; the first ten.
     num_problems : int
-        Number of problems, including those that are not listed.
+        Number of all problems.
     notes : list of str
         What needs no action.
     """
@@ -95,9 +82,9 @@ class Limits:
     Attributes
     ----------
     max_chunks : int or None
-        Largest number of chunks, or shards of a sharded array, to check; None checks all of them.
+        Largest number of chunks, or shards of a sharded array, to check; None checks all.
     max_chunk_bytes : int
-        Chunks, and inner chunks of shards, with more bytes in memory than this are not decoded.
+        (Inner) chunks with more bytes in memory than this are not decoded.
     """
 
     max_chunks: int | None = None

@@ -6,7 +6,7 @@ zarr is imported only when the function is called, because importing numcodecs m
 import contextlib
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from numcodecs_bytes._core.configuration import parse_size
 from numcodecs_bytes._core.dtypes import has_variable_length
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 Lengths = int | tuple[int, ...]
 
 
-class Stored(NamedTuple):
-    """How an array is stored, as far as Dask's chunks depend on it."""
-
-    unit: tuple[Lengths, ...]  # shape of the least that can be read: one element, or a stored chunk
-    # Shapes of what units are grouped into, each a part of the next: chunks, shards, the array.
-    levels: tuple[tuple[int, ...], ...]
-    axes: tuple[int, ...]  # starting with the one along which elements are stored side by side
-
-
 @overload
 def dask_chunks(source: "AnyArray", size: int | str) -> tuple[Lengths, ...]: ...
 @overload
@@ -39,9 +30,8 @@ def dask_chunks(
 ) -> tuple[Lengths, ...] | dict[str, Lengths]:
     """Return chunks for Dask of up to a given size, such that each byte is read once.
 
-    Larger stored chunks (or inner chunks of shards) are split along the slowest axes, so that what
-    is read of each is one range of bytes, unless they can't be read in part. Smaller ones are
-    grouped.
+    Larger stored chunks (or inner chunks of shards) that can be read in part are split along the
+    slowest axes, so that a Dask chunk is one range of bytes of each. Smaller ones are grouped.
 
     The chunks are for reading. Tasks that write them share stored chunks, and overwrite each other
     unless they write in place (the option `numcodecs_bytes.write_in_place`) or one by one.
@@ -64,10 +54,8 @@ def dask_chunks(
 
     Raises
     ------
-    TypeError
-        If `source` is neither an array nor a group.
-    ValueError
-        If `size` is not a size, or no array of a group has named dimensions.
+    TypeError, ValueError
+        If an argument is anything else, or no array of a group has named dimensions.
     """
     import zarr  # not by `import numcodecs_bytes`
 
@@ -84,32 +72,28 @@ def dask_chunks(
     )
 
 
-def _stored(array: Any) -> Stored:  # not all versions of zarr have `read_chunk_sizes`
-    # It imports `numcodecs_bytes.zarr`, and so zarr.
-    from numcodecs_bytes._tools.hierarchy import read_in_part
+def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
+    """Return the lengths of Dask's chunks along each axis, which for some axes are given.
 
-    axes = tuple(range(array.ndim))
+    The chunks grow from a unit, the least that can be read, along one axis after another, level by
+    level, up to the size. So they are complete along the axes before the one that grew last, and
+    one unit along those after.
+    """
+    from numcodecs_bytes._tools.hierarchy import read_in_part  # which imports zarr
+
+    shape, order = array.shape, tuple(range(array.ndim))
     try:
-        unit, levels = array.chunks, [*([array.shards] if array.shards else []), array.shape]
+        # One element or a stored chunk; and what units are grouped into, each a part of the next.
+        unit, levels = array.chunks, [*([array.shards] if array.shards else []), shape]
         with contextlib.suppress(LeftToZarr):
-            axes = read_in_part(array).axis_order
+            order = read_in_part(array).axis_order
             unit, levels = (1,) * array.ndim, [array.chunks, *levels]
     except NotImplementedError:  # chunks of several shapes, which zarr calls rectilinear
         unit, levels = array.read_chunk_sizes, []
     if has_variable_length(array.dtype):
         levels = []
-    return Stored(unit, tuple(levels), tuple(axes)[::-1])
-
-
-def _plan_chunks(array: "AnyArray", size: int, given: dict[int, Lengths]) -> tuple[Lengths, ...]:
-    """Return the lengths of Dask's chunks along each axis, which for some axes are given.
-
-    The chunks grow from a unit along one axis after another, level by level, up to the size. So
-    they are complete along the axes before the one that grew last, and one unit along those after.
-    """
-    stored, shape = _stored(array), array.shape
-    lengths = dict(enumerate(stored.unit)) | given
-    for level, axis in itertools.product(stored.levels, stored.axes):
+    lengths = dict(enumerate(unit)) | given
+    for level, axis in itertools.product(levels, reversed(order)):
         if axis in given:
             continue
         longest = list(map(_longest, lengths.values(), shape))

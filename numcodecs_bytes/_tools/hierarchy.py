@@ -28,12 +28,12 @@ from zarr.types import AnyArray
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host.defaults import why_aside
+from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
 from numcodecs_bytes._sources.stores import find_source, name_of_class
-from numcodecs_bytes._tools.check_report import result_of
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -44,6 +44,8 @@ MAX_UNLISTED = 10_000
 METADATA_NAMES = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 # What Zarr and NCZarr store next to chunks.
 _METADATA = re.compile(r"zarr\.json|\.z(array|attrs|group|metadata)|\.ncz(array|attr|var)")
+# The names of chunks under all chunk key encodings.
+_CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 
 
 @dataclass
@@ -106,14 +108,13 @@ def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
         if document is not None and node_type == "array":
             yield path, document
             continue
-        try:
-            names = names_in(store, path)
-        except Exception as error:
+        names = result_of(names_in, store, path)
+        if isinstance(names, Exception):
             if path:
-                yield path, error
+                yield path, names
                 continue
             if isinstance(store, LocalStore) or isinstance(document, Exception):
-                raise
+                raise names
             names = []  # many web servers forbid it
         if len(names) == 1 and path.split("/")[-8:] == names * 8:
             why = "the store lists a folder as part of itself"
@@ -189,9 +190,10 @@ def names_in(store: Store, path: str) -> list[str]:
     async def names() -> list[str]:
         return sorted([name async for name in store.list_dir(path) if name])  # "": a file
 
-    with contextlib.suppress(NotADirectoryError):
+    try:
         return sync(names()) if store.supports_listing else []
-    return []
+    except NotADirectoryError:
+        return []
 
 
 def join(path: str, name: str) -> str:
@@ -286,7 +288,7 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
                 yield index  # also for a folder
             elif _METADATA.fullmatch(name):
                 listing.is_listed = True
-            elif is_in_grid and name in _names_of_chunk(index):
+            elif is_in_grid and _CHUNK.fullmatch(name):
                 listing.misnamed.append((index, name))
             elif name and not name.endswith("/"):
                 listing.others.append(name)
@@ -298,24 +300,15 @@ def _indices(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[Ind
             yield tuple(map(int, np.unravel_index(number, grid)))
 
 
-def _names_of_chunk(index: Index) -> list[str]:
-    """Return the names of a chunk under all chunk key encodings."""
-    if not index:
-        return ["0", "c"]
-    numbers = [separator.join(map(str, index)) for separator in "./"]
-    return [*numbers, f"c.{numbers[0]}", f"c/{numbers[1]}"]
-
-
 def _keys_below(array: AnyArray, grid: list[int], listing: Listing) -> Iterator[str]:
     """Yield the keys in the folder of an array; those of folders on a local disk end with "/"."""
     store, path = array.store, array.path
     if type(store) is not LocalStore and _local_path(store, path) is None:
-        try:
-            keys = store.list_prefix(f"{path}/".lstrip("/"))
-            while (key := sync(_next(keys))) is not None:
-                yield key
-        except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-            listing.errors.append(error)
+        keys = _list_prefix(store, f"{path}/".lstrip("/"))
+        while isinstance(key := result_of(sync, _next(keys)), str):
+            yield key
+        if key is not None:
+            listing.errors.append(key)
         return
     # zarr's `list_prefix` skips folders that can't be listed, and follows links for ever.
     for below, to_visit in walk(store, path, partial(_may_hold_chunks, array, grid)):
@@ -337,70 +330,63 @@ def _may_hold_chunks(array: AnyArray, grid: list[int], folder: str) -> bool:
     return array.metadata.encode_chunk_key(tuple(index)).startswith(f"{name}/")
 
 
+async def _list_prefix(store: Store, prefix: str) -> AsyncIterator[str]:
+    """Yield keys; unlike some stores' own method, this raises nothing before the first of them."""
+    async for key in store.list_prefix(prefix):
+        yield key
+
+
 async def _next(keys: AsyncIterator[str]) -> str | None:
     return await anext(keys, None)
 
 
 async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | None]:
     """Return the length of each chunk in bytes, None if it is missing, or why it can't be read."""
-    sizes = await asyncio.to_thread(lambda: [_size_of_file(store, key) for key in keys])
+
+    def size_of_file(key: str) -> int | Exception | None:
+        """Return the same for a chunk in a local file, which is opened; `LeftToZarr` for others."""
+        source = result_of(find_source, StorePath(store, key))
+        if not isinstance(source, File):  # in an archive, compressed members are left, too
+            return LeftToZarr("not a file")
+        size = result_of(length_of_file, source)
+        is_folder = isinstance(size, IsADirectoryError)
+        return None if isinstance(size, source.missing_errors) and not is_folder else size
+
+    sizes = await asyncio.to_thread(lambda: list(map(size_of_file, keys)))
     others = [k for k, size in enumerate(sizes) if isinstance(size, LeftToZarr)]
-    found = await concurrent_map([(store, keys[k]) for k in others], _size_of)
+    found = await concurrent_map([(store, keys[k]) for k in others], _size_or_error)
     for k, size in zip(others, found, strict=True):
         sizes[k] = size
     return sizes
 
 
-def _size_of_file(store: Store, key: str) -> int | Exception | None:
-    """Return the same for a chunk in a local file; `LeftToZarr` for others.
-
-    The file is opened, to see whether it can be read.
-    """
-    source = result_of(find_source, StorePath(store, key))
-    if not isinstance(source, File):  # in an archive, compressed members are left, too
-        return LeftToZarr("not a file")
-    size = result_of(length_of_file, source)
-    is_missing = isinstance(size, source.missing_errors) and not isinstance(size, IsADirectoryError)
-    return None if is_missing else size
-
-
-async def _size_of(store: Store, key: str) -> int | Exception | None:
+async def _size_or_error(store: Store, key: str) -> int | Exception | None:
     """Return the same for a chunk that is not in a local file."""
-    try:
-        references = getattr(getattr(store, "fs", None), "references", None)
-        if references is not None:
-            return await _size_of_reference(store, key, references)
-        size = await store.getsize(key)
-        is_stated = name_of_class(store) == "icechunk.store.IcechunkStore"  # by its manifests
-        return await _ask_for_end(store, key, size) if is_stated else size
-    except (FileNotFoundError, NotADirectoryError) as error:
-        # fsspec raises the former for whatever a web server answers.
-        why = error.__cause__
-        if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
-            return None if getattr(why, "status", None) == 404 else why
-        return None
-    except Exception as error:  # noqa: BLE001 # stores and networks raise anything
-        return error
+    references: Any = getattr(getattr(store, "fs", None), "references", None)
+    size = await async_result_of(_size_of(store, key, references))
+    if references is not None or not isinstance(size, FileNotFoundError | NotADirectoryError):
+        return size  # or the error that a file is missing to which a reference points
+    # fsspec raises FileNotFoundError for whatever a web server answers.
+    why = size.__cause__
+    if isinstance(why, Exception) and type(why).__module__.startswith("aiohttp"):
+        return None if getattr(why, "status", None) == 404 else why
+    return None
 
 
-async def _size_of_reference(store: Any, key: str, references: Any) -> int | Exception | None:
-    """Return the same for kerchunk references, which may hold the chunk itself."""
-    reference = references.get(f"{store.path}/{key}".strip("/"))
-    if reference is None:
-        return None
-    try:
-        if isinstance(reference, str | bytes):
+async def _size_of(store: Any, key: str, references: Any) -> int | None:
+    """Return the same, or raise what the store raises."""
+    if references is not None:
+        reference = references.get(f"{store.path}/{key}".strip("/"))
+        if reference is None:
+            return None
+        if isinstance(reference, str | bytes):  # it holds the chunk itself
             return len(await store.get(key, default_buffer_prototype()))
-        return await _ask_for_end(store, key, await store.getsize(key))
-    except FileNotFoundError as error:  # the file to which it refers
-        return error
-
-
-async def _ask_for_end(store: Store, key: str, size: int) -> int | Exception:
-    """Return the size that a store states for a chunk, or an error if its last byte is missing."""
-    if not size:
-        return 0
-    end = await store.get(key, default_buffer_prototype(), RangeByteRequest(size - 1, size))
-    if end is None or len(end) != 1:
-        return EOFError(f"its {size} bytes reach beyond the end of their object")
+    size = int(await store.getsize(key))
+    # References and Icechunk's manifests state a size, whatever their files hold.
+    is_stated = references is not None or name_of_class(store) == "icechunk.store.IcechunkStore"
+    if size and is_stated:
+        last = RangeByteRequest(size - 1, size)
+        end = await store.get(key, default_buffer_prototype(), last)
+        if end is None or len(end) != 1:
+            raise EOFError(f"its {size} bytes reach beyond the end of their object")
     return size

@@ -12,7 +12,7 @@ import zarr.registry
 from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host import defaults, options
-from numcodecs_bytes._tools.check_report import result_of
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes.codec import Bytes
 
 
@@ -23,7 +23,11 @@ def report() -> JSONObject:
     why_no_parts = why_aside or why_no_parts
     codec, why_no_codec = _class_in_use(lambda: zarr.registry.get_codec_class("bytes"))
     filter_, why_no_filter = _class_in_use(_numcodecs_class)
-    why_no_types = _why_no_data_types()
+    # zarr 3.4.1 and newer load our data types by themselves.
+    r8 = result_of(zarr.dtype.data_type_registry.match_json, "r8", zarr_format=3)
+    them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
+    how = f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
+    why_no_types = how if isinstance(r8, Exception) else ""
     why_no_ml_dtypes = why_missing([row.name for row in ML_DTYPES]) or why_no_types
     values = {option.key: _value_of(option) for option in options.OPTIONS}
     in_place = options.write_in_place.key
@@ -96,6 +100,14 @@ def _numcodecs_class() -> type:
     return registered or type(numcodecs.registry.get_codec({"id": "bytes"}))
 
 
+def _value_of(option: options.Option[Any]) -> tuple[object, str]:
+    """Return the value of an option, and what is wrong with it, or ""."""
+    try:
+        return option(), ""
+    except ValueError as error:
+        return None, str(error).removesuffix(options.set_by(option.key))
+
+
 def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -111,21 +123,3 @@ def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"
     hint = f" ({ours})" if name == "zarr.core.codec_pipeline.FusedCodecPipeline" else ""
     return name, f"zarr uses {name}{hint}"
-
-
-def _value_of(option: options.Option[Any]) -> tuple[object, str]:
-    """Return the value of an option, and what is wrong with it, or ""."""
-    try:
-        return option(), ""
-    except ValueError as error:
-        return None, str(error).removesuffix(options.set_by(option.key))
-
-
-def _why_no_data_types() -> str:
-    """Return "" if zarr loads our data types by itself, as 3.4.1 and newer do."""
-    try:
-        zarr.dtype.data_type_registry.match_json("r8", zarr_format=3)
-    except ValueError:
-        them = "them" if hasattr(zarr.dtype, "Struct") else "them (and struct)"
-        return f"this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
-    return ""

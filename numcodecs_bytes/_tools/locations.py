@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import stat
-import sys
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
 
 from numcodecs_bytes._core.configuration import JSONObject
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._sources.stores import read_like
 from numcodecs_bytes._tools.hierarchy import METADATA_NAMES
 
@@ -46,6 +46,7 @@ _REFERABLE = (
         _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
     ),
 )
+_PAGE = "in docs/recipes.md"
 _REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
 (if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
   import icechunk
@@ -75,7 +76,8 @@ def open_store(
         return location
     location, options = str(location), dict(storage_options or {})
     store = _open_location(location, options, read_only=read_only)
-    if read_only and sync(_is_repository(store)):
+    # An error is raised again when the store is read.
+    if read_only and result_of(sync, _is_repository(store)) is True:
         folder = location.removeprefix("file://")
         if "://" in folder:
             bucket, _, prefix = folder.rstrip("/").partition("://")[2].partition("/")
@@ -90,12 +92,10 @@ def open_store(
 async def _is_repository(store: Store) -> bool:
     """Whether a store has the file `repo` of Icechunk 2, or the branch `main` of Icechunk 1."""
     prototype = default_buffer_prototype()
-    with contextlib.suppress(Exception):  # it is raised again when the store is read
-        file = await store.get("repo", prototype, RangeByteRequest(0, 3))
-        if file is not None and file.to_bytes().startswith(b"ICE"):
-            return True
-        return await store.get("refs/branch.main/ref.json", prototype) is not None
-    return False
+    file = await store.get("repo", prototype, RangeByteRequest(0, 3))
+    if file is not None and file.to_bytes().startswith(b"ICE"):
+        return True
+    return await store.get("refs/branch.main/ref.json", prototype) is not None
 
 
 def _open_repository(folder: str, version: dict[str, str]) -> Store:
@@ -125,7 +125,12 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
             raise ValueError("kerchunk references are read-only")
         return _open_references(location, options)
     if is_url:
-        return _open_url(location, options, read_only=read_only)
+        _need("fsspec", "stores")
+        if location.endswith(".zip") and not location.startswith("zip:"):
+            options = {location.partition("://")[0]: options}
+            location = f"zip://::{location}"
+        of_url = zarr.storage.FsspecStore.from_url
+        return of_url(location, storage_options=options, read_only=read_only)
     if options:
         raise ValueError(
             "storage options are for URLs and kerchunk references, not for local files"
@@ -154,32 +159,23 @@ def _is_zip(location: Store | str | Path) -> bool:
 
 
 def _open_zip(location: str) -> Store:
-    path = Path(location)
-    with path.open("rb") as file:
+    with Path(location).open("rb") as file:
         start = file.read(8)
         is_scaled = start.startswith(b"SIMPLE") and _is_scaled(file)
-    if is_scaled and sys.version_info < (3, 12):  # VirtualiZarr 2.8 needs 3.12
-        raise ValueError(
-            "this is a FITS image with BZERO or BSCALE, which no package for this version of "
-            "Python reads through zarr: read it with astropy.io.fits"
-        )
     if is_scaled:
-        raise ValueError(_name_recipe("a FITS image with BZERO", "a FITS image with BZERO"))
+        what = "a FITS image with BZERO"
+        raise ValueError(f'this is {what}: see the recipe "How do I read {what}?" {_PAGE}')
     if advice := advise_references(location, start):
         raise ValueError(advice)
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
-        what = "a file, but neither a zip file nor references, whose name must end in .json"
-        recipe = _name_recipe(what, "a raw binary file")
-        if _is_envi(path):
-            recipe = _name_recipe("an ENVI image, not Zarr", "an ENVI image")
-        raise ValueError(recipe) from error
+        raise ValueError(
+            "this is a file, but neither a zip file nor references, whose name must end in .json: "
+            'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '
+            f"{_PAGE}"
+        ) from error
     return archive
-
-
-def _name_recipe(what: str, title: str) -> str:
-    return f'this is {what}: see the recipe "How do I read {title}?" in docs/recipes.md'
 
 
 def _is_scaled(file: BinaryIO) -> bool:
@@ -196,15 +192,6 @@ def _is_scaled(file: BinaryIO) -> bool:
     return False
 
 
-def _is_envi(path: Path) -> bool:
-    """Whether a file is an ENVI image, which has a header beside it, or such a header."""
-    for header in (path, path.with_suffix(".hdr"), Path(f"{path}.hdr")):
-        with contextlib.suppress(OSError), header.open("rb") as file:
-            if file.read(4) == b"ENVI":
-                return True
-    return False
-
-
 def advise_references(location: str, start: bytes = b"") -> str:
     """Return how to make references to a file, known by its first bytes or its name; or ""."""
     for what, starts, ends, template in _REFERABLE:
@@ -217,14 +204,6 @@ def advise_references(location: str, start: bytes = b"") -> str:
             line = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
             return f"this is {what}, not Zarr: make references first:\n  python -c {line}"
     return ""
-
-
-def _open_url(url: str, options: JSONObject, *, read_only: bool) -> zarr.storage.FsspecStore:
-    _need("fsspec", "stores")
-    if url.endswith(".zip") and not url.startswith("zip:"):
-        options = {url.partition("://")[0]: options}
-        url = f"zip://::{url}"
-    return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
 class References(zarr.storage.FsspecStore):

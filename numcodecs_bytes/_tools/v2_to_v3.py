@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import numpy as np
-import zarr.errors
 from numcodecs import Blosc
 from zarr.abc.codec import BytesBytesCodec
 from zarr.abc.numcodec import Numcodec
@@ -26,7 +25,8 @@ from numcodecs_bytes._core.dtypes import (
     leaf_dtypes,
     pack_dtype,
 )
-from numcodecs_bytes._tools.check_report import explain_error, result_of
+from numcodecs_bytes._host.foreign import result_of
+from numcodecs_bytes._tools.check_report import explain_error
 from numcodecs_bytes._tools.hierarchy import Listing, array_of, stored_chunks, why_not_opened
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr_data_types import struct_of
@@ -113,7 +113,14 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
             continue
         is_of_text = codec.codec_id in ("vlen-utf8", "vlen-bytes")  # codecs of both formats
         is_serializer = isinstance(codec, Bytes) or is_of_text
-        if not is_serializer and (_is_of_bytes(codec) or codec is metadata.compressor):
+        kind = result_of(get_codec_class, f"numcodecs.{codec.codec_id}")
+        if not (is_serializer or isinstance(kind, type)):
+            raise ValueError(
+                f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one "
+                "with another codec"
+            )
+        is_of_bytes = isinstance(kind, type) and issubclass(kind, BytesBytesCodec)
+        if not is_serializer and (is_of_bytes or codec is metadata.compressor):
             of_bytes.append(codec)
         elif serializer or of_bytes:
             raise ValueError(
@@ -125,17 +132,6 @@ def _split(metadata: ArrayV2Metadata) -> tuple[Codecs, Numcodec | None, Codecs]:
         else:
             filters.append(codec)
     return filters, serializer, of_bytes
-
-
-def _is_of_bytes(codec: Numcodec) -> bool:
-    try:
-        kind = get_codec_class(f"numcodecs.{codec.codec_id}")
-    except (KeyError, zarr.errors.UnknownCodecError):
-        raise ValueError(
-            f"Zarr v3 has no counterpart of the codec {codec.codec_id}: copy the array to one with "
-            "another codec"
-        ) from None
-    return issubclass(kind, BytesBytesCodec)
 
 
 def _v3_codec(codec: Numcodec, dtype: AnyDType) -> JSONObject:
@@ -200,11 +196,11 @@ def compare(store_path: StorePath, old: JSONObject, new: JSONObject) -> None:
     if (index := next(indices, None)) is None:
         return
     name = f"chunk {arrays[0].metadata.encode_chunk_key(index)}"
-    try:
-        values, migrated = (np.asarray(array.blocks[index]) for array in arrays)
-    except Exception as error:
-        raise ValueError(f"{name} can't be read: {explain_error(error)}") from error
-    if not _are_same(values, migrated):
+    both = result_of(lambda: [np.asarray(array.blocks[index]) for array in arrays])
+    if isinstance(both, Exception):
+        why = explain_error(both)
+        raise ValueError(f"{name} can't be read: {why}") from both  # noqa: TRY004
+    if not _are_same(*both):
         raise ValueError(f"{name} would read different values as Zarr v3")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import Array, UInt8Array, UInt64Array
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import own_bugs
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
@@ -79,8 +79,8 @@ class ChunkFile:
         except Exception as error:
             if self._has_begun or self._batch.is_required:
                 raise
-            if unexpected.is_unexpected(error):
-                unexpected.log(error)
+            if own_bugs.is_own_bug(error):
+                own_bugs.log(error)
                 error = LeftToZarr(f"unexpected {type(error).__name__}: {error}")
             elif not isinstance(error, OSError) or isinstance(error, InterruptedError):
                 raise  # also if it was cancelled: then nobody writes it

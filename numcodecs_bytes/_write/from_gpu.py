@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 
 from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import own_bugs
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._sources.through_host import download, each_group, groups_in_buffers
@@ -22,9 +22,9 @@ async def write_from_gpu(
         try:
             download(group, values, host)
         except Exception as error:
-            if not unexpected.is_unexpected(error):
+            if not own_bugs.is_own_bug(error):
                 raise
-            unexpected.log(error)
+            own_bugs.log(error)
             leave(group.chunks, LeftToZarr("numcodecs_bytes itself failed"))
             left.extend(group.chunks)
         else:

@@ -18,7 +18,7 @@ from zarr.core.buffer import cpu, gpu
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import own_bugs
 from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
 from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._host.zarr_versions import concurrency
@@ -101,9 +101,9 @@ async def write_whole(
     try:
         await _write_together(chunks, Values(np.asarray(values), drop_axes), num_threads)
     except Exception as error:
-        if not unexpected.is_unexpected(error):
+        if not own_bugs.is_own_bug(error):
             raise
-        unexpected.log(error)
+        own_bugs.log(error)
     return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 

@@ -37,7 +37,7 @@ from test_shards import open_stores
 from zarr.core.buffer import gpu as zarr_gpu
 
 import numcodecs_bytes
-from numcodecs_bytes._host import gpu, threads, unexpected
+from numcodecs_bytes._host import gpu, own_bugs, threads
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files, through_host
 from numcodecs_bytes._write import from_gpu
@@ -605,7 +605,7 @@ class TestIfSomethingFails:
 
     @pytest.fixture
     def array(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(unexpected, "is_caught", True)
+        monkeypatch.setattr(own_bugs, "is_caught", True)
         array = on_host(lambda: create(tmp_path / "a", (8, 8), (4, 4), "f4"))
         on_host(lambda: array.set_basic_selection(..., 1))
         return array
@@ -617,7 +617,7 @@ class TestIfSomethingFails:
             raise AttributeError("a CuPy that is not as we know it")
 
         monkeypatch.setattr(from_gpu if name == "download" else through_host, name, fail)
-        monkeypatch.setattr(unexpected, "_logged", set())
+        monkeypatch.setattr(own_bugs, "_logged", set())
         array[:] = standin_cupy.asarray(np.full((8, 8), 2, np.float32))
         array[2:5, 1:7] = standin_cupy.asarray(np.full((3, 6), 3, np.float32))
         expected = np.full((8, 8), 2, np.float32)

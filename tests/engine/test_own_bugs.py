@@ -11,7 +11,7 @@ import zarr
 from helpers import ZARR_ALONE, CountingStore, create, ranges_from
 
 import numcodecs_bytes
-from numcodecs_bytes._host import unexpected
+from numcodecs_bytes._host import own_bugs
 
 pytestmark = pytest.mark.usefixtures("our_pipeline")
 DATA = np.arange(64.0).reshape(8, 8)
@@ -20,8 +20,8 @@ IN_PLACE = "numcodecs_bytes.write_in_place"
 
 @pytest.fixture(autouse=True)
 def _caught(monkeypatch):
-    monkeypatch.setattr(unexpected, "is_caught", True)
-    monkeypatch.setattr(unexpected, "_logged", set())
+    monkeypatch.setattr(own_bugs, "is_caught", True)
+    monkeypatch.setattr(own_bugs, "_logged", set())
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def broken(monkeypatch):
     return fail
 
 
-UNEXPECTED = [AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError]
+OWN_BUGS = [AttributeError, TypeError, KeyError, IndexError, ValueError, RuntimeError]
 
 
-@pytest.mark.parametrize("error", UNEXPECTED)
+@pytest.mark.parametrize("error", OWN_BUGS)
 def test_zarr_reads_what_we_can_t(array, broken, caplog, error):
     """It is logged once, with the traceback."""
     broken(error)
@@ -320,7 +320,7 @@ def test_values_that_do_not_fit_are_no_mistake_of_ours(array, caplog, values):
 
 
 @pytest.mark.parametrize("mode", [True, pytest.param("require", marks=pytest.mark.needs("fcntl"))])
-@pytest.mark.parametrize("error", [*UNEXPECTED, OSError, np.ma.MaskError])
+@pytest.mark.parametrize("error", [*OWN_BUGS, OSError, np.ma.MaskError])
 @pytest.mark.parametrize("kind", ["indexed", "converted"])
 def test_an_error_of_the_values_is_no_mistake_of_ours(array, caplog, kind, error, mode):
     """Whatever they raise while they are taken: MaskError was logged as our mistake."""
@@ -382,7 +382,7 @@ class TestWrites:
         assert array[1, 3] == -1
         assert "please report this" in caplog.text
 
-    @pytest.mark.parametrize("error", UNEXPECTED)
+    @pytest.mark.parametrize("error", OWN_BUGS)
     def test_zarr_writes_a_chunk_that_could_not_be_made(self, tmp_path, monkeypatch, caplog, error):
         """Nothing is written before a new file gets its name."""
 

@@ -1,7 +1,7 @@
 """If this package itself fails, zarr reads or writes instead.
 
-An error is unexpected if none of the functions called is known to raise it: a mistake of ours, or a
-version of zarr that is not as we know it.
+An error is an own bug if no called function is known to raise it: a mistake of this package, or a
+change in zarr.
 """
 
 import concurrent.futures
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _Coroutine = Coroutine[Any, Any, T]
 
-_EXPECTED = (
+_KNOWN = (
     OSError,
     MemoryError,
     concurrent.futures.CancelledError,
@@ -34,9 +34,9 @@ _logged: set[tuple[type, str]] = set()
 _waiting: ContextVar[list[Exception] | None] = ContextVar("_waiting", default=None)
 
 
-def is_unexpected(error: Exception) -> bool:
-    """Whether zarr is to read or write instead."""
-    return is_caught and not isinstance(error, _EXPECTED) and not is_lost(error)
+def is_own_bug(error: Exception) -> bool:
+    """Whether an error is an own bug, so that zarr reads or writes instead."""
+    return is_caught and not isinstance(error, _KNOWN) and not is_lost(error)
 
 
 def is_lost(error: Exception) -> bool:
@@ -52,17 +52,17 @@ def is_lost(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def only_logged() -> Iterator[None]:
-    """Log an unexpected error of what only counts, so that it fails no read or write."""
+    """Return a context of what only counts: its own bugs are logged, and fail no read or write."""
     try:
         yield
     except Exception as error:
-        if not is_unexpected(error):
+        if not is_own_bug(error):
             raise
         log(error)
 
 
 def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Coroutine[T]]:
-    """Log what is unexpected in a read or write at its end, unless zarr then fails just so.
+    """Log own bugs at the end of a read or write, unless zarr then raises the same error.
 
     NumPy, for example, has at most 64 dimensions, with zarr alone as well.
     """
@@ -90,7 +90,7 @@ def _text_of(error: Exception) -> str:
 
 
 def log(error: Exception) -> None:
-    """Log an unexpected error with its traceback, once for each kind and place."""
+    """Log an own bug with its traceback, once for each kind and place."""
     if (waiting := _waiting.get()) is not None:
         waiting.append(error)
         return

@@ -1,0 +1,23 @@
+"""Calls code of others that may raise anything: stores, their clients, codecs, settings, files."""
+
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Exception:
+    """Return what a function returns, or the error that it raises."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 # code of others raises anything
+        return error
+
+
+async def async_result_of(awaitable: Awaitable[T]) -> T | Exception:
+    """Return what an awaitable returns, or the error that it raises."""
+    try:
+        return await awaitable
+    except Exception as error:  # noqa: BLE001 # code of others raises anything
+        return error
