@@ -14,7 +14,7 @@ import zarr
 from zarr.core.array_spec import ArraySpec
 
 from numcodecs_bytes._core.dtypes import Array
-from numcodecs_bytes._host import trace, unexpected
+from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import Selector
@@ -153,9 +153,9 @@ class SyncReader:
             if trace.active:
                 self._note_left(why)
         except Exception as error:
-            if not unexpected.is_unexpected(error):
+            if not own_bugs.is_own_bug(error):
                 raise
-            unexpected.log(error)
+            own_bugs.log(error)
         return self._array[selection]
 
     def _read(self, selection: Any) -> Any:

@@ -72,7 +72,7 @@ def functions():
 
 # Attributes that begin with an underscore, but are fsspec's, VirtualiZarr's, Python's or our own.
 OTHERS = {"_cat_file", "_strip_protocol", "_registry"}
-OTHERS |= {"_exit", "_exit_function", "_make", "_replace", "_dtypes", "_read_by_zarr"}
+OTHERS |= {"_exit", "_exit_function", "_make", "_replace", "_dtypes", "_read_by_zarr", "_find_source", "_layout_of"}
 
 
 def names_of_zarr(tree):
