@@ -108,7 +108,7 @@ def _check_array(
     if isinstance(document, Exception):
         report.add_problem(f"its metadata can't be read: {explain_error(document)}")
         return
-    array: Any = result_of(array_of, document, store_path)
+    array = result_of(array_of, document, store_path)
     if isinstance(array, Exception):
         report.add_problem(f"zarr can't open it: {describe_error(array)}")
         report.notes += filter(None, (explain_other_codec(), why_not_opened(document)))
@@ -246,7 +246,7 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
         )
 
 
-def _check_v2_codecs(array: Any, report: ArrayReport) -> None:
+def _check_v2_codecs(array: AnyArray, report: ArrayReport) -> None:
     for position, codec in enumerate((*array.filters, *array.compressors)):
         if not isinstance(codec, Bytes):
             if codec.codec_id == "bytes":

@@ -12,6 +12,7 @@ from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
+from zarr.types import AnyArray
 
 from numcodecs_bytes._core.configuration import dtype_to_json
 from numcodecs_bytes._core.dtypes import (
@@ -128,7 +129,7 @@ def check_readable(codec: Any, chunk_spec: ArraySpec) -> None:
         )
 
 
-def layout_of_array(array: "zarr.Array[Any]") -> AnyLayout:
+def layout_of_array(array: AnyArray) -> AnyLayout:
     """Return how an array's chunks are stored; raise `LeftToZarr` if zarr must read them."""
     return ArrayLayouts(array.async_array.codec_pipeline).of(chunk_spec_of(array))
 

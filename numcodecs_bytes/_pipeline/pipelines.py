@@ -16,6 +16,8 @@ from numcodecs_bytes._pipeline.writes import WritesParts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numcodecs_bytes._host.items import Item
+
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
 
@@ -36,7 +38,7 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
 
 
-_PIPELINES: dict[Any, Any] = {BatchedCodecPipeline: BatchedBytesPipeline}
+_PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
 if FusedCodecPipeline is not None:
 
     class FusedBytesPipeline(ReadsParts, WritesParts, FusedCodecPipeline):  # type: ignore[misc]
@@ -45,7 +47,9 @@ if FusedCodecPipeline is not None:
         __module__ = _MODULE
         _threads_setting = "codec_pipeline.max_workers"
 
-        async def _read_by_zarr(self, items: "Sequence[Any]", out: Any, drop_axes: Any) -> Any:
+        async def _read_by_zarr(
+            self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...]
+        ) -> Any:
             reading = super()._read_by_zarr(items, out, drop_axes)
             return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
 
