@@ -125,3 +125,10 @@ def test_every_module_has_a_layer_and_imports_none_above_it():
     imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
     assert len(imports) > len(MODULES)
     assert [pair for pair in sorted(imports) if layer_of[pair[1]] > layer_of[pair[0]]] == []
+
+
+def test_writes_import_nothing_of_reads_nor_reads_of_writes():
+    """What both need stands below both."""
+    imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
+    rooms = {(module.partition("/")[0], other.partition("/")[0]) for module, other in imports}
+    assert not rooms & {("_write", "_read"), ("_read", "_write")}
