@@ -72,7 +72,16 @@ def functions():
 
 # Attributes that begin with an underscore, but are fsspec's, VirtualiZarr's, Python's or our own.
 OTHERS = {"_cat_file", "_strip_protocol", "_registry"}
-OTHERS |= {"_exit", "_exit_function", "_make", "_replace", "_dtypes", "_read_by_zarr", "_find_source", "_layout_of"}
+OTHERS |= {
+    "_exit",
+    "_exit_function",
+    "_make",
+    "_replace",
+    "_dtypes",
+    "_read_by_zarr",
+    "_find_source",
+    "_layout_of",
+}
 
 
 def names_of_zarr(tree):
@@ -125,3 +134,10 @@ def test_every_module_has_a_layer_and_imports_none_above_it():
     imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
     assert len(imports) > len(MODULES)
     assert [pair for pair in sorted(imports) if layer_of[pair[1]] > layer_of[pair[0]]] == []
+
+
+def test_writes_import_nothing_of_reads_nor_reads_of_writes():
+    """What both need stands below both."""
+    imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
+    rooms = {(module.partition("/")[0], other.partition("/")[0]) for module, other in imports}
+    assert not rooms & {("_write", "_read"), ("_read", "_write")}

@@ -1,5 +1,6 @@
 """Writes uncompressed chunks: many whole ones together, and parts of them in place."""
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from zarr.storage import LocalStore
@@ -34,7 +35,7 @@ class WritesParts(KnowsLayouts):
         items = items_of(batch_info)
         try:
             await self._write(items, value, drop_axes)
-        except Exception as error:
+        except Exception as error:  # whichever it is: it is only given a note
             if items:
                 add_name(error, items[0].byte_getter, "writing", len(items))
             raise
@@ -42,51 +43,51 @@ class WritesParts(KnowsLayouts):
     async def _write(self, items: "Sequence[Item]", value: Any, drop_axes: tuple[int, ...]) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
-        mode = write_in_place()
-        writes = await self._plan_writes(items, value, mode=mode)
-        if writes is None:
-            await pipeline.write(items, value, drop_axes)
-            return
+        mode, writes = write_in_place(), None
         try:
-            must = mode == "require"
-            left = await writes.write(drop_axes, self._num_threads(), is_required=must)
-            if left:
-                await pipeline.write([chunk.item for chunk in left], writes.value, drop_axes)
+            try:
+                writes = await self._plan_writes(items, value, mode=mode)
+                if writes is not None:
+                    is_required = mode == "require"
+                    await writes.write(drop_axes, self._num_threads(), is_required=is_required)
+            except Exception as error:
+                # A mistake of ours: zarr writes, unless only some elements of a chunk are written.
+                is_begun = writes is not None and any(chunk.is_changed for chunk in writes.left)
+                if mode == "require" or is_begun or not own_bugs.is_own_bug(error):
+                    raise
+                own_bugs.log(error)
+            if writes is not None:
+                items = [chunk.item for chunk in writes.left]
+                value = writes.values.buffer
+            if items or writes is None:
+                await pipeline.write(items, value, drop_axes)
         finally:
-            if trace.active:
+            if trace.active and writes is not None:
                 with own_bugs.only_logged():
-                    for chunk in writes.all:
+                    for chunk in writes.chunks:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
         self, items: "Sequence[Item]", value: Any, *, mode: bool | str
     ) -> "Writes | None":
-        """Return how chunks are written; None if zarr writes all, or if this package fails."""
+        """Return how chunks are written; None if zarr writes all."""
         if not items:
             return None
-        setter, spec = items[0].byte_getter, items[0].spec
-        try:
-            check_readable(self.array_bytes_codec, spec)
-            if is_in_shard(setter) or not (mode or trace.active or self._may_write_whole(items)):
-                return None
-            from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
-
-            return await plan_writes(items, self._layout_of, value, mode=mode)
-        except Exception as error:
-            if mode == "require" or not own_bugs.is_own_bug(error):
-                raise
-            own_bugs.log(error)
+        check_readable(self.array_bytes_codec, items[0].spec)
+        is_in_parts = mode or trace.active
+        if is_in_shard(items[0].byte_getter) or not (is_in_parts or self._may_write_whole(items)):
             return None
+        from numcodecs_bytes._write.batch import plan_writes  # only if it is needed
+
+        return await plan_writes(items, self._layout_of, value, mode=mode)
 
     def _may_write_whole(self, items: "Sequence[Item]") -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
-        setter, spec = items[0].byte_getter, items[0].spec
-        is_local = type(getattr(setter, "store", None)) is LocalStore
+        is_local = type(getattr(items[0].byte_getter, "store", None)) is LocalStore
         if not (is_local and any(item.is_complete for item in items)):
             return False
-        try:
-            self._layout_of(spec)
-        except LeftToZarr:
-            return False
-        return True
+        with contextlib.suppress(LeftToZarr):
+            self._layout_of(items[0].spec)
+            return True
+        return False

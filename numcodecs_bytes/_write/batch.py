@@ -1,149 +1,187 @@
-"""How the chunks of a batch are written: whole, in place, or by zarr."""
+"""How the chunks of a batch are written, whole, in place, or by zarr, and from which values."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import gpu
+from zarr.core.buffer import cpu, gpu
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._core.copy import may_be_mapped
-from numcodecs_bytes._host import trace
+from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
+from numcodecs_bytes._plan.groups import Group
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import Place, is_within, place_of
-from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
-from numcodecs_bytes._read.latency import Latency
+from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import name_of_class, root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
-from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.in_place import write_parts
-from numcodecs_bytes._write.whole import are_plain, write_whole
+from numcodecs_bytes._write.whole import write_whole
 
 # Values that may be mapped from a file are copied, up to this size, before parts of chunks are
 # written in place: that takes 20 ms. If they are larger, zarr writes those chunks.
 MAPPED_COPY_BYTES = 1 << 26
 
 
-class Writes(NamedTuple):
-    """How the chunks of a batch are written."""
+# Writes chunks from an array in host memory, where each of them has its place.
+Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
 
-    whole: list[ChunkWrite]
-    in_place: list[ChunkWrite]
-    left: list[ChunkWrite]  # to zarr
-    value: Any  # zarr's buffer of what is written, which no write to a file changes
+
+class Values:
+    """Values in host memory, or of a kind of which nothing is known."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer, self._array = buffer, buffer.as_ndarray_like()
 
     @property
-    def all(self) -> list[ChunkWrite]:
-        """All chunks of the batch."""
-        return [*self.whole, *self.in_place, *self.left]
+    def may_be_mapped(self) -> bool:
+        """Whether they may be mapped from a file, which a write may change."""
+        return may_be_mapped(self._array)
+
+    @property
+    def num_bytes(self) -> float:
+        """How much memory a copy takes; NaN, or 0, if they tell no size."""
+        try:
+            return float(math.prod(self._array.shape) * self._array.dtype.itemsize)
+        except (AttributeError, TypeError):
+            return 0
+
+    def copied(self) -> "Values":
+        """Return a copy; raise whatever the values raise."""
+        # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
+        return Values(type(self.buffer).from_ndarray_like(np.asanyarray(self._array).copy()))
+
+    def are_elements_of(self, layout: AnyLayout) -> bool:
+        """Whether whole chunks of a layout can be written from them: zarr converts others."""
+        if not isinstance(layout, Layout) or not layout.item_size or layout.conversion is not None:
+            return False  # a shard, nothing to write, or what zarr itself encodes
+        is_plain = (
+            type(self._array) in (np.ndarray, np.memmap) and type(self.buffer) is cpu.NDBuffer
+        )
+        is_known = is_plain or type(self) is GPUValues
+        return is_known and has_same_elements(self._array.dtype, layout.dtype)
+
+    def place_of(self, selector: Any) -> Any:
+        """Return the place of a chunk, given zarr's."""
+        return selector
+
+    async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
+        """Write chunks, all of them at once."""
+        await write(chunks, self._array)
+
+
+class GPUValues(Values):
+    """Values on a GPU: they are written group by group, each from host memory of its own."""
+
+    may_be_mapped = False
+
+    def place_of(self, selector: Any) -> Place:
+        """Return the place of a chunk; raise `LeftToZarr` if they have none."""
+        if not self._array.shape:  # a single value for all elements
+            return ()
+        place = place_of(selector)
+        if not is_within(place, self._array.shape):
+            raise LeftToZarr("the values have another shape than the selection")
+        return place
+
+    async def write(self, chunks: Sequence[ChunkWrite], write: Write) -> None:
+        """Write chunks, group by group."""
+        from numcodecs_bytes._sources import through_host  # only if it is needed
+
+        async def download_and_write(group: Group[ChunkWrite], host: Array) -> None:
+            through_host.download(group, self._array, host)
+            await write(group.chunks, host)
+
+        groups = through_host.groups_in_buffers(chunks, self._array)
+        await through_host.each_group(groups, self._array, download_and_write)
+
+
+def values_of(buffer: Any) -> Values:
+    """Return the values that zarr passes."""
+    return GPUValues(buffer) if type(buffer) is gpu.NDBuffer else Values(buffer)
+
+
+class Writes(NamedTuple):
+    """The chunks of a batch, and how they are written: whole, in place, or by zarr."""
+
+    chunks: list[ChunkWrite]
+    values: Values  # which no write to a file changes
+
+    @property
+    def left(self) -> list[ChunkWrite]:
+        """The chunks that zarr has to write."""
+        return [chunk for chunk in self.chunks if chunk.outcome.is_left]
 
     async def write(
         self, drop_axes: tuple[int, ...], num_threads: int | None, *, is_required: bool
-    ) -> list[ChunkWrite]:
-        """Write chunks whole and in place; return what is left to zarr, if that is allowed."""
+    ) -> None:
+        """Write chunks whole and in place, and note what became of each.
 
-        async def whole(chunks: Sequence[ChunkWrite], values: Any) -> list[ChunkWrite]:
-            return await write_whole(chunks, values, drop_axes, num_threads)
+        If they must be written in place, an error is raised for parts of chunks that are left.
+        """
 
-        async def in_place(chunks: Sequence[ChunkWrite], values: Any) -> list[ChunkWrite]:
-            batch = WriteBatch(values, drop_axes, Latency(), is_required)
-            return await write_parts(chunks, batch, num_threads)
+        async def whole(chunks: Sequence[ChunkWrite], array: Array) -> None:
+            await write_whole(chunks, array, drop_axes, num_threads)
 
-        left = list(self.left)
-        for write, chunks in (whole, self.whole), (in_place, self.in_place):
-            if chunks and type(self.value) is gpu.NDBuffer:
-                from numcodecs_bytes._write.from_gpu import write_from_gpu  # only if it is needed
+        async def in_place(chunks: Sequence[ChunkWrite], array: Array) -> None:
+            await write_parts(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
 
-                left += await write_from_gpu(chunks, self.value.as_ndarray_like(), write)
-            elif chunks:
-                left += await write(chunks, self.value.as_ndarray_like())
+        for write, is_whole in (whole, True), (in_place, False):
+            chunks = [c for c in self.chunks if c.path and c.item.is_complete == is_whole]
+            if chunks:
+                await self.values.write(chunks, write)
         if is_required:
-            _check_required(left)
-        return left
+            _check_required(self.left)
 
 
 async def plan_writes(
     items: Sequence[Item], layout_of: LayoutOf, value: Any, *, mode: bool | str
-) -> Writes | None:
-    """Return how chunks are written, given what zarr passes; None if zarr writes all of them.
+) -> Writes:
+    """Return how chunks are written, given what zarr passes.
 
     `mode` is the option ``write_in_place``. Raises RuntimeError if it is "require", and part of a
     chunk can't be written in place.
     """
-    writes = _sort(items, layout_of, value, may_write_parts=bool(mode))
-    if writes is None:
-        return None
-    if mode == "require":
-        _check_required(writes.left)
-    values = value.as_ndarray_like()
-    if not (writes.in_place and _may_be_mapped(value)):
-        return writes
-    # Not np.array: it trusts the `__array__` of others, which may ignore `copy`.
-    try:
-        own = await run_in_thread(write_pool(), lambda: np.asanyarray(values).copy())
-    except Exception:  # whatever the values raise
-        if mode == "require":
-            raise
-        return None
-    return writes._replace(value=type(value).from_ndarray_like(own))
-
-
-def _sort(
-    items: Sequence[Item], layout_of: LayoutOf, value: Any, *, may_write_parts: bool
-) -> Writes | None:
-    """Sort chunks by how they are written; return None if zarr writes all of them."""
-    may_write_whole = any(item.is_complete for item in items) and _can_write_whole(
-        items, layout_of, value
-    )
-    if not (may_write_parts or may_write_whole or trace.active):
-        return None
-    writes = Writes([], [], [], value)
-    is_too_large = _may_be_mapped(value) and _is_large(value.as_ndarray_like())
-    for item in items:
-        chunk = ChunkWrite(item, item.place)
-        if item.is_complete and not may_write_whole:
-            writes.left.append(chunk)
-            continue
+    values = values_of(value)
+    chunks = [ChunkWrite(item, item.place) for item in items]
+    for chunk in chunks:
         try:
-            if type(value) is gpu.NDBuffer:
-                chunk.place = _place_on_gpu(item.place, value.shape)
-            chunk.layout = layout_of(item.spec)
-            chunk.path = _find_path(item.byte_getter)
-            if not item.is_complete:
-                _check_in_place(chunk, is_too_large=is_too_large, is_on=may_write_parts)
+            _plan(chunk, layout_of, values, may_write_parts=bool(mode))
         except LeftToZarr as why:
             leave([chunk], why)
-            writes.left.append(chunk)
-        else:
-            (writes.whole if item.is_complete else writes.in_place).append(chunk)
-    return writes
+    if mode == "require":
+        _check_required([chunk for chunk in chunks if not chunk.path])
+    if any(chunk.path and not chunk.item.is_complete for chunk in chunks) and values.may_be_mapped:
+        try:
+            values = await run_in_thread(write_pool(), values.copied)
+        except Exception as error:  # the user's own: their values may raise anything
+            if mode == "require":
+                raise
+            for chunk in chunks:
+                chunk.path = ""
+            leave(chunks, ValuesError(error))
+    return Writes(chunks, values)
 
 
-def _place_on_gpu(selector: Any, shape: tuple[int, ...]) -> Place:
-    """Return the place of a chunk in values on a GPU; raise `LeftToZarr` if they have none."""
-    if not shape:  # a single value for all elements
-        return ()
-    place = place_of(selector)
-    if not is_within(place, shape):
-        raise LeftToZarr("the values have another shape than the selection")
-    return place
-
-
-def _can_write_whole(items: Sequence[Item], layout_of: LayoutOf, value: object) -> bool:
-    """Whether chunks that are selected as a whole can be written here."""
-    first = items[0]  # all are of one array
-    try:
-        _find_path(first.byte_getter)
-        return are_plain(value, layout_of(first.spec))
-    except LeftToZarr:
-        return False
+def _plan(chunk: ChunkWrite, layout_of: LayoutOf, values: Values, *, may_write_parts: bool) -> None:
+    """Find where a chunk is written, and how; raise `LeftToZarr` if zarr has to write it."""
+    chunk.place = values.place_of(chunk.place)
+    chunk.layout = layout_of(chunk.item.spec)
+    path = _find_path(chunk.item.byte_getter)
+    if not chunk.item.is_complete:
+        _check_in_place(chunk.layout, values, is_on=may_write_parts)
+    elif not values.are_elements_of(chunk.layout):
+        raise LeftToZarr("zarr converts its values, or it is a shard")
+    chunk.path = path
 
 
 def _find_path(setter: Any) -> str:
@@ -159,13 +197,12 @@ def _find_path(setter: Any) -> str:
     return path_of_file(root, setter.path)
 
 
-def _check_in_place(chunk: ChunkWrite, *, is_too_large: bool, is_on: bool) -> None:
+def _check_in_place(layout: AnyLayout, values: Values, *, is_on: bool) -> None:
     """Raise `LeftToZarr` unless part of a chunk can be written in place."""
-    layout: Any = chunk.layout
     inner = layout.inner if isinstance(layout, ShardLayout) else layout
     if inner.conversion is not None:
         raise LeftToZarr("codecs convert its elements")
-    if is_too_large:
+    if values.may_be_mapped and values.num_bytes > MAPPED_COPY_BYTES:
         most = f"{MAPPED_COPY_BYTES >> 20} MiB"
         raise LeftToZarr(f"the values take more than {most}, and may be mapped from a file")
     if not is_on:  # last: setting it to True helps
@@ -186,16 +223,3 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
                 f"'require'{set_by(key)}: {why}; {remedy}set it to True to let zarr rewrite the "
                 "chunk"
             )
-
-
-def _may_be_mapped(value: Any) -> bool:
-    """Whether values may be mapped from a file."""
-    return type(value) is not gpu.NDBuffer and may_be_mapped(value.as_ndarray_like())
-
-
-def _is_large(values: Any) -> bool:
-    """Whether values are too large to be copied; if they tell no size, copying raises an error."""
-    try:
-        return bool(math.prod(values.shape) * values.dtype.itemsize > MAPPED_COPY_BYTES)
-    except (AttributeError, TypeError):
-        return False

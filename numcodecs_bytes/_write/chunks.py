@@ -1,18 +1,25 @@
 """Chunk writes: what is known about a chunk that is written, and what became of it."""
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.items import Item
+from numcodecs_bytes._host.threads import IsWanted, run_while_wanted, write_pool
+from numcodecs_bytes._host.workers import Workers
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.outcome import PENDING, LeftToZarr, Outcome
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.shards import AnyLayout
+
+T = TypeVar("T")
 
 
 class ValuesError(LeftToZarr):
@@ -20,7 +27,6 @@ class ValuesError(LeftToZarr):
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"the values do not fit: {error}")
-        self.error = error
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +38,7 @@ class ChunkWrite:
     layout: AnyLayout | None = None
     path: str = ""  # of its file; "" if zarr writes it
     outcome: Outcome = PENDING
+    is_changed: bool = False  # whether its file may have been changed in place
     num_bytes: int | None = None  # how many were written in place; None if the file did not change
     num_bytes_before: int = 0  # the length of the file before
 
@@ -67,6 +74,32 @@ class ChunkWrite:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
             trace.note(self.item.byte_getter, len(self.item.spec.shape), counts, is_v2=is_v2)
+
+
+async def write_each(
+    items: Sequence[T],
+    write: Callable[[T, IsWanted], None],
+    *,
+    num_threads: int | None,  # if the user has set it
+    num_default: int,
+    slow_seconds: float = math.inf,
+) -> bool:
+    """Write items in threads; return whether one was to be had.
+
+    If the first item takes longer than `slow_seconds`, as many help as zarr itself would use.
+    """
+    if len(items) == 1:
+        return await run_while_wanted(write_pool(), partial(write, items[0]))
+
+    def work(workers: "Workers[T]", taken: "Iterator[T]") -> None:
+        for item in taken:
+            begun = time.perf_counter()
+            write(item, workers.is_wanted)
+            if item is items[0] and time.perf_counter() - begun > slow_seconds:
+                workers.start_helpers(wait_for_files=True)
+
+    workers = Workers(items, work, num_threads=num_threads, num_default=num_default)
+    return await workers.run(write_pool())
 
 
 def _begins_differently(elements: Array, fill_value: object) -> bool:

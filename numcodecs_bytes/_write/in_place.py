@@ -9,15 +9,15 @@ to get a lock; writes that got none wait on the event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numcodecs_bytes._host.names import add_name, name_of_chunk
-from numcodecs_bytes._host.threads import write_pool
-from numcodecs_bytes._host.workers import Workers, num_threads_for
+from numcodecs_bytes._host.threads import IsWanted
+from numcodecs_bytes._host.workers import num_threads_for
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
-from numcodecs_bytes._write.chunks import ChunkWrite
+from numcodecs_bytes._write.chunks import ChunkWrite, write_each
 from numcodecs_bytes._write.shard_file import ShardFile
 
 # A write that waits for a lock tries again after one sixteenth of the time it has waited, within
@@ -37,8 +37,8 @@ logger = logging.getLogger("numcodecs_bytes")
 
 async def write_parts(
     chunks: Sequence[ChunkWrite], batch: WriteBatch, num_threads: int | None
-) -> list[ChunkWrite]:
-    """Write to parts of chunks, and note what became of each; return what is left to zarr.
+) -> None:
+    """Write to parts of chunks, and note what became of each.
 
     If they must be written in place, whatever the values raise is raised.
     """
@@ -47,7 +47,7 @@ async def write_parts(
     while True:
         waiting, has_thread = await _try_all(batch, waiting, num_threads)
         if not waiting:
-            break
+            return
         seconds = time.monotonic() - begun
         name = name_of_chunk(waiting[0].chunk.item.byte_getter)
         if seconds > LONG_SECONDS and not has_warned:
@@ -59,7 +59,6 @@ async def write_parts(
             raise InterruptedError(f"the program ended while a write waited to lock {name}")
         pause = max(seconds / NUM_WAITS, FIRST_WAIT_SECONDS)
         await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
-    return [chunk for chunk in chunks if chunk.outcome.is_left]
 
 
 def _chunk_file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
@@ -73,23 +72,16 @@ def _chunk_file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
 async def _try_all(
     batch: WriteBatch, waiting: Sequence[ChunkFile], num_threads: int | None
 ) -> tuple[list[ChunkFile], bool]:
-    """Try all writes; return those whose files are locked, and whether a thread was to be had.
-
-    One thread per core writes if they are large, and more if files are slow.
-    """
+    """Try all writes; return those whose files are locked, and whether a thread was to be had."""
     locked = list[ChunkFile]()
 
-    def work(workers: "Workers[ChunkFile]", some: "Iterator[ChunkFile]") -> None:
-        for file in some:
-            try:
-                if not file.attempt(workers.is_wanted):
-                    locked.append(file)
-            except Exception as error:
-                add_name(error, file.chunk.item.byte_getter, "writing")
-                raise
-            if batch.latency.is_slow:
-                workers.start_helpers(wait_for_files=True)
+    def attempt(file: ChunkFile, is_wanted: IsWanted) -> None:
+        try:
+            if not file.attempt(is_wanted):
+                locked.append(file)
+        except Exception as error:  # whichever it is: it is only given a note
+            add_name(error, file.chunk.item.byte_getter, "writing")
+            raise
 
-    num_default = num_threads_for(batch.values.nbytes, len(waiting))
-    workers = Workers(waiting, work, num_threads=num_threads, num_default=num_default)
-    return locked, await workers.run(write_pool())
+    num = num_threads_for(batch.values.nbytes, len(waiting))
+    return locked, await write_each(waiting, attempt, num_threads=num_threads, num_default=num)

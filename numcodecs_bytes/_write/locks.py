@@ -10,6 +10,7 @@ is removed: until then, it has two names.
 """
 
 import contextlib
+import enum
 import os
 import stat
 import uuid
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._write.write_file import make_file
 
 fcntl: Any
 try:
@@ -29,8 +31,12 @@ except ImportError:  # Windows
 _TEMPORARY = ".in-place.partial"
 
 
-class MissingFileError(Exception):
-    """There is no file of that name."""
+class Lock(enum.Enum):
+    """Which lock to take: whether it is exclusive, and what to try next."""
+
+    SHARED = (False,)
+    EXCLUSIVE = (True,)
+    EXCLUSIVE_IF_FREE = (True, False)  # else the shared one
 
 
 class LockedError(Exception):
@@ -38,7 +44,7 @@ class LockedError(Exception):
 
 
 class ReplacedError(Exception):
-    """The name now refers to another file, or the file had another name: try again."""
+    """Another writer has made, replaced or deleted the file just now: try again at once."""
 
 
 class LockedFile(NamedTuple):
@@ -50,24 +56,19 @@ class LockedFile(NamedTuple):
 
 
 @contextlib.contextmanager
-def locked(path: str, *, is_exclusive: bool) -> Iterator[LockedFile]:
-    """Open a file and lock it.
+def locked(path: str, lock: Lock) -> Iterator[LockedFile | None]:
+    """Open a file and lock it; yield None if there is none.
 
-    Raises MissingFileError, LockedError, ReplacedError or LeftToZarr.
+    Raises LockedError, ReplacedError or LeftToZarr.
     """
+    descriptor = _open(path)
+    if descriptor is None:
+        yield None
+        return
     try:
-        with _explained("opened for writing"):
-            mode = os.lstat(path).st_mode
-            if not stat.S_ISREG(mode):
-                what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
-                raise LeftToZarr(f"it is {what}")
-            descriptor = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        raise MissingFileError from None
-    try:
-        _lock(descriptor, is_exclusive=is_exclusive)
+        is_exclusive = _lock(descriptor, lock)
         status = os.fstat(descriptor)
-        # After fstat, because replacing the file takes a name from it.
+        # Only now: a file that was replaced before fstat may have had another name until then.
         check_name(descriptor, path)
         if status.st_nlink != 1:
             _refuse_other_names(descriptor, path)
@@ -76,14 +77,26 @@ def locked(path: str, *, is_exclusive: bool) -> Iterator[LockedFile]:
         _release(descriptor)
 
 
-def _lock(descriptor: int, *, is_exclusive: bool) -> None:
-    """Lock a file, or raise LockedError."""
-    how = fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH
+def _open(path: str) -> int | None:
+    """Open a regular file for reading and writing; return None if there is no file."""
+    with contextlib.suppress(FileNotFoundError), _explained("opened for writing"):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISREG(mode):
+            what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise LeftToZarr(f"it is {what}")
+        return os.open(path, os.O_RDWR)
+    return None
+
+
+def _lock(descriptor: int, lock: Lock) -> bool:
+    """Lock a file; return whether the lock is exclusive. Raises LockedError."""
     with _explained("locked"):
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LockedError from None
+        for is_exclusive in lock.value:
+            how = fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+                return bool(is_exclusive)
+    raise LockedError
 
 
 def _release(descriptor: int) -> None:
@@ -108,10 +121,9 @@ def check_name(descriptor: int, path: str) -> None:
 def _refuse_other_names(descriptor: int, path: str) -> None:
     """Raise LeftToZarr if a locked file has another hard link, ReplacedError if that is gone now.
 
-    The process that made the file gave it a temporary name first, and may have been killed before
-    it removed that. On FUSE, that process may also be alive: there, each name has its own locks, a
-    removed name is only hidden until the file is closed, and the number of names that is reported
-    may be a second old, unless the mode is set.
+    A writer that was killed may have left the temporary name of a file that it made: it is removed.
+    FUSE is special: each name has its own locks, so that writer may still be alive; a file that is
+    open and loses a name keeps a hidden one; and setting the mode makes FUSE count the names anew.
     """
     folder, name = os.path.split(path)
     is_temporary = False
@@ -130,16 +142,6 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     raise LeftToZarr("it has another name (a hard link)")
 
 
-def make_file(name: str) -> int:
-    """Make a file, and its folder if there is none; return the descriptor."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(name, flags, 0o666)
-    except FileNotFoundError:
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        return os.open(name, flags, 0o666)
-
-
 @contextlib.contextmanager
 def temporary(path: str) -> Iterator[tuple[int, str]]:
     """Make a file beside another one; yield its descriptor and its temporary name.
@@ -153,7 +155,7 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
         except FileNotFoundError:  # the folder was deleted just then
             raise ReplacedError from None
     try:
-        _lock(descriptor, is_exclusive=True)
+        _lock(descriptor, Lock.EXCLUSIVE)
         yield descriptor, name
     finally:
         try:
@@ -169,31 +171,32 @@ def set_length(descriptor: int, num_bytes: int) -> None:
         os.ftruncate(descriptor, num_bytes)
 
 
-def publish(name: str, path: str) -> bool:
-    """Give a new file its name; return False if another writer was first, or removed the file."""
-    with _explained("given its name by a hard link"):
-        try:
-            os.link(name, path)
-        except (FileExistsError, FileNotFoundError):  # which another one took for a leftover
-            return False
-        return True
+def publish(name: str, path: str, old: LockedFile | None) -> None:
+    """Give a new file its name, which is that of `old` if it replaces a file.
 
-
-def replace(name: str, path: str, descriptor: int) -> None:
-    """Give a new file the name of another one, which is open and locked exclusively."""
-    check_name(descriptor, path)  # zarr takes no locks
+    Raises ReplacedError if another writer was first.
+    """
+    # The file exists, or the temporary name does not: another writer took it for a leftover.
+    others = FileExistsError, FileNotFoundError
     try:
-        os.replace(name, path)
-    except FileNotFoundError:  # another writer took it for a leftover
+        if old is None:
+            with _explained("given its name by a hard link", expected=others):
+                os.link(name, path)
+        else:
+            check_name(old.descriptor, path)  # zarr takes no locks
+            os.replace(name, path)
+    except others:
         raise ReplacedError from None
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(
+    what: str, *, expected: tuple[type[OSError], ...] = (FileNotFoundError,)
+) -> Iterator[None]:
     """Leave what the system does not allow to zarr, which can do it, or raises the error."""
     try:
         yield
-    except FileNotFoundError:
+    except expected:
         raise
     except OSError as error:
         raise LeftToZarr(f"it can't be {what} ({error.strerror})") from error

@@ -8,20 +8,23 @@ Zeros take no space on disk, so a shard is completed at once if the fill value i
 gets space for at least as many more inner chunks as it has, so that it is copied only a few times.
 """
 
+import operator
+from collections.abc import Sequence
+
 import numpy as np
 
 from numcodecs_bytes._core.copy import as_bytes
 from numcodecs_bytes._core.dtypes import Array, UInt64Array
 from numcodecs_bytes._host.zarr_versions import encode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.places import mesh
+from numcodecs_bytes._plan.places import Place, mesh
 from numcodecs_bytes._plan.plan import plan_axes
-from numcodecs_bytes._plan.selection import Axis, Indices
-from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
+from numcodecs_bytes._plan.selection import Axis
+from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch
+from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch, WritePlan
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
 from numcodecs_bytes._write.write_file import Part, Target
@@ -30,44 +33,42 @@ from numcodecs_bytes._write.write_file import Part, Target
 class ShardFile(ChunkFile):
     """The file of a shard, and what is written to its inner chunks."""
 
-    _shard_plan: AnyShardPlan  # without gaps
-    _elements: Array  # in the shape of the selection
-
     def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: WriteBatch) -> None:
         super().__init__(chunk, shard.inner, batch)
         self._shard = shard
         # Where inner chunks may begin: after the index, if that is at the start.
         self._data_start = shard.index_bytes if shard.is_index_first else 0
 
-    def _make_parts(self, selection: object) -> list[Part]:
-        shard_plan = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
-        elements = self._elements_of(shard_plan.shape)
-        self._shard_plan, self._elements = shard_plan, elements
-        if isinstance(shard_plan, ShardPoints):
-            # Where points are in most complete shards: this tells whether hulls are faster.
-            chunks = np.ravel_multi_index(shard_plan.coordinates, self._shard.grid_shape)
-            return self._points(chunks * self._layout.num_bytes + shard_plan.offsets, elements)
-        parts = []
-        for runs, place in zip(shard_plan.plans, shard_plan.places, strict=True):
-            selected = elements[(*mesh(place, shard_plan.shape), ...)]
-            parts.append(Part(runs, selected, self._layout, hulls=runs))
-        return parts
-
-    def _points(self, positions: Indices, elements: Array) -> list[Part]:
-        """Return what is written to points; their positions are offsets in the file, in bytes."""
-        # As if the file were an axis of bytes.
-        runs = plan_axes((Axis(positions, 1, 0),), self._layout.item_size, gap=0)
-        return [Part(runs, elements, self._layout, hulls=runs)]
+    def _make_plan(self) -> WritePlan:
+        selection, item_size = self.chunk.item.selection, self._layout.item_size
+        selected = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
+        if isinstance(selected, ShardPoints):
+            # Where they are in most complete shards, as if the file were an axis of bytes.
+            numbers = np.ravel_multi_index(selected.coordinates, self._shard.grid_shape)
+            points = Axis(numbers * self._layout.num_bytes + selected.offsets, 1, 0)
+            plans = [plan_axes((points,), item_size, gap=0)]
+        else:
+            plans = selected.plans
+        in_hulls = write_file.are_faster_in_hulls(plans, item_size)
+        return WritePlan(selected, self._elements_of(selected.shape), in_hulls)
 
     def _find_space(self, file: LockedFile) -> Space:
         raw = np.empty(self._shard.index_bytes, np.uint8)
         files.read_exactly(file.descriptor, self._shard.index_start(file.num_bytes), raw.data)
         index = index_of(self._shard, raw)
         end = self._check_index(index, file.num_bytes)
-        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
-        # Only the elements of what is missing are used: it has no offset in the file.
-        missing = self._parts_at(starts, starts == MISSING)
-        return Space(file, self._parts_at(starts, starts != MISSING), missing, index, end)
+        return self._space(file, index, end)
+
+    def _space(self, file: LockedFile | None, index: UInt64Array, end: int) -> Space:
+        """Return what has space in a file, in its order, and what has none."""
+        found = self._plan.runs.inner_chunks(index, 0, end)
+        parts = [Part(runs, self._at(place), start) for runs, start, place in found.present]
+        parts.sort(key=operator.attrgetter("start"))
+        return Space(file, parts, [self._at(place) for place in found.missing], index, end)
+
+    def _at(self, place: Place) -> Array:
+        """Return the elements at a place in the selection."""
+        return self._plan.elements[(*mesh(place, self._plan.elements.shape), ...)]
 
     def _check_index(self, index: UInt64Array, num_bytes: int) -> int:
         """Return where the inner chunks of a shard of `num_bytes` end; raise if it is unusual."""
@@ -86,23 +87,11 @@ class ShardFile(ChunkFile):
             )
         return end
 
-    def _parts_at(self, starts: UInt64Array, is_included: Array) -> list[Part]:
-        """Return what is written to some of the inner chunks, or points; they begin at `starts`."""
-        shard_plan, which = self._shard_plan, np.flatnonzero(is_included)
-        which = which[np.argsort(starts[which], kind="stable")]  # in the order of the file
-        if not isinstance(shard_plan, ShardPoints):
-            return [self._parts[k]._replace(start=int(starts[k])) for k in which.tolist()]
-        if not len(which):
-            return []
-        positions = starts[which].astype(np.intp) + shard_plan.offsets[which]
-        points = self._points(positions, self._elements[which])
-        return write_file.with_hulls(points, self._latency.gap, is_slow=self._is_slow)
-
-    def _fill(self, new: Target, old: Space | None) -> list[Part]:
+    def _fill(self, new: Target, old: Space) -> Sequence[Part]:
         shard, length, data_start = self._shard, self._layout.num_bytes, self._data_start
         fill_value = self._stored_fill_value()
         index, end = np.full((*shard.grid_shape, 2), MISSING, np.uint64), data_start
-        if old is not None and old.index is not None:
+        if old.index is not None:
             index, end = old.index.copy(), old.end
         is_new = self._gets_space(index, are_free=not fill_value.any())
         num = int(np.count_nonzero(is_new))
@@ -111,13 +100,12 @@ class ShardFile(ChunkFile):
         data_end = end + length * num
         raw = as_bytes(encode_index(shard.codec, index))
         locks.set_length(new.descriptor, data_end + (0 if shard.is_index_first else len(raw)))
-        if old is not None:
+        if old.file is not None:
             write_file.copy_span(old.file.descriptor, new, range(data_start, end))
         write_file.fill_span(new, fill_value, range(end, data_end))
         index_start = 0 if shard.is_index_first else data_end
         write_file.write_runs(new, raw, [index_start], len(raw))
-        starts = index[(*self._shard_plan.coordinates, 0)].reshape(-1)
-        return self._parts_at(starts, starts != MISSING)
+        return self._space(None, index, data_end).parts
 
     def _gets_space(self, index: UInt64Array, *, are_free: bool) -> Array:
         """Return which inner chunks get space, as bools in the shape of their grid."""
@@ -125,7 +113,7 @@ class ShardFile(ChunkFile):
         if are_free:
             return is_missing
         is_new = np.zeros_like(is_missing)
-        is_new[self._shard_plan.coordinates] = True
+        is_new[self._plan.runs.coordinates] = True
         is_new &= is_missing
         num_more = np.count_nonzero(~is_missing) - np.count_nonzero(is_new)
         others = np.flatnonzero(is_missing & ~is_new)

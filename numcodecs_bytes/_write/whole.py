@@ -7,34 +7,23 @@ whole chunk twice does no harm.
 
 import contextlib
 import os
-import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from zarr.core.buffer import cpu, gpu
+from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.copy import as_bytes, encode_array
-from numcodecs_bytes._core.dtypes import AnyDType, Array, has_same_elements
+from numcodecs_bytes._core.dtypes import AnyDType, Array
 from numcodecs_bytes._core.invalid_bytes import has_invalid_bytes
-from numcodecs_bytes._host import own_bugs
-from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores, write_pool
-from numcodecs_bytes._host.workers import Workers
+from numcodecs_bytes._host.threads import MAX_FILE_THREADS, IsWanted, num_cores
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import plan_of, split
-from numcodecs_bytes._plan.shards import AnyLayout
-from numcodecs_bytes._read.latency import Latency
-from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
-from numcodecs_bytes._write.locks import make_file
-from numcodecs_bytes._write.write_file import Target, raise_if_cancelled, write_runs
-
-# The lowest rate of writes that do not wait. Memory and the page cache take 1 GB/s and more.
-WRITTEN_PER_SECOND = 5e8
+from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError, write_each
+from numcodecs_bytes._write.write_file import Target, make_file, raise_if_cancelled, write_runs
 
 # Whole chunks of at least this size are written by two threads per core. On tmpfs and two cores,
 # two took 0.6 of the time of one with 128 KiB, 0.5 with 1 MiB, 0.8 to 1 with 64 KiB, and 1.2 with
@@ -42,49 +31,10 @@ WRITTEN_PER_SECOND = 5e8
 # took twice the time of four.
 LARGE_WHOLE_BYTES = 1 << 17
 
-
-def are_plain(value: Any, layout: AnyLayout) -> bool:
-    """Whether whole chunks of a layout can be written from the values that zarr passes."""
-    if not isinstance(layout, Layout) or not layout.item_size:  # a shard, or nothing to write
-        return False
-    if layout.conversion is not None:  # zarr itself encodes whole chunks
-        return False
-    array = value.as_ndarray_like()
-    is_on_host = type(value) is cpu.NDBuffer and type(array) in (np.ndarray, np.memmap)
-    is_known = is_on_host or type(value) is gpu.NDBuffer
-    return is_known and has_same_elements(array.dtype, layout.dtype)
-
-
-class Values(NamedTuple):
-    """What is written to chunks that are selected as a whole."""
-
-    array: Array
-    drop_axes: tuple[int, ...]  # axes of the chunks that the array lacks
-
-    def of(self, chunk: ChunkWrite) -> Array:
-        """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
-        spec = chunk.item.spec
-        selected = self._selected(chunk.place)
-        if selected.shape == spec.shape:
-            return selected
-        new = cpu.NDBuffer.create(
-            shape=spec.shape, dtype=self.array.dtype, order=spec.order, fill_value=chunk.fill_value
-        )
-        elements: Array = new.as_numpy_array()
-        try:
-            elements[chunk.item.selection] = selected
-        except Exception as error:
-            raise ValuesError(error) from error
-        return elements
-
-    def _selected(self, place: Place) -> Array:
-        if not self.array.shape:  # a single value for all elements
-            return self.array
-        try:
-            selected: Array = self.array[place]
-            return np.expand_dims(selected, self.drop_axes) if self.drop_axes else selected
-        except Exception as error:
-            raise ValuesError(error) from error
+# If the first file takes longer than this for each 128 KiB that it has begun, as many threads
+# write as zarr itself would use. If each rename takes 10 or 50 ms, chunks of 1 MiB take 0.5 of
+# zarr's time; if it takes 1 ms, chunks of 4 KiB take 0.3, and 2.6 in one thread.
+SLOW_SECONDS = 5e-4
 
 
 async def write_whole(
@@ -92,50 +42,52 @@ async def write_whole(
     values: Array,
     drop_axes: tuple[int, ...],
     num_threads: int | None,
-) -> list[ChunkWrite]:
-    """Write whole chunks, and note what became of each; return what is left to zarr.
-
-    What this package fails to write in a way that it should not is left as well: writing it twice
-    does no harm.
-    """
-    try:
-        await _write_together(chunks, Values(np.asarray(values), drop_axes), num_threads)
-    except Exception as error:
-        if not own_bugs.is_own_bug(error):
-            raise
-        own_bugs.log(error)
-    return [chunk for chunk in chunks if chunk.outcome.is_left]
-
-
-async def _write_together(
-    chunks: Sequence[ChunkWrite], values: Values, num_threads: int | None
 ) -> None:
-    layout = chunks[0].layout
-    is_large = layout is not None and layout.num_bytes >= LARGE_WHOLE_BYTES
+    """Write whole chunks, and note what became of each.
+
+    `drop_axes` are the axes of the chunks that the values lack.
+    """
+    array = np.asarray(values)
     suffix = f".{uuid.uuid4().hex}.partial"  # of temporary names
-    latency = Latency()
-    usual_seconds = layout.num_bytes / WRITTEN_PER_SECOND if layout else 0.0
 
-    def work(workers: "Workers[ChunkWrite]", some: "Iterator[ChunkWrite]") -> None:
-        for chunk in some:
-            before = time.perf_counter()
-            _write_or_leave(chunk, values, suffix, workers.is_wanted)
-            if latency.note_wait(time.perf_counter() - before - usual_seconds):
-                workers.start_helpers(wait_for_files=True)
+    def write(chunk: ChunkWrite, is_wanted: IsWanted) -> None:
+        try:
+            elements = _elements_of(chunk, array, drop_axes)
+            _store_or_delete(chunk, elements, suffix, is_wanted)
+            chunk.outcome = Outcome("written whole")
+        except (LeftToZarr, OSError, MemoryError) as why:
+            leave([chunk], why)  # also if it was cancelled: then nobody writes it
 
-    num_large = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)
-    num_default = num_large if is_large else 1
-    workers = Workers(chunks, work, num_threads=num_threads, num_default=num_default)
-    await workers.run(write_pool())
+    layout = chunks[0].layout
+    num_bytes = layout.num_bytes if layout else 0
+    num_default = 1
+    if num_bytes >= LARGE_WHOLE_BYTES and len(chunks) > 1:
+        num_default = min(2 * num_cores(), concurrency() or MAX_FILE_THREADS)
+    await write_each(
+        chunks,
+        write,
+        num_threads=num_threads,
+        num_default=num_default,
+        slow_seconds=SLOW_SECONDS * (1 + (num_bytes >> 17)),
+    )
 
 
-def _write_or_leave(chunk: ChunkWrite, values: Values, suffix: str, is_wanted: IsWanted) -> None:
-    """Write a chunk, or leave it to zarr, which may raise its own error."""
+def _elements_of(chunk: ChunkWrite, array: Array, drop_axes: tuple[int, ...]) -> Array:
+    """Return the elements of a chunk, in its shape; beyond the array, the fill value."""
+    spec, elements = chunk.item.spec, array
     try:
-        _store_or_delete(chunk, values.of(chunk), suffix, is_wanted)
-        chunk.outcome = Outcome("written whole")
-    except (LeftToZarr, OSError, MemoryError) as why:
-        leave([chunk], why)  # also if it was cancelled: then nobody writes it
+        if array.shape:  # else it is a single value for all elements
+            elements = array[chunk.place]
+            elements = np.expand_dims(elements, drop_axes) if drop_axes else elements
+        if elements.shape == spec.shape:
+            return elements
+        new = cpu.NDBuffer.create(
+            shape=spec.shape, dtype=array.dtype, order=spec.order, fill_value=chunk.fill_value
+        ).as_numpy_array()
+        new[chunk.item.selection] = elements
+    except (IndexError, TypeError, ValueError) as error:  # NumPy's, if they have another shape
+        raise ValuesError(error) from error
+    return new
 
 
 def _store_or_delete(chunk: ChunkWrite, elements: Array, suffix: str, is_wanted: IsWanted) -> None:

@@ -102,9 +102,9 @@ def set_constants(monkeypatch):
 
 @pytest.fixture
 def _files_are_fast(monkeypatch, set_constants):
-    """Read no byte to learn whether a file is slow: none is, however busy the machine is."""
+    """No file is slow, however busy the machine is: no byte is read to learn that."""
     monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)
-    set_constants(WAITED_SECONDS=60)
+    set_constants(WAITED_SECONDS=60, SLOW_SECONDS=60)
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +131,7 @@ class Written(list):
         super().__init__()
         fcntl = module_or_none("fcntl")
         self.lock = None
-        pwrite, preadv, flock = os.pwrite, os.preadv, fcntl.flock
+        pwrite, pread, preadv, flock = os.pwrite, os.pread, os.preadv, fcntl.flock
 
         def lock(descriptor, how):
             flock(descriptor, how)
@@ -146,12 +146,17 @@ class Written(list):
             self.append(("read", self.lock, position, sum(map(len, views))))
             return preadv(descriptor, views, position, *flags)
 
+        def look(descriptor, num_bytes, position):
+            self.append(("read", self.lock, position, num_bytes))
+            return pread(descriptor, num_bytes, position)
+
+        monkeypatch.setattr(os, "pread", look)
         monkeypatch.setattr(fcntl, "flock", lock)
         monkeypatch.setattr(os, "pwrite", write)
         monkeypatch.setattr(os, "preadv", read)
 
 
 @pytest.fixture
-def written(monkeypatch, _files_are_fast):
+def written(monkeypatch):
     """Return what is written to local files, and read of them, from now on."""
     return Written(monkeypatch)

@@ -337,8 +337,8 @@ MISTAKES = [
     ("numcodecs_bytes._plan.plan.axes_of", np.s_[1:6, ::3]),  # of which no plan is kept
     ("fcntl.flock", np.s_[1:6, ::2]),
     ("numcodecs_bytes._write.whole.encode_array", np.s_[...]),
-    ("numcodecs_bytes._write.whole.Values", np.s_[...]),
-    ("numcodecs_bytes._write.whole.Workers", np.s_[...]),
+    ("numcodecs_bytes._write.whole._elements_of", np.s_[...]),
+    ("numcodecs_bytes._write.chunks.Workers", np.s_[...]),
 ]
 
 

@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import re
-import time
 from pathlib import Path
 
 import numcodecs
@@ -19,7 +18,6 @@ from zarr.core.buffer import default_buffer_prototype
 
 import numcodecs_bytes
 from numcodecs_bytes._plan import constants
-from numcodecs_bytes._sources import files
 from numcodecs_bytes.zarr import BytesCodec
 
 pytestmark = pytest.mark.usefixtures("_in_place")
@@ -66,11 +64,11 @@ class TestBytes:
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
     @pytest.mark.needs("fcntl")
-    def test_by_as_many_threads_as_zarr_s_setting_says(self, tmp_path, calls):
-        """Ten wait for slow files by default: it was not asked."""
+    def test_by_as_many_threads_as_zarr_s_setting_says(self, tmp_path, calls, set_constants):
+        """And else by one for each core, if the values are large."""
+        set_constants(PARALLEL_BYTES=0)
         array = create(tmp_path, (64, 8), (4, 8))
         array[...] = 1
-        calls.at_read = lambda: time.sleep(0.002)
         calls.threads.clear()
         with zarr.config.set({"threading.max_workers": 1, "codec_pipeline.max_workers": 1}):
             array[:, ::2] = 2
@@ -145,7 +143,10 @@ class TestBytes:
     ids=str,
 )
 def test_runs_or_all_between_them(tmp_path, written, selection, lock, num_writes):
-    """Many short runs are read and written together, by who is alone; others one by one."""
+    """Many short runs are read and written together, by who is alone; others one by one.
+
+    Nothing else is read: a byte here and there told how slow the file is, and so what to write.
+    """
     array = create(tmp_path, (512, 512))
     array[...] = 1
     written.clear()
@@ -154,32 +155,6 @@ def test_runs_or_all_between_them(tmp_path, written, selection, lock, num_writes
     num_reads = num_writes if lock == "exclusive" else 0
     kinds = [kind for kind, *_ in written]
     assert (kinds.count("read"), kinds.count("write")) == (num_reads, num_writes)
-
-
-@pytest.mark.needs("fcntl")
-@pytest.mark.parametrize(
-    ("selection", "lock", "num_writes"),
-    [
-        (np.s_[::64, 2:5], "shared", 8),  # few runs are not worth the exclusive lock
-        (np.s_[::16, 3], "exclusive", 2),  # 64 KiB apart
-        (np.s_[::43, :], "shared", 12),  # all between them would be three requests more
-        ((np.arange(0, 512, 8), np.arange(0, 512, 8)), "exclusive", 2),
-    ],
-    ids=str,
-)
-def test_the_fewest_requests_if_the_file_is_slow(  # noqa: PLR0917
-    tmp_path, written, monkeypatch, selection, lock, num_writes
-):
-    """That is decided before anything is written: a request takes 1 ms."""
-    array = create(tmp_path, (512, 512))
-    array[...] = data = np.ones((512, 512))
-    monkeypatch.setattr(files, "seconds_to_read", lambda *_: 1e-3)
-    written.clear()
-    (array.vindex if isinstance(selection[0], np.ndarray) else array)[selection] = 2
-    data[selection] = 2
-    writes = [held for kind, held, *_ in written if kind == "write"]
-    assert writes == [lock] * num_writes
-    assert np.array_equal(array[...], data)
 
 
 class Lazy:
