@@ -126,9 +126,7 @@ class _Checks:
         }
         if self.decoded is not None:
             whole = [index for index, problem in problems.items() if not problem]
-            decoding = [(self.decoded, index) for index in whole]
-            found = sync(concurrent_map(decoding, _problem_in, concurrency()))
-            problems |= zip(whole, found, strict=True)
+            problems |= sync(_problems_in(self.decoded, whole))
         return problems
 
 
@@ -211,10 +209,36 @@ def _problem_with_size(size: int | Exception, expected: int | None) -> str:
     return f"holds {size} bytes, expected {expected}: {why}"
 
 
-async def _problem_in(array: AnyArray, index: Index) -> str:
-    """Decode a chunk, and return its problem, or ""."""
+async def _problems_in(array: AnyArray, indices: list[Index]) -> dict[Index, str]:
+    """Decode chunks, and return the problems of those that have any."""
+
+    async def problems_in(run: list[Index]) -> dict[Index, str]:
+        # Together they take a fraction of the time.
+        if len(run) > 1 and not await _problem_in(array, run):
+            return {}
+        return {index: await _problem_in(array, [index]) for index in run}
+
+    runs = [(run,) for run in _runs(indices)]
+    found = await concurrent_map(runs, problems_in, concurrency())
+    return {index: problem for problems in found for index, problem in problems.items()}
+
+
+def _runs(indices: list[Index]) -> Iterator[list[Index]]:
+    """Yield lists of chunks that are next to each other along the last axis."""
+    run: list[Index] = []
+    for index in sorted(indices):
+        if run and index != (*run[-1][:-1], run[-1][-1] + 1):
+            yield run
+            run = []
+        run.append(index)
+    if run:
+        yield run
+
+
+async def _problem_in(array: AnyArray, run: list[Index]) -> str:
+    """Decode chunks that are next to each other, and return their problem, or ""."""
     num_invalid = 0
-    for region in _regions_of(array, index):
+    for region in _regions_of(array, run[0], run[-1]):
         decoded = await async_result_of(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
             return f"can't be read: {describe_error(decoded)}"
@@ -228,15 +252,15 @@ async def _problem_in(array: AnyArray, index: Index) -> str:
     )
 
 
-def _regions_of(array: AnyArray, index: Index) -> Iterator[tuple[slice, ...]]:
+def _regions_of(array: AnyArray, first: Index, last: Index) -> Iterator[tuple[slice, ...]]:
     """Yield the regions to decode at a time: of a shard, rows of about 64 MiB."""
     shape = array.shards or array.chunks
-    grid = zip(index, shape, array.shape, strict=True)
-    chunk = tuple(slice(i * n, min((i + 1) * n, size)) for i, n, size in grid)
+    grid = zip(first, last, shape, array.shape, strict=True)
+    chunks = tuple(slice(i * n, min((j + 1) * n, size)) for i, j, n, size in grid)
     if not array.shards:
-        yield chunk
+        yield chunks
         return
-    rows, *others = chunk
+    rows, *others = chunks
     row_bytes = math.prod(shape[1:]) * array.chunks[0] * array.dtype.itemsize
     num = array.chunks[0] * max((1 << 26) // max(row_bytes, 1), 1)
     for start in range(rows.start, rows.stop, num):
