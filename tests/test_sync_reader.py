@@ -1,0 +1,467 @@
+"""`SyncReader` returns what the array returns, and reads small selections in the calling thread."""
+
+import os
+import pickle
+import random
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+import zarr.codecs
+import zarr.storage
+from helpers import EVERYTHING, OUR_PIPELINES, ZARRS_PIPELINE, create, run_python
+
+import numcodecs_bytes
+from numcodecs_bytes import SyncReader
+
+# Of zarr and of numcodecs, for data types and filters that Zarr v3 does not specify.
+pytestmark = pytest.mark.filterwarnings("ignore:.*specification", "ignore:The data type:Warning")
+DATA = np.arange(42.0).reshape(6, 7)
+
+
+@pytest.fixture(autouse=True, params=OUR_PIPELINES, ids=lambda path: path.rsplit(".", 1)[-1])
+def _our_pipeline(request):
+    with zarr.config.set({"codec_pipeline.path": request.param}):
+        yield
+
+
+@pytest.fixture
+def array(tmp_path):
+    array = create(tmp_path / "a", DATA.shape, (3, 4))
+    array[...] = DATA
+    return array
+
+
+@pytest.fixture
+def asked_of_zarr(monkeypatch):
+    """Return a list of the selections that are left to zarr."""
+    asked, getitem = [], zarr.Array.__getitem__
+
+    def note(self, selection):
+        asked.append(selection)
+        return getitem(self, selection)
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", note)
+    return asked
+
+
+def outcome(read):
+    """Return all of a result that a program can see, or the kind of the error."""
+    try:
+        got = read()
+    except ValueError as error:  # the texts, and some kinds of wrong lengths, are our own
+        return type(error) if type(error).__module__.startswith("zarr") else ValueError
+    except Exception as error:  # noqa: BLE001 # compared with zarr's
+        return type(error)
+    flags = got.flags
+    return type(got), got.dtype, got.shape, (flags.c_contiguous, flags.f_contiguous), repr(got)
+
+
+SELECTIONS = [
+    1,
+    -1,
+    (1, 2),
+    (1, ..., 2),
+    (..., 1),
+    ...,
+    (),
+    slice(1, 5, 3),
+    (slice(None), 2),
+    np.int64(1),
+    (np.int64(1), slice(1, 6)),
+    [1, 3],
+    [3, -1, 3],
+    ([1, 3], slice(None, 2)),
+    (slice(None, 2), np.array([6, 0])),
+    (1, [0, 2]),
+]
+OF_ZARR = [
+    7,
+    (1, -8),
+    slice(5, 1),
+    slice(None, None, -1),
+    slice(1, 3, 0),
+    True,
+    1.0,
+    None,
+    "a",
+    [],
+    [7],
+    [1.0],
+    ([1, 3], [0, 2]),
+    ([1], ...),
+    (..., ...),
+    (1, 2, 3),
+    range(2),
+    np.ones(6, bool),
+    np.ones((6, 7), bool),
+    (np.int64(1), np.int64(2)),
+    np.array([[1, 3]]),
+    np.array(1),
+]
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
+def test_what_is_read_without_zarr(array, asked_of_zarr, selection):
+    """Scalars or arrays, in the byte order of the array."""
+    expected = outcome(lambda: array[selection])
+    asked_of_zarr.clear()
+    assert outcome(lambda: SyncReader(array)[selection]) == expected
+    assert not asked_of_zarr
+
+
+@pytest.mark.parametrize("selection", OF_ZARR, ids=repr)
+def test_what_zarr_reads_or_refuses(array, asked_of_zarr, selection):
+    expected = outcome(lambda: array[selection])
+    asked_of_zarr.clear()
+    assert outcome(lambda: SyncReader(array)[selection]) == expected
+    assert len(asked_of_zarr) == 1
+
+
+def test_in_the_calling_thread(array, monkeypatch):
+    """No other thread opens a file, and no event loop runs."""
+    reader, threads, system = SyncReader(array), [], os.open
+
+    def note(*args, **kwargs):
+        threads.append(threading.current_thread())
+        return system(*args, **kwargs)
+
+    monkeypatch.setattr(os, "open", note)
+    monkeypatch.setattr(zarr.core.sync, "sync", None)
+    assert reader[1].tolist() == DATA[1].tolist()
+    assert threads == [threading.current_thread()] * 2
+
+
+def random_array(rng, folder):
+    """Return an array of any layout and data type, some of it missing or damaged."""
+    num_axes = rng.choice([0, 1, 1, 2, 2, 2, 3, 4])
+    shape = tuple(rng.randint(0 if rng.random() < 0.05 else 1, 12) for _ in range(num_axes))
+    chunks = tuple(rng.randint(1, 6) for _ in range(num_axes))
+    dtype = np.dtype(rng.choice(["u1", "i2", ">i4", "<f8", ">f8", "?", ">c16", ">M8[s]", "<U3"]))
+    settings = {"shape": shape, "chunks": chunks, "dtype": dtype, "compressors": None}
+    if rng.random() < 0.3:
+        settings |= {"zarr_format": 2, "order": rng.choice("CF"), "filters": None}
+    elif num_axes:
+        kind = rng.choice(["plain", "transposed", "sharded"])
+        if kind == "transposed":
+            order = tuple(rng.sample(range(num_axes), num_axes))
+            settings["filters"] = [zarr.codecs.TransposeCodec(order=order)]
+        if kind == "sharded":
+            settings["shards"] = tuple(n * rng.randint(1, 3) for n in chunks)
+    if rng.random() < 0.2:
+        settings["config"] = {"order": "F"}
+    array = zarr.create_array(folder / "a", **settings)
+    fill(rng, array)
+    stored = [path for path in (folder / "a").rglob("*") if path.is_file()]
+    stored = [path for path in stored if not path.name.startswith((".z", "zarr.json"))]
+    if stored and rng.random() < 0.2:
+        damage(rng, rng.choice(stored))
+    if rng.random() < 0.1:
+        with zipfile.ZipFile(folder / "a.zip", "w") as archive:
+            for path in filter(Path.is_file, (folder / "a").rglob("*")):
+                archive.write(path, path.relative_to(folder / "a"))
+        return zarr.open_array(zarr.storage.ZipStore(folder / "a.zip", mode="r"), mode="r")
+    return zarr.open_array(folder / "a", mode="r")
+
+
+def fill(rng, array):
+    """Write some regions of an array."""
+    shape, dtype = array.shape, array.dtype
+    values = np.random.default_rng(rng.randrange(1 << 30)).integers(0, 99, shape)
+    values = values.astype(str).astype(dtype) if dtype.kind == "U" else values.astype(dtype)
+    for _ in range(rng.randint(0, 3)):
+        along = [sorted(rng.sample(range(n + 1), 2)) if n else (0, 0) for n in shape]
+        region = tuple(slice(*bounds) for bounds in along)
+        array[region if shape else ...] = values[region]
+
+
+def damage(rng, path):
+    kind = rng.choice(["cut", "longer", "a folder"])
+    if kind == "cut":
+        os.truncate(path, rng.randrange(path.stat().st_size + 1))
+    elif kind == "longer":
+        path.write_bytes(path.read_bytes() + b"more")
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+def random_selector(rng, size):
+    num = max(size, 1)
+    kind = rng.choice(["index"] * 4 + ["slice"] * 4 + ["list", "array", "NumPy", "odd"])
+    if kind == "index":
+        return rng.randint(-num - 1, num)
+    if kind == "slice":
+        bounds = [rng.choice([None, rng.randint(-num - 1, num + 1)]) for _ in range(2)]
+        return slice(*bounds, rng.choice([None, None, None, 1, 2, 3, 7, -1, 0]))
+    indices = [rng.randint(-num, num - 1) for _ in range(rng.randint(0, 5))]
+    if kind == "list":
+        return indices
+    if kind == "array":
+        return np.array(indices, rng.choice(["i8", "i2", "f8"]))
+    if kind == "NumPy":
+        return np.int64(rng.randint(-num, num - 1))
+    return rng.choice([None, True, 1.0, "a", np.ones(size, bool), range(2), np.array(0)])
+
+
+def random_selection(rng, shape):
+    num = rng.choice([len(shape)] * 6 + [len(shape) + 1, max(len(shape) - 1, 0)])
+    keys = [random_selector(rng, (*shape, 3)[min(k, len(shape))]) for k in range(num)]
+    if rng.random() < 0.2:
+        keys.insert(rng.randint(0, len(keys)), ...)
+    return keys[0] if len(keys) == 1 and rng.random() < 0.5 else tuple(keys)
+
+
+@pytest.mark.parametrize("seed", range(40 if EVERYTHING else 10))
+def test_random_programs(tmp_path, seed):
+    """Each result, or kind of error, is that of the array: 20,000 in all."""
+    rng, num_arrays = random.Random(seed), 25  # noqa: S311 # no secret
+    for number in range(num_arrays):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        array = random_array(rng, folder)
+        reader = SyncReader(array)
+        for _ in range(40):
+            selection = random_selection(rng, array.shape)
+            copies = pickle.loads(pickle.dumps(selection))  # noqa: S301 # zarr changes some arrays
+            expected = outcome(lambda: array[selection])  # noqa: B023
+            assert outcome(lambda: reader[copies]) == expected, (array.metadata, copies)  # noqa: B023
+        array.store.close()
+
+
+class TestLikeAnArray:
+    def test_attributes(self, array):
+        reader = SyncReader(array)
+        assert (reader.shape, reader.dtype, reader.ndim) == ((6, 7), np.dtype("f8"), 2)
+        assert (reader.size, len(reader)) == (42, 6)
+        assert reader.array is array
+        assert [row.tolist() for row in reader] == DATA.tolist()
+        assert np.array_equal(np.asarray(reader), DATA)
+        assert np.asarray(reader, "f4").dtype == "f4"
+        with pytest.raises(TypeError, match="without axes"):
+            len(SyncReader(zarr.create_array({}, shape=(), dtype="f4")))
+
+    @pytest.mark.parametrize("other", [DATA, "a", None], ids=["NumPy", "a path", "None"])
+    def test_of_something_else(self, other):
+        with pytest.raises(TypeError, match="reads a zarr.Array, got"):
+            SyncReader(other)
+
+    def test_repr_says_whether_it_reads_itself(self, array):
+        assert repr(SyncReader(array)).endswith(": small selections are read directly>")
+        compressed = zarr.create_array({}, shape=(4,), dtype="f4")
+        assert "zarr reads it: compressed or filtered by" in repr(SyncReader(compressed))
+        memory = zarr.create_array({}, shape=(4,), dtype="f4", compressors=None)
+        assert "zarr reads it: it is in memory" in repr(SyncReader(memory))
+        with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
+            other = zarr.open_array(array.store, mode="r")
+        assert "BatchedCodecPipeline is the codec pipeline" in repr(SyncReader(other))
+
+    def test_it_follows_an_array_that_is_resized(self, array):
+        reader = SyncReader(array)
+        assert reader[5, 6] == DATA[5, 6]
+        array.resize((8, 3))
+        assert reader.shape == (8, 3)
+        assert reader[7].tolist() == [0] * 3
+        with pytest.raises(IndexError):
+            reader[5, 6]
+
+    def test_a_pickled_reader(self, array):
+        reader = SyncReader(array)
+        assert reader[1, 2] == DATA[1, 2]
+        raw = pickle.dumps(reader)
+        assert len(raw) < len(pickle.dumps(array)) + 200
+        assert pickle.loads(raw)[1, 2] == DATA[1, 2]  # noqa: S301
+
+    def test_options_hold(self, array, asked_of_zarr):
+        reader = SyncReader(array)
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}), numcodecs_bytes.trace() as t:
+            assert reader[::2, 0].tolist() == DATA[::2, 0].tolist()
+        assert t.report()["total"]["bytes_fetched"] == 3 * 8
+        assert not asked_of_zarr
+
+    def test_a_trace(self, array):
+        reader = SyncReader(array)
+        with numcodecs_bytes.trace() as traced:
+            assert reader[1].tolist() == DATA[1].tolist()
+            assert reader[np.ones((6, 7), bool)].tolist() == DATA.ravel().tolist()
+        total = traced.report()["total"]
+        assert (total["chunks"], total["bytes_selected"]) == (2 + 4, 7 * 8 + 42 * 8)
+        assert total["why_not_direct"] == {"the selection is of another kind": 1}
+        assert "left to zarr by SyncReader: the selection is of another kind" in str(traced)
+
+
+class TestLimits:
+    """What takes zarr's threads less time is left to them."""
+
+    def test_many_chunks(self, tmp_path, asked_of_zarr):
+        array = create(tmp_path / "a", (64,), (4,))
+        reader = SyncReader(array)
+        reader[:32], reader[::8], reader[[0, 60]]
+        assert not asked_of_zarr
+        reader[:33], reader[::7]
+        assert len(asked_of_zarr) == 2
+
+    def test_many_bytes(self, tmp_path, asked_of_zarr):
+        array = create(tmp_path / "a", (1 << 18,), dtype="f8")
+        reader = SyncReader(array)
+        reader[: 1 << 17]
+        assert not asked_of_zarr
+        reader[: (1 << 17) + 1]
+        assert len(asked_of_zarr) == 1
+
+    def test_a_slow_file(self, array, asked_of_zarr, monkeypatch):
+        """Many short runs are left to zarr's way, whose threads and longer runs are faster."""
+        seconds = "numcodecs_bytes._sources.files.seconds_to_read"
+        monkeypatch.setattr(seconds, lambda *_: 1e-3)
+        monkeypatch.setattr("numcodecs_bytes._plan.constants.GAP_BYTES", 0)
+        big = create(array.store.root.parent / "b", (64, 8), (64, 8))
+        big[...] = 1
+        asked_of_zarr.clear()
+        assert SyncReader(big)[:, 3].tolist() == [1] * 64
+        assert len(asked_of_zarr) == 1
+        assert SyncReader(big)[3].tolist() == [1] * 8
+        assert len(asked_of_zarr) == 1
+
+
+class TestShards:
+    @pytest.fixture
+    def shard(self, tmp_path):
+        array = create(tmp_path / "a", (8, 6), (1, 6), dtype="i4", endian="little", shards=(8, 6))
+        array[...] = np.arange(48).reshape(8, 6)
+        return array
+
+    def reads(self, monkeypatch):
+        """Return a list of the lengths of all reads from now on."""
+        lengths, system = [], os.preadv
+
+        def note(descriptor, buffers, *args):
+            lengths.append(system(descriptor, buffers, *args))
+            return lengths[-1]
+
+        monkeypatch.setattr(os, "preadv", note)
+        return lengths
+
+    @pytest.mark.needs("os.preadv")
+    def test_an_index_is_read_once_if_its_file_is_settled(self, shard, monkeypatch):
+        index_bytes, path = 8 * 16 + 4, shard.store.root / "c/0/0"
+        for age, num in ((10, 1), (0, 3)):
+            now = path.stat().st_mtime + age
+            monkeypatch.setattr("numcodecs_bytes._sources.shard_index.time.time_ns", lambda: 0)
+            monkeypatch.setattr(
+                "numcodecs_bytes._sources.shard_index.time.time_ns",
+                lambda now=now: int(now * 1e9),
+            )
+            reader = SyncReader(shard)
+            lengths = self.reads(monkeypatch)
+            for row in range(3):
+                assert reader[row].tolist() == list(range(6 * row, 6 * row + 6))
+            assert lengths.count(index_bytes) == num
+
+    @pytest.mark.parametrize("change", ["replaced", "rewritten", "cut", "deleted"])
+    def test_a_shard_that_changes(self, shard, tmp_path, change):
+        """Its index is not believed any more."""
+        path = shard.store.root / "c/0/0"
+        os.utime(path, (1e9, 1e9))
+        reader = SyncReader(shard)
+        assert reader[7].tolist() == list(range(42, 48))
+        other = create(tmp_path / "b", (8, 6), (1, 6), dtype="i4", endian="little", shards=(8, 6))
+        for row in reversed(range(8)):  # inner chunks in another order
+            other[row] = row
+        raw = (tmp_path / "b/c/0/0").read_bytes()
+        if change == "replaced":
+            (tmp_path / "b/c/0/0").replace(path)
+        elif change == "rewritten":
+            path.write_bytes(raw)
+        elif change == "cut":
+            os.truncate(path, 50)
+        else:
+            path.unlink()
+        assert outcome(lambda: reader[7]) == outcome(lambda: shard[7])
+        assert (outcome(lambda: reader[7]) is ValueError) == (change == "cut")
+
+
+@pytest.mark.parametrize("change", ["replaced", "cut", "deleted", "appears"])
+def test_a_chunk_that_changes(array, change):
+    reader, path = SyncReader(array), array.store.root / "c/0/0"
+    assert reader[1, 2] == DATA[1, 2]
+    if change == "replaced":
+        array[:3, :4] = -1
+    elif change == "cut":
+        os.truncate(path, 50)
+    elif change == "deleted":
+        path.unlink()
+    else:
+        path.unlink()
+        assert reader[1, 2] == 0
+        array[...] = 5
+    assert outcome(lambda: reader[1, 2]) == outcome(lambda: array[1, 2])
+
+
+def test_errors_of_lengths_are_ours(array):
+    os.truncate(array.store.root / "c/0/0", 50)
+    with pytest.raises(ValueError, match="holds 50 bytes, expected 96") as caught:
+        SyncReader(array)[0]
+    assert "c/0/0" in str(caught.value) + str(caught.value.__notes__)
+
+
+def test_threads_share_a_reader(array):
+    reader = SyncReader(array)
+
+    def read(seed):
+        rng = random.Random(seed)  # noqa: S311 # no secret
+        rows = [rng.randrange(6) for _ in range(300)]
+        return all(reader[row].tolist() == DATA[row].tolist() for row in rows)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(16)))
+
+
+def num_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists descriptors")
+def test_many_reads_leave_nothing_open(array):
+    reader = SyncReader(array)
+    for k in range(2000):
+        reader[k % 6]
+        with pytest.raises(IndexError):
+            reader[9]
+        if k == 100:
+            before = num_descriptors()
+    assert num_descriptors() <= before
+
+
+PROGRAM = """
+import multiprocessing, sys
+import numcodecs_bytes, zarr
+
+def read(reader, numbers, queue):
+    queue.put([reader[number].tolist() for number in numbers])
+
+if __name__ == "__main__":
+    path, method = sys.argv[1:]
+    reader = numcodecs_bytes.SyncReader(zarr.open_array(path, mode="r"))
+    expected = [reader.array[number].tolist() for number in range(6)]
+    assert [reader[number].tolist() for number in range(6)] == expected
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    workers = [context.Process(target=read, args=(reader, range(6), queue)) for _ in range(2)]
+    [worker.start() for worker in workers]
+    for _ in workers:
+        assert queue.get(timeout=50) == expected
+    [worker.join() for worker in workers]
+"""
+
+
+@pytest.mark.needs("os.fork")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_a_program_that_has_read(array, tmp_path, method):
+    """As PyTorch's DataLoader starts them: after a fork, zarr's event loop is gone."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    run_python(program, array.store.root, method)
