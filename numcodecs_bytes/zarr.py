@@ -20,7 +20,7 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -199,27 +199,27 @@ class BytesCodec(zarr.codecs.BytesCodec):
         return chunk_spec.prototype.buffer.from_array_like(raw)
 
     async def _decode_single(self, chunk_bytes: "Buffer", chunk_spec: "ArraySpec") -> "NDBuffer":
-        if self._leaves_swap_to_copy(chunk_spec):
+        is_copied_later = self._leaves_swap_to_copy(chunk_spec)
+        if is_copied_later or not self._takes_long(chunk_bytes.as_array_like(), chunk_spec):
             return self._decode_sync(chunk_bytes, chunk_spec)
         decode = functools.partial(self._decode_sync, chunk_bytes, chunk_spec)
-        return await self._run(decode, chunk_bytes.as_array_like(), chunk_spec)
+        return await run_in_thread(compute_pool(), decode)
 
     async def _encode_single(
         self, chunk_array: "NDBuffer", chunk_spec: "ArraySpec"
     ) -> "Buffer | None":
+        if not self._takes_long(chunk_array.as_ndarray_like(), chunk_spec):
+            return self._encode_sync(chunk_array, chunk_spec)
         encode = functools.partial(self._encode_sync, chunk_array, chunk_spec)
-        return await self._run(encode, chunk_array.as_ndarray_like(), chunk_spec)
+        return await run_in_thread(compute_pool(), encode)
 
-    async def _run(
-        self, function: Callable[[], T], array: "ArrayLike | NDArrayLike", chunk_spec: "ArraySpec"
-    ) -> T:
-        """Decode or encode a chunk; a large one in a thread, so that others can use other cores."""
+    def _takes_long(self, array: "ArrayLike | NDArrayLike", chunk_spec: "ArraySpec") -> bool:
+        """Whether to decode or encode a chunk in a thread, so that others can use other cores."""
         # Arrays on a GPU stay here: CuPy's current device and stream are thread-local.
-        if isinstance(array, np.ndarray) and array.nbytes >= IN_A_THREAD_BYTES:
-            dtype, stored = self._dtypes(chunk_spec)
-            if stored != copied_as(dtype):
-                return await run_in_thread(compute_pool(), function)
-        return function()
+        if not isinstance(array, np.ndarray) or array.nbytes < IN_A_THREAD_BYTES:
+            return False
+        dtype, stored = self._dtypes(chunk_spec)
+        return stored != copied_as(dtype)
 
     def unfiltered(self) -> Self:
         """Return the codec for a pipeline that has no filters, and whose copies swap bytes."""

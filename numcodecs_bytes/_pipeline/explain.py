@@ -15,7 +15,7 @@ from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
     from numcodecs_bytes._host.items import Item
 
@@ -33,33 +33,26 @@ def begin_read() -> None:
     _has_asked.set([])
 
 
-async def explained(
-    reading: "Awaitable[T]", items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
-) -> T:
-    """Return what zarr returns for chunks.
-
-    Its error names the chunk, or the array; for a wrong length, a better one is raised.
-    """
-    try:
-        return await reading
-    except Exception as error:
-        first, spec = items[0].byte_getter, items[0].spec
-        if is_in_shard(first):  # the shard will be named
-            raise
-        wrong, has_asked = None, _has_asked.get([])
-        if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
-            has_asked.append(True)
-            # If this fails, zarr's error says enough.
-            wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
-        if isinstance(wrong, LengthError):
-            raise wrong from error
-        if len(items) == 1:
-            add_name(error, first)
-        else:
-            name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
-            check = "`numcodecs-bytes check` finds damaged ones"
-            add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
-        raise
+async def explain(
+    error: Exception, items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
+) -> None:
+    """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
+    first, spec = items[0].byte_getter, items[0].spec
+    if is_in_shard(first):  # the shard will be named
+        return
+    wrong, has_asked = None, _has_asked.get([])
+    if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
+        has_asked.append(True)
+        # If this fails, zarr's error says enough.
+        wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
+    if isinstance(wrong, LengthError):
+        raise wrong from error
+    if len(items) == 1:
+        add_name(error, first)
+        return
+    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+    check = "`numcodecs-bytes check` finds damaged ones"
+    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
 
 
 async def _check_lengths(items: "Sequence[Item]", layout_of: LayoutOf) -> None:

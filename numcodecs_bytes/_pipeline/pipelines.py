@@ -9,7 +9,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from numcodecs_bytes._host.defaults import make_default
 from numcodecs_bytes._host.items import items_of
 from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
-from numcodecs_bytes._pipeline.explain import explained
+from numcodecs_bytes._pipeline.explain import explain
 from numcodecs_bytes._pipeline.reads import ReadsParts
 from numcodecs_bytes._pipeline.writes import WritesParts
 
@@ -33,9 +33,12 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = items_of(batch_info)
-        reading = super().read_batch(items, out, drop_axes)
-        return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
+        items = list(batch_info)
+        try:
+            return await super().read_batch(items, out, drop_axes)
+        except Exception as error:  # whichever it is: it is only explained
+            await explain(error, items_of(items), self._layout_of, is_v2=self._is_v2())
+            raise
 
 
 _PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
@@ -50,8 +53,11 @@ if FusedCodecPipeline is not None:
         async def _read_by_zarr(
             self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...]
         ) -> Any:
-            reading = super()._read_by_zarr(items, out, drop_axes)
-            return await explained(reading, items, self._layout_of, is_v2=self._is_v2())
+            try:
+                return await super()._read_by_zarr(items, out, drop_axes)
+            except Exception as error:  # whichever it is: it is only explained
+                await explain(error, items, self._layout_of, is_v2=self._is_v2())
+                raise
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 

@@ -81,10 +81,13 @@ class _Source(NamedTuple):
         is_same = store is self.store and getattr(store, "_is_open", False)
         return is_same and _options() == self.options and not self.state.is_struck
 
-    def has(self, items: "Sequence[Item]") -> bool:
-        """Whether chunks are read here: not if zarr reads all of them just as fast."""
-        is_by_zarr = self.are_short_objects and all(item.is_complete for item in items)
-        return self.find is not None and not is_by_zarr
+    def is_of_zarr(self, items: "Sequence[Item]") -> bool:
+        """Whether zarr reads all chunks of a batch, or does so just as fast."""
+        if self.find is not None and not self.are_short_objects:
+            return False
+        if trace.active or not self.is_valid(items[0].byte_getter):  # they are counted
+            return False
+        return self.find is None or all(item.is_complete for item in items)
 
 
 def _options() -> object:
@@ -103,7 +106,10 @@ class ReadsParts(KnowsLayouts):
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items, mistakes = items_of(batch_info), list[Exception]()
+        items, source = items_of(batch_info), self._source
+        if items and source is not None and source.is_of_zarr(items):
+            return await self._read_by_zarr(items, out, drop_axes)
+        mistakes = list[Exception]()
         try:
             plan = self._plan(items, out, drop_axes, mistakes)
             if plan is None:
@@ -138,7 +144,7 @@ class ReadsParts(KnowsLayouts):
         first = items[0]  # all are of one array: at most their shapes differ
         try:
             source = self._find_source(first)
-            if not (trace.active or source.has(items)):  # else what zarr fetches is counted
+            if source.is_of_zarr(items):
                 return None
             return self._plan_chunks(items, source, out, drop_axes, mistakes)
         except LeftToZarr as why:

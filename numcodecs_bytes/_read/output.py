@@ -106,6 +106,8 @@ def decoded_elements(elements: Array, layout: Layout) -> Array:
     if layout.is_converted_by_copy:
         return elements
     dtype = layout.dtype
+    if dtype.kind == "b":
+        return np.not_equal(elements.view(np.uint8), 0)
     if copied_as(dtype) != dtype:
         elements = elements.astype(copied_as(dtype), copy=False).view(dtype)
     return with_valid_bytes(elements)
