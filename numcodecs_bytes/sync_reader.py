@@ -16,6 +16,7 @@ from zarr.core.array_spec import ArraySpec
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
+from numcodecs_bytes._host.names import name_of_store
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import Selector
 from numcodecs_bytes._plan.shards import AnyLayout
@@ -23,7 +24,6 @@ from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.local import read_file
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
-from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.shard_index import IndexCache
 from numcodecs_bytes._sources.stores import name_of_class
 
@@ -140,8 +140,7 @@ class SyncReader:
         how = "small selections are read directly"
         try:
             known = self._find_layout()
-            if not isinstance(self._find_source(known, known.first.byte_getter.path), File):
-                how = "zarr reads it: its chunks are requested"
+            known.pipeline.find_chunks(known.first).file_of(known.first.byte_getter.path)
         except LeftToZarr as why:
             how = f"zarr reads it: {why}"
         return f"<SyncReader of {self._array!r}: {how}>"
@@ -180,22 +179,23 @@ class SyncReader:
     def _read_chunks(self, known: _Known, along: list[list[_Along]], out: Array) -> None:
         """Read what is selected of chunks to the result."""
         output = Output(out, (), _is_wanted, threading.Lock())
-        gap = known.pipeline._find_source(known.first).gap
-        pace = Pace(gap, leaves_slow_files=True, indices=self._indices)
+        finder = known.pipeline.find_chunks(known.first)
+        chunks = list[ChunkRead]()
+        pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
         for pieces in product(*along):
             key = known.metadata.encode_chunk_key(tuple([each.position for each in pieces]))
             path, selected = known.prefix + key, tuple([each.selector for each in pieces])
             place = tuple([each.place for each in pieces if each.place is not None])
-            source = self._find_source(known, path)
-            if not isinstance(source, File):
-                raise LeftToZarr("its chunks are requested")
+            file = finder.file_of(path)
             getter = _Getter(self._array.store, path)
             item = Item(getter, known.spec, selected, place, is_complete=False)
-            chunk = ChunkRead(item, selected, place, known.layout, source)
+            chunk = ChunkRead(item, selected, place, known.layout, file)
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)
-            if trace.active:
+            chunks.append(chunk)
+        if trace.active:
+            for chunk in chunks:
                 chunk.trace(is_v2=known.metadata.zarr_format == 2)
 
     def _find_layout(self) -> _Known:
@@ -216,18 +216,9 @@ class SyncReader:
         self._known = _Known(metadata, pipeline, spec, layout, first, prefix)
         return self._known
 
-    def _find_source(self, known: _Known, path: str) -> Any:
-        """Return where a chunk is."""
-        source = known.pipeline._find_source(known.first)
-        if source.find is None:
-            raise source.why
-        return source.find(path)
-
     def _note_left(self, why: Exception) -> None:
-        array, is_v2 = self._array, self._array.metadata.zarr_format == 2
-        getter = _Getter(array.store, f"{array.path}/0".lstrip("/"))
-        counts: trace.Counts = {("why_not_direct", str(why)): 1}
-        trace.note(getter, 1, counts, is_v2=is_v2)
+        name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
+        trace.note_array(name, {("why_not_direct", str(why)): 1})
 
 
 def _is_wanted() -> bool:
@@ -275,12 +266,15 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     indices = np.asarray(key)
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or not indices.size:
         raise LeftToZarr("the selection is of another kind")
-    indices = np.where(indices < 0, indices + size, indices).astype(np.intp)
-    if indices.min() < 0 or indices.max() >= size:
+    if indices.min() < -size or indices.max() >= size:
         raise LeftToZarr("an index is out of bounds")
-    positions = indices // length
-    pieces = []
-    for position in np.unique(positions).tolist():
+    indices = indices.astype(np.intp)
+    indices = np.where(indices < 0, indices + size, indices)
+    positions, pieces = indices // length, []
+    touched = np.unique(positions).tolist()
+    if len(touched) > MAX_CHUNKS:
+        raise LeftToZarr("the selection is empty, or large")
+    for position in touched:
         (place,) = np.nonzero(positions == position)
         pieces.append(_Along(position, indices[place] - position * length, place))
     return indices.size, pieces

@@ -6,19 +6,12 @@ change in zarr.
 
 import concurrent.futures
 import contextlib
-import functools
 import logging
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
-from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
 from numcodecs_bytes._host.options import OptionError
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_Coroutine = Coroutine[Any, Any, T]
 
 _KNOWN = (
     OSError,
@@ -31,7 +24,6 @@ _KNOWN = (
 )
 is_caught = True  # not in most of the tests
 _logged: set[tuple[type, str]] = set()
-_waiting: ContextVar[list[Exception] | None] = ContextVar("_waiting", default=None)
 
 
 def is_own_bug(error: Exception) -> bool:
@@ -61,27 +53,15 @@ def only_logged() -> Iterator[None]:
         log(error)
 
 
-def logged_after_zarr(method: Callable[P, _Coroutine[T]]) -> Callable[P, _Coroutine[T]]:
-    """Log own bugs at the end of a read or write, unless zarr then raises the same error.
+def forget_alike(bugs: list[Exception], error: Exception) -> bool:
+    """Forget own bugs if zarr then raises just such an error; return whether it does.
 
     NumPy, for example, has at most 64 dimensions, with zarr alone as well.
     """
-
-    @functools.wraps(method)
-    async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        errors, others = list[Exception](), _waiting.get()
-        _waiting.set(errors)
-        try:
-            return await method(*args, **kwargs)
-        except Exception as error:
-            errors[:] = [each for each in errors if _text_of(each) != _text_of(error)]
-            raise
-        finally:
-            _waiting.set(others)  # not `reset`: a read may be closed in another context
-            while errors:  # whose frames refer to this one, and to the output
-                log(errors.pop(0))
-
-    return call
+    if not any(_text_of(bug) == _text_of(error) for bug in bugs):
+        return False
+    bugs.clear()
+    return True
 
 
 def _text_of(error: Exception) -> str:
@@ -89,11 +69,14 @@ def _text_of(error: Exception) -> str:
     return traceback.format_exception_only(error)[0]
 
 
+def log_all(bugs: list[Exception]) -> None:
+    """Log own bugs, and forget them: their frames refer to the arrays that were read or written."""
+    while bugs:
+        log(bugs.pop(0))
+
+
 def log(error: Exception) -> None:
     """Log an own bug with its traceback, once for each kind and place."""
-    if (waiting := _waiting.get()) is not None:
-        waiting.append(error)
-        return
     innermost = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:
         innermost = innermost.tb_next
@@ -102,7 +85,7 @@ def log(error: Exception) -> None:
     if kind not in _logged:
         _logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
-            "numcodecs_bytes failed in a way that it should not: zarr makes this write instead, or "
-            "reads this array from now on; please report this, with the traceback",
+            "numcodecs_bytes failed in a way that it should not, and zarr reads or writes instead: "
+            "please report this, with the traceback",
             exc_info=error,
         )

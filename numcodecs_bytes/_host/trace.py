@@ -155,7 +155,11 @@ def note(
     byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool, is_seen: bool = True
 ) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    name = name_of_array(byte_getter, num_axes, is_v2=is_v2)
+    note_array(name_of_array(byte_getter, num_axes, is_v2=is_v2), counts, is_seen=is_seen)
+
+
+def note_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
+    """Add to the counts of an array."""
     for each in set(active):
         each.add(name, counts, is_seen=is_seen)
 

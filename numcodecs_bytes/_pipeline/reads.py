@@ -1,52 +1,39 @@
 """Reads parts of uncompressed chunks, and lets zarr read the rest: plan, run, rest.
 
-The plan makes no request and opens no file: it says what is read here, of which file or object, to
-which place, and what is left to zarr, and why. Files are then read in threads, objects are
-requested on the event loop, and zarr reads its own chunks meanwhile. At last, zarr reads what could
-not be read here.
+The plan says what is read here, from which file or object, to which place, and what zarr reads, and
+why. Files are then read in threads and objects requested on the event loop, while zarr reads its
+chunks. How many requests an object may use depends on how many are requested at that time. At last,
+zarr reads what could not be read here.
 """
 
 import asyncio
 import contextlib
-import copy
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import zarr
 from zarr.core.buffer import gpu
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
-from numcodecs_bytes._host.options import max_gap_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
+from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, find_chunks
 from numcodecs_bytes._pipeline.explain import begin_read
-from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import Batch, ChunkRead, chunk_reads
 from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.store_states import StoreState, state_of
-from numcodecs_bytes._sources.stores import (
-    Remote,
-    is_in_shard,
-    may_be_cached,
-    name_of_class,
-    sources_of,
-    store_of,
-)
+from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from numcodecs_bytes._plan.shards import AnyLayout
     from numcodecs_bytes._read.object_reads import ObjectRead
     from numcodecs_bytes._read.to_gpu import GPUOutput
-    from numcodecs_bytes._sources.stores import SourceOf
 
 
 class _Plan(NamedTuple):
@@ -57,61 +44,26 @@ class _Plan(NamedTuple):
     output: "Output | GPUOutput"  # of what is read here
     zarr_output: Any  # the same, as zarr takes it
     drop_axes: tuple[int, ...]
-    mistakes: list[Exception]  # of this package, while it reads
-
-
-class _Source(NamedTuple):
-    """Where the chunks of an array are, as its first read has found out.
-
-    It is cached while the store and the options stay: to find it out again takes 4 to 6 % of the
-    time in which zarr reads a small chunk.
-    """
-
-    store: Any
-    state: StoreState
-    options: object  # of this package, which may name the class of the store
-    gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
-    find: "SourceOf | None" = None  # None: zarr reads all chunks
-    why: LeftToZarr | None = None  # zarr reads them
-    are_short_objects: bool = False  # whether chunks are too short to be requested in parts
-
-    def is_valid(self, byte_getter: Any) -> bool:
-        """Whether it still says where a chunk is."""
-        store = getattr(byte_getter, "store", None)
-        is_same = store is self.store and getattr(store, "_is_open", False)
-        return is_same and _options() == self.options and not self.state.is_struck
-
-    def is_of_zarr(self, items: "Sequence[Item]") -> bool:
-        """Whether zarr reads all chunks of a batch, or does so just as fast."""
-        if self.find is not None and not self.are_short_objects:
-            return False
-        if trace.active or not self.is_valid(items[0].byte_getter):  # they are counted
-            return False
-        return self.find is None or all(item.is_complete for item in items)
-
-
-def _options() -> object:
-    """Return the options that are set, faster than `zarr.config.get`."""
-    return zarr.config.config.get("numcodecs_bytes")
+    bugs: list[Exception]  # of this package, while it reads
 
 
 class ReadsParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: reads parts of uncompressed chunks."""
 
     reads_parts = True
-    _own_failure = ""  # why zarr reads the array from now on
-    _source: _Source | None = None
+    _own_bug = ""  # why zarr reads the array from now on
+    _finder: ChunkFinder | None = None
 
     async def read(
         self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        items, source = items_of(batch_info), self._source
-        if items and source is not None and source.is_of_zarr(items):
+        begin_read()
+        items, bugs, finder = items_of(batch_info), list[Exception](), self._finder
+        if items and finder is not None and finder.is_by_zarr(items):
             return await self._read_by_zarr(items, out, drop_axes)
-        mistakes = list[Exception]()
         try:
-            plan = self._plan(items, out, drop_axes, mistakes)
+            plan = self._plan(items, out, drop_axes, bugs)
             if plan is None:
                 return await self._read_by_zarr(items, out, drop_axes)
             try:
@@ -123,11 +75,10 @@ class ReadsParts(KnowsLayouts):
                         for chunk in plan.chunks:
                             chunk.trace(is_v2=plan.batch.is_v2)
         except Exception as error:
-            self._compare(mistakes, error)
+            self._compare(bugs, error)
             raise
         finally:
-            while mistakes:  # whose frames refer to this one, and to the output
-                own_bugs.log(mistakes.pop(0))
+            own_bugs.log_all(bugs)
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
@@ -136,52 +87,47 @@ class ReadsParts(KnowsLayouts):
         items: "Sequence[Item]",
         out: Any,
         drop_axes: tuple[int, ...],
-        mistakes: list[Exception],
+        bugs: list[Exception],
     ) -> _Plan | None:
         """Return what to read; None if zarr has to read all of it."""
-        if not items or (self._own_failure and not trace.active):
+        if not items or (self._own_bug and not trace.active):
             return None
         first = items[0]  # all are of one array: at most their shapes differ
         try:
-            source = self._find_source(first)
-            if source.is_of_zarr(items):
+            finder = self.find_chunks(first)
+            if finder.is_by_zarr(items):
                 return None
-            return self._plan_chunks(items, source, out, drop_axes, mistakes)
+            return self._plan_chunks(items, finder, out, drop_axes, bugs)
         except LeftToZarr as why:
             if trace.active and not is_in_shard(first.byte_getter):  # else the shard is noted
                 counts: trace.Counts = {str(why): len(items)}
                 num_axes, is_v2 = len(first.spec.shape), self._is_v2()
                 trace.note(first.byte_getter, num_axes, counts, is_v2=is_v2, is_seen=False)
-        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            self._give_up(mistakes, error, ())
+        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
+            self._give_up(bugs, error, ())
         return None
 
-    def _find_source(self, first: Item) -> _Source:
-        """Return where the chunks of the array are; raise `LeftToZarr` if it has failed before."""
-        if self._own_failure:
+    def find_chunks(self, first: Item) -> ChunkFinder:
+        """Return where the chunks of the array are, given one of them.
+
+        Raises `LeftToZarr` if zarr does not ask its store directly, or because of an own bug.
+        """
+        if self._own_bug:
             raise LeftToZarr("numcodecs_bytes itself failed before")
-        if self._source is not None and self._source.is_valid(first.byte_getter):
-            return self._source
-        store = store_of(first.byte_getter)
-        source = _Source(store, state_of(store), copy.copy(_options()))
-        try:
-            layout, find = self._layout_of(first.spec), sources_of(store)
-            source = source._replace(find=find, gap=max_gap_bytes())
-            is_short = _is_short_object(find, first.byte_getter.path, layout)
-            source = source._replace(are_short_objects=is_short)
-        except LeftToZarr as why:
-            source = source._replace(why=why.with_traceback(None))
-        if may_be_cached(store) and not source.state.is_struck:
-            vars(self)["_source"] = source
-        return source
+        finder = self._finder
+        if finder is None or not finder.is_valid(first.byte_getter):
+            finder = find_chunks(first, self._layout_of)
+            if finder.may_be_cached:
+                vars(self)["_finder"] = finder
+        return finder
 
     def _plan_chunks(
         self,
         items: "Sequence[Item]",
-        source: _Source,
+        finder: ChunkFinder,
         out: Any,
         drop_axes: tuple[int, ...],
-        mistakes: list[Exception],
+        bugs: list[Exception],
     ) -> _Plan:
         spec = items[0].spec
         if type(out) is not spec.prototype.nd_buffer:
@@ -189,18 +135,18 @@ class ReadsParts(KnowsLayouts):
         array: Any = out.as_ndarray_like()
         is_on_gpu = type(out) is gpu.NDBuffer
         check_output(array, self._layout_of(spec).dtype, is_on_gpu=is_on_gpu)
-        chunks = chunk_reads(items, self._layout_of, source.find)
-        if source.find is None and source.why is not None:
-            leave(chunks, source.why)
-        batch = Batch(self._is_v2(), self._num_threads(), source.gap)
+        chunks = chunk_reads(items, self._layout_of, finder.find)
+        if finder.find is None:
+            leave(chunks, LeftToZarr(finder.why_by_zarr))
+        batch = Batch(self._is_v2(), self._num_threads(), finder.gap)
         output: Any = Output(array, drop_axes, lambda: True, threading.Lock())
         if is_on_gpu:
             from numcodecs_bytes._read.to_gpu import GPUOutput, leave_what_is_faster
 
             if not batch.is_v2:  # zarr can't read all of them
                 leave_what_is_faster(chunks)
-            output = GPUOutput(array, output, partial(self._give_up, mistakes))
-        return _Plan(batch, chunks, output, out, drop_axes, mistakes)
+            output = GPUOutput(array, output, partial(self._give_up, bugs))
+        return _Plan(batch, chunks, output, out, drop_axes, bugs)
 
     async def _run(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
         """Read chunks of files and objects into an output in host memory, while zarr reads others.
@@ -230,8 +176,8 @@ class ReadsParts(KnowsLayouts):
         try:
             if chunks:
                 await local.read(plan.batch, chunks, out)
-        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            self._give_up(plan.mistakes, error, chunks)
+        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
+            self._give_up(plan.bugs, error, chunks)
 
     def _plan_objects(
         self, plan: _Plan, requested: "Sequence[ChunkRead]", num_in_flight: int
@@ -243,8 +189,8 @@ class ReadsParts(KnowsLayouts):
 
         try:
             return object_reads(requested, num_in_flight, plan.batch.gap, plan.drop_axes)
-        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            self._give_up(plan.mistakes, error, requested)
+        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
+            self._give_up(plan.bugs, error, requested)
             return ()
 
     async def _read_objects(
@@ -253,7 +199,7 @@ class ReadsParts(KnowsLayouts):
         if objects:
             from numcodecs_bytes._read import remote  # only if it is needed
 
-            give_up = partial(self._give_up, plan.mistakes)
+            give_up = partial(self._give_up, plan.bugs)
             fallback = remote.Fallback(partial(self._read_others, plan), give_up)
             await remote.read(plan.batch, objects, out, limit, fallback)
 
@@ -277,39 +223,29 @@ class ReadsParts(KnowsLayouts):
 
     async def _read_by_zarr(self, items: "Sequence[Item]", out: Any, drop_axes: Any) -> Any:
         """Let zarr read chunks; an error names the chunk."""
-        begin_read()
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
     def _give_up(
-        self, mistakes: list[Exception], error: Exception, chunks: "Sequence[ChunkRead]"
+        self, bugs: list[Exception], error: Exception, chunks: "Sequence[ChunkRead]"
     ) -> None:
-        """Leave chunks to zarr, and the array from now on, because this package has failed.
+        """Leave chunks to zarr, and the array from now on, because of an own bug.
 
-        Raises the error if it is no mistake of this package.
+        Raises the error if it is none.
         """
         if not own_bugs.is_own_bug(error):
             raise error
-        mistakes.append(error)
-        vars(self)["_own_failure"] = f"{type(error).__name__}: {error}"
+        bugs.append(error)
+        vars(self)["_own_bug"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
-    def _compare(self, mistakes: list[Exception], error: Exception) -> None:
-        """Forget mistakes that zarr makes as well; else say in its error that we failed before."""
-        with contextlib.suppress(Exception):  # some errors have no text, or are immutable
-            mistakes[:] = [m for m in mistakes if (type(m), str(m)) != (type(error), str(error))]
-            if self._own_failure:
-                error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_failure}")
-
-
-def _is_short_object(find: "SourceOf", path: str, layout: "AnyLayout") -> bool:
-    """Whether a chunk is an object that is requested, and that no request for it is split."""
-    source = find(path)
-    if not (isinstance(source, Remote) and source.is_object and isinstance(layout, Layout)):
-        return False
-    from numcodecs_bytes._read.object_reads import may_be_split  # only if it is needed
-
-    return not may_be_split(layout.num_bytes)
+    def _compare(self, bugs: list[Exception], error: Exception) -> None:
+        """Forget own bugs if zarr fails just so; else name them in its error."""
+        if own_bugs.forget_alike(bugs, error):
+            vars(self).pop("_own_bug", None)
+        elif self._own_bug:
+            with contextlib.suppress(Exception):  # some errors are immutable
+                error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_bug}")
 
 
 def in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 class WritesParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
-    @own_bugs.logged_after_zarr
     async def write(
         self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
     ) -> None:
@@ -32,15 +31,24 @@ class WritesParts(KnowsLayouts):
         can't be written in place. Other chunks may have been written by then. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
-        items = items_of(batch_info)
+        items, bugs = items_of(batch_info), list[Exception]()
         try:
-            await self._write(items, value, drop_axes)
+            await self._write(items, value, drop_axes, bugs)
         except Exception as error:  # whichever it is: it is only given a note
+            own_bugs.forget_alike(bugs, error)
             if items:
                 add_name(error, items[0].byte_getter, "writing", len(items))
             raise
+        finally:
+            own_bugs.log_all(bugs)
 
-    async def _write(self, items: "Sequence[Item]", value: Any, drop_axes: tuple[int, ...]) -> None:
+    async def _write(
+        self,
+        items: "Sequence[Item]",
+        value: Any,
+        drop_axes: tuple[int, ...],
+        bugs: list[Exception],
+    ) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         pipeline: Any = super()
         mode, writes = write_in_place(), None
@@ -51,11 +59,11 @@ class WritesParts(KnowsLayouts):
                     is_required = mode == "require"
                     await writes.write(drop_axes, self._num_threads(), is_required=is_required)
             except Exception as error:
-                # A mistake of ours: zarr writes, unless only some elements of a chunk are written.
+                # An own bug: zarr writes, unless only some elements of a chunk are written.
                 is_begun = writes is not None and any(chunk.is_changed for chunk in writes.left)
                 if mode == "require" or is_begun or not own_bugs.is_own_bug(error):
                     raise
-                own_bugs.log(error)
+                bugs.append(error)
             if writes is not None:
                 items = [chunk.item for chunk in writes.left]
                 value = writes.values.buffer

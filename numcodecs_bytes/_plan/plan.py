@@ -96,7 +96,7 @@ class Plan:
         return self._offsets[runs] + (self.start + start)
 
     def _make_offsets(self, runs: range) -> Indices:
-        """Return the offset of some runs in the hull along the other axes, in bytes."""
+        """Return the offset of some runs from the first one that is possible, in bytes."""
         numbers, offsets = as_array(runs), np.zeros(len(runs), np.intp)
         for axis in reversed(self.axes[: self.num_outer]):
             numbers, along = np.divmod(numbers, len(axis.indices))

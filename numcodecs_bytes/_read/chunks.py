@@ -16,7 +16,8 @@ from numcodecs_bytes._plan.outcome import PENDING, Fetched, LeftToZarr, Outcome,
 from numcodecs_bytes._plan.places import Place, place_of, size_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
-from numcodecs_bytes._sources.stores import IN_MEMORY, Source, SourceOf
+from numcodecs_bytes._sources.files import File
+from numcodecs_bytes._sources.stores import IN_MEMORY, Remote, Source, SourceOf
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,20 @@ class ChunkRead:
         """What zarr would ask for the chunk."""
         getter: StorePath = self.item.byte_getter
         return getter
+
+    @property
+    def file(self) -> File:
+        """Where the chunk is, if it is in a file."""
+        if not isinstance(self.source, File):
+            raise TypeError(f"not in a file: {self.source!r}")
+        return self.source
+
+    @property
+    def remote(self) -> Remote:
+        """Where the chunk is, if it is requested."""
+        if not isinstance(self.source, Remote):
+            raise TypeError(f"not requested: {self.source!r}")
+        return self.source
 
     def read_as_missing(self, out: Output, fetched: Fetched) -> None:
         """Fill what is selected of the chunk, because it does not exist."""

@@ -20,7 +20,7 @@ from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources import files
-from numcodecs_bytes._sources.files import File, OpenFile
+from numcodecs_bytes._sources.files import OpenFile
 from numcodecs_bytes._sources.shard_index import read_index
 
 _memory_of_thread = threading.local()
@@ -32,9 +32,7 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
     Raises `LeftToZarr` or OSError if zarr has to read the chunk, ValueError if it has the wrong
     length, and CancelledError if the output must not be changed any more.
     """
-    if not isinstance(chunk.source, File):
-        raise TypeError(f"not a file: {chunk.source!r}")
-    file = files.locate(chunk.source, descriptor)
+    file = files.locate(chunk.file, descriptor)
     if file is None:
         chunk.read_as_missing(out, Fetched())
         return

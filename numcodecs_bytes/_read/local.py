@@ -27,7 +27,6 @@ from numcodecs_bytes._read.chunks import Batch, ChunkRead
 from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
-from numcodecs_bytes._sources.files import File
 
 _Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
@@ -68,7 +67,7 @@ async def _read_together(
     pace = Pace(batch.gap, probes_first=True)
 
     def work(workers: "Workers[_Group]", groups: "Iterator[_Group]") -> None:
-        pace.helpers, of_thread = workers, out.for_thread(workers.is_wanted)
+        pace.workers, of_thread = workers, out.for_thread(workers.is_wanted)
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
@@ -84,7 +83,7 @@ async def _read_together(
     try:
         await workers.run(file_pool())
     finally:
-        pace.helpers = None  # which refer to this function, and to the output
+        pace.workers = None  # which refer to this function, and to the output
 
 
 def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_Group]:
@@ -96,33 +95,26 @@ def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_Group]:
     most = -(-len(chunks) // num_threads)
     in_file = collections.defaultdict[Hashable, list[ChunkRead]](list)
     for chunk in chunks:
-        key = _file_of(chunk).key
+        key = chunk.file.key
         in_file[id(chunk) if key is None else key].append(chunk)
     for together in in_file.values():
         if len(together) > 1:
-            together.sort(key=lambda chunk: _file_of(chunk).start)
+            together.sort(key=lambda chunk: chunk.file.start)
     for first in range(0, max(map(len, in_file.values())), most):
         for key, together in in_file.items():
             if some := together[first : first + most]:
                 yield key, some
 
 
-def _file_of(chunk: ChunkRead) -> File:
-    """Return where a chunk is."""
-    if not isinstance(chunk.source, File):
-        raise TypeError(f"not a file: {chunk.source!r}")
-    return chunk.source
-
-
 def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
-    chunks, file, begin = itertools.chain([first], chunks), _file_of(first), time.perf_counter()
+    chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
     try:
         try:
             descriptor = file.open()
         finally:  # it may take as long to learn that it is missing
-            if pace.helpers is not None:
+            if pace.workers is not None:
                 pace.note_wait(time.perf_counter() - begin)
     except LeftToZarr as why:
         leave(chunks, why)

@@ -13,17 +13,11 @@ from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.plan import Plan, plan_of
-from numcodecs_bytes._plan.ranges import num_parts
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout, ShardPlan
-from numcodecs_bytes._read import remote_object
+from numcodecs_bytes._read import budget as budgets
+from numcodecs_bytes._read.budget import UNLIMITED, Budget
 from numcodecs_bytes._read.chunks import ChunkRead
-from numcodecs_bytes._read.remote_object import UNLIMITED, Budget, RemoteObject
-from numcodecs_bytes._sources.stores import Remote
-
-# Gaps of up to this size are parts of the runs that are planned; which longer ones are fetched is
-# decided where requests are made, and then they are not copied: a box through four chunks of 16
-# MiB, 1 ms away, took 0.57 to 0.91 of zarr's time, and 0.82 to 1.19 if they were copied.
-COPIED_GAP_BYTES = 1 << 9
+from numcodecs_bytes._read.remote_object import RemoteObject
 
 # Chunks in one object that are at most this far apart are requested together. zarr alone fetches
 # nothing between them.
@@ -94,11 +88,6 @@ def object_reads(
     return reads
 
 
-def may_be_split(num_bytes: int) -> bool:
-    """Whether an object of that length may be requested in parts."""
-    return num_parts(num_bytes, remote_object.PART_BYTES) > 1
-
-
 class _Planner:
     """Plans what to read of the objects that hold chunks of a batch."""
 
@@ -114,7 +103,7 @@ class _Planner:
         in_object = collections.defaultdict[tuple[Hashable, Layout], list[ChunkRead]](list)
         total = 0  # the length of the chunks that are parts of objects, in bytes
         for chunk in chunks:
-            remote, layout = remote_of(chunk), chunk.layout
+            remote, layout = chunk.remote, chunk.layout
             if isinstance(layout, ShardLayout):
                 yield [chunk]
             elif remote.num_bytes is None:
@@ -133,11 +122,11 @@ class _Planner:
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
         gap = self._budget_of_one.gap if self._budget.is_exact else BESIDE_BYTES
-        most_bytes = min(remote_object.PART_BYTES, total // self._budget_of_one.num_requests)
+        most_bytes = min(budgets.PART_BYTES, total // self._budget_of_one.num_requests)
         group = list[ChunkRead]()
-        for chunk in sorted(chunks, key=lambda chunk: remote_of(chunk).start):
-            end = remote_of(group[-1]).start + num_bytes if group else 0
-            is_beside = 0 <= remote_of(chunk).start - end <= gap
+        for chunk in sorted(chunks, key=lambda chunk: chunk.remote.start):
+            end = group[-1].remote.start + num_bytes if group else 0
+            is_beside = 0 <= chunk.remote.start - end <= gap
             if group and (not is_beside or len(group) >= most_bytes // num_bytes):
                 yield group
                 group = []
@@ -152,24 +141,23 @@ class _Planner:
         first, layout = chunks[0], chunks[0].layout
         if isinstance(layout, ShardLayout):
             return self._shard_read(first, layout)
-        remote, is_alone = remote_of(first), len(chunks) == 1
-        end = remote_of(chunks[-1]).start + layout.num_bytes
+        remote, is_alone = first.remote, len(chunks) == 1
+        end = chunks[-1].remote.start + layout.num_bytes
         target = RemoteObject(remote, end if remote.num_bytes is None else None, least=end)
         # The gap within each of several chunks is that of a chunk that is read alone.
         gap = (self._budget if is_alone else self._budget_of_one).gap
         budget = self._budget._replace(gap=gap)
-        copied_gap = min(gap, COPIED_GAP_BYTES)
-        plans = [plan_of(chunk.selection, layout, self._drop_axes, copied_gap) for chunk in chunks]
+        how = layout, self._drop_axes, budget.copied_gap
+        plans = [plan_of(chunk.selection, *how) for chunk in chunks]
         if is_alone and not _pays(target, budget, layout.num_bytes, plans, self._least_saving):
             return None
         return ObjectRead(target, chunks, layout, budget, plans)
 
     def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
-        target = RemoteObject(remote_of(chunk))
+        target = RemoteObject(chunk.remote)
         budget = self._budget_of_one.of_shard()  # as zarr has for each
-        copied_gap = min(budget.gap, COPIED_GAP_BYTES)
-        shard_plan = shard.plan_of(chunk.selection, self._drop_axes, copied_gap)
+        shard_plan = shard.plan_of(chunk.selection, self._drop_axes, budget.copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks
@@ -187,12 +175,6 @@ def _pays(
     A request costs as much as a gap that is worth reading over.
     """
     cost = sum([min(plan.span, plan.num_runs * (plan.length + budget.gap)) for plan in plans])
-    would_split = target.may_split() and budget.would_split(num_bytes)
+    longest = budget.longest(num_bytes)
+    would_split = target.may_split() and budget.would_split(num_bytes, longest)
     return would_split or num_bytes - cost > least_saving
-
-
-def remote_of(chunk: ChunkRead) -> Remote:
-    """Return where a chunk is requested."""
-    if not isinstance(chunk.source, Remote):
-        raise TypeError(f"not requested: {chunk.source!r}")
-    return chunk.source

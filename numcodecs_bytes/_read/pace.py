@@ -85,7 +85,7 @@ def helps_prefetching(prefetched: Sequence[float], seconds: float) -> bool:
 class Pace:
     """What a batch has learnt of its files: in memory, suspected to be slow, or slow.
 
-    Its threads share it without a lock: at worst, one probes once more.
+    Its threads share it without a lock: at worst, one probes once more, or a wait is not counted.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Pace:
         self.gap, self._gap_set = gap, gap  # None for the default
         self.is_slow, self.prefetching_helps = False, False
         self.has_waited = False  # for something else than a read of runs
-        self.helpers: Workers[Any] | None = None  # that read, while they do
+        self.workers: Workers[Any] | None = None  # that read, while they do
         self.leaves_slow_files, self.indices = leaves_slow_files, indices
         self._num_until_probe = 0.0 if probes_first else float("inf")
-        self._suspicion = 0.0  # the seconds that a read took, if it alone was slow so far
+        self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
         self._waited_seconds = 0.0
 
     def is_probe_due(self, num_runs: int) -> bool:
@@ -124,7 +124,7 @@ class Pace:
 
     def probe(self, descriptor: int, positions: Iterable[int]) -> None:
         """Learn whether files are slow, by reading a byte at one position of a file, or more."""
-        may_wait_for_threads = bool(self.helpers and self.helpers.have_helpers) and not self.is_slow
+        may_wait_for_threads = bool(self.workers and self.workers.have_helpers) and not self.is_slow
         is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS  # or a busy machine
         limit = WAITED_SECONDS if is_strict else WAIT_SECONDS
         ahead, probes, seconds = deque(positions), list[float](), 0.0
@@ -174,8 +174,8 @@ class Pace:
             self._start_helpers(wait_for_files=True)
 
     def _start_helpers(self, *, wait_for_files: bool) -> None:
-        if self.helpers is not None:
-            self.helpers.start_helpers(wait_for_files=wait_for_files)
+        if self.workers is not None:
+            self.workers.start_helpers(wait_for_files=wait_for_files)
 
     def _add_wait(self, seconds: float) -> None:
         self._waited_seconds = max(self._waited_seconds + seconds - SHORT_SECONDS, 0.0)

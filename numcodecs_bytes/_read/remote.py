@@ -23,7 +23,7 @@ from numcodecs_bytes._plan.places import place_within
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
 from numcodecs_bytes._read.chunks import Batch, ChunkRead
-from numcodecs_bytes._read.object_reads import ObjectRead, remote_of
+from numcodecs_bytes._read.object_reads import ObjectRead
 from numcodecs_bytes._read.output import Output, memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.shard_index import index_of
@@ -157,7 +157,7 @@ class _ObjectReader:
         if object_read.shard is not None:
             placed, num_by_zarr = await self._place_inner_chunks(object_read, *object_read.shard)
         else:
-            starts = [remote_of(chunk).start for chunk in object_read.chunks]
+            starts = [chunk.remote.start for chunk in object_read.chunks]
             places = [chunk.place for chunk in object_read.chunks]
             placed = list(map(PlacedPlan, object_read.plans, starts, places))
         array = self.out.array

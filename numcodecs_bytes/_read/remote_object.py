@@ -4,16 +4,16 @@ import math
 import time
 import traceback
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._core.dtypes import UInt8Array
-from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
-from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, num_parts, sorted_runs
+from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
+from numcodecs_bytes._read.budget import Budget
 from numcodecs_bytes._sources.requests import is_refusal
 from numcodecs_bytes._sources.store_states import (
     Changed,
@@ -24,61 +24,8 @@ from numcodecs_bytes._sources.store_states import (
 )
 from numcodecs_bytes._sources.stores import Remote
 
-# The gap that takes as long as another request, if a chunk has one request in flight: a latency of
-# 30 ms at 100 MB/s is worth 3 MB. The requests in flight share it. Reads took up to 20 times as
-# long with a quarter of it, 4.9 times with four times as much, and 3.2 times if it was not shared.
-LATENCY_BYTES = 2_500_000
-
-# Long ranges are requested in parts of at least this size, because a connection has a limited rate.
-PART_BYTES = 1 << 21
-
-# No range over gaps is longer, so that each request in flight takes no more memory, and no gap in a
-# shard or from a near store, unless the user has set it: zarr 3.4 has the same limits. From a near
-# store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB took 240 MiB of
-# memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in a single range (zarr 3.1.6: 138).
-LONGEST_RANGE_BYTES = 1 << 24
-LONGEST_GAP_BYTES = 1 << 20
-NEAR_RANGE_BYTES = 1 << 22
-
 # A request that fails within this time is repeated. If it took longer, its client has repeated it.
 PATIENCE_SECONDS = 1.0
-
-# The number to use if zarr's `async.concurrency` is None.
-UNLIMITED = 1000
-
-
-class Budget(NamedTuple):
-    """What an object may use of zarr's `async.concurrency`."""
-
-    num_requests: int
-    gap: int  # the largest gap over which runs are requested together, in bytes
-    is_exact: bool  # whether the user has set the gap: then no range is split
-
-    @classmethod
-    def of(cls, num_objects: int, gap: int | None) -> "Budget":
-        """Return the budget of each object if `num_objects` of them are read at once.
-
-        `gap` is what the user has set.
-        """
-        num = max(1, (concurrency() or UNLIMITED) // num_objects)
-        if gap is not None:
-            return cls(num, gap, is_exact=True)
-        return cls(num, LATENCY_BYTES // num, is_exact=False)
-
-    def of_shard(self) -> "Budget":
-        """Return the budget of a shard, in which long gaps are many inner chunks."""
-        gap = self.gap if self.is_exact else min(self.gap, LONGEST_GAP_BYTES)
-        return self._replace(gap=gap)
-
-    def longest(self, num_bytes: int) -> int:
-        """Return the largest length of a range, if all ranges have `num_bytes` together."""
-        if self.is_exact:
-            return LONGEST_RANGE_BYTES
-        return min(max(PART_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
-
-    def would_split(self, num_bytes: int) -> bool:
-        """Whether a run of that length is split, if its parts can be compared."""
-        return not self.is_exact and num_parts(num_bytes, self.longest(num_bytes)) > 1
 
 
 class RemoteObject:
@@ -170,7 +117,7 @@ class RemoteObject:
         longest_run = max([plan.length for plan in plans])
         longest = budget.longest(sum(num_bytes))
         may_split = self.may_split() and not budget.is_exact
-        self._is_split = may_split and num_parts(longest_run, longest) > 1
+        self._is_split = may_split and budget.would_split(longest_run, longest)
         if len(plans) == plans[0].num_runs == 1 and not self._is_split:
             start = placed[0].start + plans[0].start
             return [await self.ask(start, start + longest_run)]
@@ -194,9 +141,7 @@ class RemoteObject:
         """
         num_left = len(runs.starts)
         while num_left:
-            gap, most = budget.gap, longest
-            if (near_gap := self.state.near_gap()) > gap:
-                gap, most = min(near_gap, LONGEST_GAP_BYTES), NEAR_RANGE_BYTES
+            gap, most = budget.gap_and_longest(longest, self.state.near_gap())
             rest = runs.between(len(runs.starts) - num_left, None)
             ranges = list(coalesce(rest, gap=gap, longest=most, may_split=False))
             if self.state.least_seconds == math.inf:

@@ -29,7 +29,7 @@ from test_local_files import outcome
 from zarr.codecs import ShardingCodec
 
 import numcodecs_bytes
-from numcodecs_bytes._read import remote_object
+from numcodecs_bytes._read import budget
 
 http = importlib.import_module("fsspec.implementations.http")
 MB = 1 << 20
@@ -181,7 +181,7 @@ class TestRequests:
         with zarr.config.set({"async.concurrency": concurrency}):
             assert np.array_equal(chunks.array[:, ::200_000], WIDE[:, ::200_000])
             assert np.array_equal(chunks.array[:, 5:90], WIDE[:, 5:90])
-        assert chunks.num_at_once <= (concurrency or remote_object.UNLIMITED)
+        assert chunks.num_at_once <= (concurrency or budget.UNLIMITED)
 
     def test_chunks_that_are_missing(self, opened):
         """Of 1,000, all missing, no more than two requests more than with zarr alone."""
