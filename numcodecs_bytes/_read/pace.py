@@ -5,6 +5,7 @@ requests at once if they are made in advance; a network mount takes as long, and
 after the other. Both are read in longer runs, and by more threads.
 """
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -128,6 +129,8 @@ class Pace:
         is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS  # or a busy machine
         limit = WAITED_SECONDS if is_strict else WAIT_SECONDS
         ahead, probes, seconds = deque(positions), list[float](), 0.0
+        if self.leaves_slow_files:  # two slow ones say all
+            ahead = deque(itertools.islice(ahead, 2))
         while ahead and not seconds:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
             seconds = seconds_waited(probes, limit, self._suspicion)
