@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
@@ -201,6 +202,8 @@ class SyncReader:
     def _find_layout(self) -> _Known:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
         array = self._array
+        if default_buffer_prototype() != cpu.buffer_prototype:  # for what is read next
+            raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
         if self._known is not None and self._known.metadata is array.metadata:
             return self._known
         pipeline: Any = array.async_array.codec_pipeline
