@@ -28,9 +28,11 @@ from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources.shard_index import IndexCache
 from numcodecs_bytes._sources.stores import name_of_class
 
-# Selections of more chunks, or bytes, are left to zarr, whose threads read them in less time; see
+# Selections of more chunks, or bytes, are left to zarr, whose threads wait for several files at a
+# time. In the page cache, this thread is faster even for 64 chunks; but from a mount that answers
+# after 1 ms, four chunks take as long as by zarr's pipeline with ours, eight twice as long; see
 # `tests/benchmarks/samples.py`.
-MAX_CHUNKS = 8
+MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
 
 # How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
@@ -69,7 +71,7 @@ class SyncReader:
 
     ``reader[selection]`` returns what ``array[selection]`` returns: the same values, data type and
     shape, or an error of the same type. It reads itself what is selected by integers, slices,
-    Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 8
+    Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 4
     chunks, or shards, that `numcodecs_bytes` reads in part from local files. Everything else is
     read by ``array[selection]``.
 

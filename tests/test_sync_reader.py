@@ -317,9 +317,9 @@ class TestLimits:
     def test_many_chunks(self, tmp_path, asked_of_zarr):
         array = create(tmp_path / "a", (64,), (4,))
         reader = SyncReader(array)
-        reader[:32], reader[::8], reader[[0, 60]]
+        reader[:16], reader[::16], reader[[0, 60]]
         assert not asked_of_zarr
-        reader[:33], reader[::7]
+        reader[:17], reader[::15]
         assert len(asked_of_zarr) == 2
 
     def test_many_bytes(self, tmp_path, asked_of_zarr):
