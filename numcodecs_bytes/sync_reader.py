@@ -34,6 +34,7 @@ from numcodecs_bytes._sources.stores import name_of_class
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
+WHY_SIZE = f"it selects nothing, or more than {MAX_CHUNKS} chunks or {MAX_BYTES >> 20} MiB"
 
 # How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
 # read and check it takes most of the time of a row.
@@ -173,7 +174,7 @@ class SyncReader:
                 shape.append(num)
         out: Array = np.empty(shape, known.layout.dtype, self._array.order)
         if not 0 < num_chunks <= MAX_CHUNKS or not 0 < out.nbytes <= MAX_BYTES:
-            raise LeftToZarr("the selection is empty, or large")
+            raise LeftToZarr(WHY_SIZE)
         if not shape and not all(type(key) is int for key in keys):
             raise LeftToZarr("zarr decides whether the result is a scalar")
         self._read_chunks(known, along, out)
@@ -278,7 +279,7 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     positions, pieces = indices // length, []
     touched = np.unique(positions).tolist()
     if len(touched) > MAX_CHUNKS:
-        raise LeftToZarr("the selection is empty, or large")
+        raise LeftToZarr(WHY_SIZE)
     for position in touched:
         (place,) = np.nonzero(positions == position)
         pieces.append(_Along(position, indices[place] - position * length, place))
@@ -296,7 +297,7 @@ def _cut_slice(key: slice, size: int, length: int) -> tuple[int, list[_Along]]:
         return 0, []
     first, last, step = indices[0] // length, indices[-1] // length, indices.step
     if last - first >= MAX_CHUNKS * step:
-        raise LeftToZarr("the selection is empty, or large")
+        raise LeftToZarr(WHY_SIZE)
     pieces = []
     for position in range(first, last + 1):
         edge = position * length

@@ -319,8 +319,10 @@ class TestLimits:
         reader = SyncReader(array)
         reader[:16], reader[::16], reader[[0, 60]]
         assert not asked_of_zarr
-        reader[:17], reader[::15]
+        with numcodecs_bytes.trace() as traced:
+            reader[:17], reader[::15]
         assert len(asked_of_zarr) == 2
+        assert "it selects nothing, or more than 4 chunks or 1 MiB" in str(traced)
 
     def test_many_bytes(self, tmp_path, asked_of_zarr):
         array = create(tmp_path / "a", (1 << 18,), dtype="f8")
