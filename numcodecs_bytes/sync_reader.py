@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
@@ -27,10 +28,13 @@ from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources.shard_index import IndexCache
 from numcodecs_bytes._sources.stores import name_of_class
 
-# Selections of more chunks, or bytes, are left to zarr, whose threads read them in less time; see
+# Selections of more chunks, or bytes, are left to zarr, whose threads wait for several files at a
+# time. In the page cache, this thread is faster even for 64 chunks; but from a mount that answers
+# after 1 ms, four chunks take as long as by zarr's pipeline with ours, eight twice as long; see
 # `tests/benchmarks/samples.py`.
-MAX_CHUNKS = 8
+MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
+WHY_SIZE = f"it selects nothing, or more than {MAX_CHUNKS} chunks or {MAX_BYTES >> 20} MiB"
 
 # How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
 # read and check it takes most of the time of a row.
@@ -68,7 +72,7 @@ class SyncReader:
 
     ``reader[selection]`` returns what ``array[selection]`` returns: the same values, data type and
     shape, or an error of the same type. It reads itself what is selected by integers, slices,
-    Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 8
+    Ellipsis, and a list or array of integers along one axis, if that is up to 1 MiB in up to 4
     chunks, or shards, that `numcodecs_bytes` reads in part from local files. Everything else is
     read by ``array[selection]``.
 
@@ -170,7 +174,7 @@ class SyncReader:
                 shape.append(num)
         out: Array = np.empty(shape, known.layout.dtype, self._array.order)
         if not 0 < num_chunks <= MAX_CHUNKS or not 0 < out.nbytes <= MAX_BYTES:
-            raise LeftToZarr("the selection is empty, or large")
+            raise LeftToZarr(WHY_SIZE)
         if not shape and not all(type(key) is int for key in keys):
             raise LeftToZarr("zarr decides whether the result is a scalar")
         self._read_chunks(known, along, out)
@@ -201,6 +205,8 @@ class SyncReader:
     def _find_layout(self) -> _Known:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
         array = self._array
+        if default_buffer_prototype() != cpu.buffer_prototype:  # for what is read next
+            raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
         if self._known is not None and self._known.metadata is array.metadata:
             return self._known
         pipeline: Any = array.async_array.codec_pipeline
@@ -273,7 +279,7 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     positions, pieces = indices // length, []
     touched = np.unique(positions).tolist()
     if len(touched) > MAX_CHUNKS:
-        raise LeftToZarr("the selection is empty, or large")
+        raise LeftToZarr(WHY_SIZE)
     for position in touched:
         (place,) = np.nonzero(positions == position)
         pieces.append(_Along(position, indices[place] - position * length, place))
@@ -291,7 +297,7 @@ def _cut_slice(key: slice, size: int, length: int) -> tuple[int, list[_Along]]:
         return 0, []
     first, last, step = indices[0] // length, indices[-1] // length, indices.step
     if last - first >= MAX_CHUNKS * step:
-        raise LeftToZarr("the selection is empty, or large")
+        raise LeftToZarr(WHY_SIZE)
     pieces = []
     for position in range(first, last + 1):
         edge = position * length

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import zarr
 import zarr.codecs
+import zarr.registry
 import zarr.storage
 from helpers import EVERYTHING, OUR_PIPELINES, ZARRS_PIPELINE, create, run_python
+from zarr.core.buffer import cpu
 
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
@@ -283,6 +285,21 @@ class TestLikeAnArray:
         assert t.report()["total"]["bytes_fetched"] == 3 * 8
         assert not asked_of_zarr
 
+    def test_buffers_of_a_gpu(self, array, asked_of_zarr):
+        """With ``zarr.config.enable_gpu()``, it returned an array of NumPy instead of CuPy."""
+
+        class Other(cpu.NDBuffer):
+            pass
+
+        zarr.registry.register_ndbuffer(Other, "tests.Other")
+        reader = SyncReader(array)
+        reader[1]
+        assert not asked_of_zarr
+        with zarr.config.set({"ndbuffer": "tests.Other"}):
+            assert reader[1].tolist() == DATA[1].tolist()
+            assert "zarr reads it: zarr's config sets other buffers" in repr(reader)
+        assert asked_of_zarr == [1]
+
     def test_a_trace(self, array):
         reader = SyncReader(array)
         with numcodecs_bytes.trace() as traced:
@@ -300,10 +317,12 @@ class TestLimits:
     def test_many_chunks(self, tmp_path, asked_of_zarr):
         array = create(tmp_path / "a", (64,), (4,))
         reader = SyncReader(array)
-        reader[:32], reader[::8], reader[[0, 60]]
+        reader[:16], reader[::16], reader[[0, 60]]
         assert not asked_of_zarr
-        reader[:33], reader[::7]
+        with numcodecs_bytes.trace() as traced:
+            reader[:17], reader[::15]
         assert len(asked_of_zarr) == 2
+        assert "it selects nothing, or more than 4 chunks or 1 MiB" in str(traced)
 
     def test_many_bytes(self, tmp_path, asked_of_zarr):
         array = create(tmp_path / "a", (1 << 18,), dtype="f8")
