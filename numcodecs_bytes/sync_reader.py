@@ -5,6 +5,7 @@ bytes. `SyncReader` reads an array's files directly, with the plans and checks o
 Whatever it does not read itself, it hands to the array.
 """
 
+import math
 import threading
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zarr
 from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import cpu, default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
@@ -25,7 +27,7 @@ from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.shard_index import IndexCache
-from numcodecs_bytes._sources.stores import name_of_class
+from numcodecs_bytes._sources.stores import SourceOf, name_of_class
 
 # Selections of more chunks, or bytes, are left to zarr, whose threads read them in less time; see
 # `tests/benchmarks/samples.py`.
@@ -140,7 +142,8 @@ class SyncReader:
         how = "small selections are read directly"
         try:
             known = self._find_layout()
-            if not isinstance(self._find_source(known, known.first.byte_getter.path), File):
+            find, _ = self._find_source(known)
+            if not isinstance(find(known.first.byte_getter.path), File):
                 how = "zarr reads it: its chunks are requested"
         except LeftToZarr as why:
             how = f"zarr reads it: {why}"
@@ -161,6 +164,7 @@ class SyncReader:
     def _read(self, selection: Any) -> Any:
         """Read a selection in this thread; raise `LeftToZarr` or OSError if zarr has to read it."""
         known = self._find_layout()
+        find, gap = self._find_source(known)
         keys, has_ellipsis = _keys_of(selection, len(known.metadata.shape))
         shape, along, num_chunks = list[int](), list[list[_Along]](), 1
         for key, size, length in zip(keys, known.metadata.shape, known.spec.shape, strict=True):
@@ -169,24 +173,26 @@ class SyncReader:
             num_chunks *= len(pieces)
             if num is not None:
                 shape.append(num)
-        out: Array = np.empty(shape, known.layout.dtype, self._array.order)
-        if not 0 < num_chunks <= MAX_CHUNKS or not 0 < out.nbytes <= MAX_BYTES:
+        num_bytes = math.prod(shape) * known.layout.dtype.itemsize
+        if not 0 < num_chunks <= MAX_CHUNKS or not 0 < num_bytes <= MAX_BYTES:
             raise LeftToZarr("the selection is empty, or large")
         if not shape and not all(type(key) is int for key in keys):
             raise LeftToZarr("zarr decides whether the result is a scalar")
-        self._read_chunks(known, along, out)
+        out: Array = np.empty(shape, known.layout.dtype, self._array.order)
+        pace = Pace(gap, leaves_slow_files=True, indices=self._indices)
+        self._read_chunks(known, find, along, out, pace)
         return out[()] if has_ellipsis and not shape else out
 
-    def _read_chunks(self, known: _Known, along: list[list[_Along]], out: Array) -> None:
+    def _read_chunks(
+        self, known: _Known, find: SourceOf, along: list[list[_Along]], out: Array, pace: Pace
+    ) -> None:
         """Read what is selected of chunks to the result."""
-        output = Output(out, (), _is_wanted, threading.Lock())
-        gap = known.pipeline._find_source(known.first).gap
-        pace = Pace(gap, leaves_slow_files=True, indices=self._indices)
+        output, chunks = Output(out, (), _is_wanted, threading.Lock()), list[ChunkRead]()
         for pieces in product(*along):
             key = known.metadata.encode_chunk_key(tuple([each.position for each in pieces]))
             path, selected = known.prefix + key, tuple([each.selector for each in pieces])
             place = tuple([each.place for each in pieces if each.place is not None])
-            source = self._find_source(known, path)
+            source = find(path)
             if not isinstance(source, File):
                 raise LeftToZarr("its chunks are requested")
             getter = _Getter(self._array.store, path)
@@ -195,14 +201,20 @@ class SyncReader:
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)
-            if trace.active:
+            chunks.append(chunk)
+        if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
+            for chunk in chunks:
                 chunk.trace(is_v2=known.metadata.zarr_format == 2)
 
     def _find_layout(self) -> _Known:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
         array = self._array
+        if default_buffer_prototype() != cpu.buffer_prototype:  # on a GPU, for example
+            raise LeftToZarr("zarr returns another kind of arrays")
         if self._known is not None and self._known.metadata is array.metadata:
             return self._known
+        if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
+            raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
         if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
             raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
@@ -216,12 +228,12 @@ class SyncReader:
         self._known = _Known(metadata, pipeline, spec, layout, first, prefix)
         return self._known
 
-    def _find_source(self, known: _Known, path: str) -> Any:
-        """Return where a chunk is."""
+    def _find_source(self, known: _Known) -> tuple[SourceOf, int | None]:
+        """Return what says where chunks are, and the gap; raise `LeftToZarr` if zarr reads them."""
         source = known.pipeline._find_source(known.first)
-        if source.find is None:
-            raise source.why
-        return source.find(path)
+        if source.find is None:  # a new error: the cached one would keep each reader's frames
+            raise LeftToZarr(*source.why.args)
+        return source.find, source.gap
 
     def _note_left(self, why: Exception) -> None:
         array, is_v2 = self._array, self._array.metadata.zarr_format == 2
@@ -262,7 +274,7 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     Returns how many elements are selected, or None if the axis is dropped. Raises `LeftToZarr` for
     what may be an error.
     """
-    if type(key) is int or isinstance(key, np.integer):
+    if type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64)):
         index = int(key) + (size if key < 0 else 0)
         if not 0 <= index < size:
             raise LeftToZarr("an index is out of bounds")
@@ -275,12 +287,19 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     indices = np.asarray(key)
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or not indices.size:
         raise LeftToZarr("the selection is of another kind")
-    indices = np.where(indices < 0, indices + size, indices).astype(np.intp)
+    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to short ones as such.
+    is_short = indices.dtype != np.intp and indices.min() < 0
+    if is_short or not np.can_cast(indices.dtype, np.intp):
+        raise LeftToZarr("the indices are of a data type that zarr may refuse")
+    indices = indices.astype(np.intp)
+    indices[indices < 0] += size
     if indices.min() < 0 or indices.max() >= size:
         raise LeftToZarr("an index is out of bounds")
     positions = indices // length
-    pieces = []
-    for position in np.unique(positions).tolist():
+    pieces, unique = [], np.unique(positions).tolist()
+    if len(unique) > MAX_CHUNKS:
+        raise LeftToZarr("the selection is empty, or large")
+    for position in unique:
         (place,) = np.nonzero(positions == position)
         pieces.append(_Along(position, indices[place] - position * length, place))
     return indices.size, pieces
@@ -295,16 +314,14 @@ def _cut_slice(key: slice, size: int, length: int) -> tuple[int, list[_Along]]:
         raise LeftToZarr("a step is negative")
     if not indices:
         return 0, []
-    first, last, step = indices[0] // length, indices[-1] // length, indices.step
-    if last - first >= MAX_CHUNKS * step:
-        raise LeftToZarr("the selection is empty, or large")
-    pieces = []
-    for position in range(first, last + 1):
+    pieces, begin, step = list[_Along](), 0, indices.step
+    while begin < len(indices):
+        if len(pieces) == MAX_CHUNKS:
+            raise LeftToZarr("the selection is empty, or large")
+        position = indices[begin] // length
         edge = position * length
-        begin = max(-((indices.start - edge) // step), 0)
         end = min(-((indices.start - edge - length) // step), len(indices))
-        if begin < end:
-            start = indices[begin] - edge
-            within = slice(start, indices[end - 1] - edge + 1, step)
-            pieces.append(_Along(position, within, slice(begin, end)))
+        within = slice(indices[begin] - edge, indices[end - 1] - edge + 1, step)
+        pieces.append(_Along(position, within, slice(begin, end)))
+        begin = end
     return len(indices), pieces
