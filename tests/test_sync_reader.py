@@ -443,12 +443,10 @@ class TestShards:
         now = (tmp_path / "a/c/199").stat().st_ctime_ns + 10**10  # all are settled
         monkeypatch.setattr("numcodecs_bytes._sources.shard_index.time.time_ns", lambda: now)
         reader = SyncReader(array)
-        assert [int(reader[k]) for k in range(400)] == values.tolist()
         tracemalloc.start()
         try:
-            for _ in range(2):
-                assert [int(reader[k]) for k in range(400)] == values.tolist()
-            assert tracemalloc.get_traced_memory()[0] < 1 << 20
+            assert [int(reader[k]) for k in range(400)] == values.tolist()
+            assert tracemalloc.get_traced_memory()[0] < 3 << 19
         finally:
             tracemalloc.stop()
 
@@ -525,6 +523,33 @@ def test_many_reads_leave_nothing_open(array):
         if k == 100:
             before = num_descriptors()
     assert num_descriptors() <= before
+
+
+INTERRUPTED = """
+import os, signal, sys
+import numcodecs_bytes, zarr
+
+reader = numcodecs_bytes.SyncReader(zarr.open_array(sys.argv[1], mode="r"))
+expected = [reader.array[number].tolist() for number in range(6)]
+before = len(os.listdir("/proc/self/fd"))
+for number in range(1000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 50 * 1e-6)
+        while True:
+            assert reader[number % 6].tolist() == expected[number % 6]
+    except KeyboardInterrupt:
+        pass
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists descriptors")
+def test_interrupts_leave_nothing_open(array, tmp_path):
+    """Up to an eighth of them left a file open: those that came while the system opened it."""
+    program = tmp_path / "program.py"
+    handler = "import signal; signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+    program.write_text(handler + INTERRUPTED, encoding="utf-8")
+    run_python(program, array.store.root)
 
 
 PROGRAM = """
