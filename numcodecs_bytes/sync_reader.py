@@ -5,6 +5,7 @@ bytes. `SyncReader` reads an array's files directly, with the plans and checks o
 Whatever it does not read itself, it hands to the array.
 """
 
+import math
 import threading
 from itertools import product
 from typing import Any, NamedTuple
@@ -164,6 +165,9 @@ class SyncReader:
     def _read(self, selection: Any) -> Any:
         """Read a selection in this thread; raise `LeftToZarr` or OSError if zarr has to read it."""
         known = self._find_layout()
+        finder = known.pipeline.find_chunks(known.first)
+        if finder.find is None:
+            raise LeftToZarr(finder.why_by_zarr)
         keys, has_ellipsis = _keys_of(selection, len(known.metadata.shape))
         shape, along, num_chunks = list[int](), list[list[_Along]](), 1
         for key, size, length in zip(keys, known.metadata.shape, known.spec.shape, strict=True):
@@ -172,19 +176,20 @@ class SyncReader:
             num_chunks *= len(pieces)
             if num is not None:
                 shape.append(num)
-        out: Array = np.empty(shape, known.layout.dtype, self._array.order)
-        if not 0 < num_chunks <= MAX_CHUNKS or not 0 < out.nbytes <= MAX_BYTES:
+        num_bytes = math.prod(shape) * known.layout.dtype.itemsize
+        if not 0 < num_chunks <= MAX_CHUNKS or not 0 < num_bytes <= MAX_BYTES:
             raise LeftToZarr(WHY_SIZE)
         if not shape and not all(type(key) is int for key in keys):
             raise LeftToZarr("zarr decides whether the result is a scalar")
-        self._read_chunks(known, along, out)
+        out: Array = np.empty(shape, known.layout.dtype, self._array.order)
+        self._read_chunks(known, finder, along, out)
         return out[()] if has_ellipsis and not shape else out
 
-    def _read_chunks(self, known: _Known, along: list[list[_Along]], out: Array) -> None:
+    def _read_chunks(
+        self, known: _Known, finder: Any, along: list[list[_Along]], out: Array
+    ) -> None:
         """Read what is selected of chunks to the result."""
-        output = Output(out, (), _is_wanted, threading.Lock())
-        finder = known.pipeline.find_chunks(known.first)
-        chunks = list[ChunkRead]()
+        output, chunks = Output(out, (), _is_wanted, threading.Lock()), list[ChunkRead]()
         pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
         for pieces in product(*along):
             key = known.metadata.encode_chunk_key(tuple([each.position for each in pieces]))
@@ -198,7 +203,7 @@ class SyncReader:
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)
             chunks.append(chunk)
-        if trace.active:
+        if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
             for chunk in chunks:
                 chunk.trace(is_v2=known.metadata.zarr_format == 2)
 
@@ -209,6 +214,8 @@ class SyncReader:
             raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
         if self._known is not None and self._known.metadata is array.metadata:
             return self._known
+        if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
+            raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
         if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
             raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
@@ -259,7 +266,7 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     Returns how many elements are selected, or None if the axis is dropped. Raises `LeftToZarr` for
     what may be an error.
     """
-    if type(key) is int or isinstance(key, np.integer):
+    if type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64)):
         index = int(key) + (size if key < 0 else 0)
         if not 0 <= index < size:
             raise LeftToZarr("an index is out of bounds")
@@ -272,15 +279,19 @@ def _cut(key: Any, size: int, length: int) -> tuple[int | None, list[_Along]]:
     indices = np.asarray(key)
     if indices.ndim != 1 or indices.dtype.kind not in "iu" or not indices.size:
         raise LeftToZarr("the selection is of another kind")
-    if indices.min() < -size or indices.max() >= size:
-        raise LeftToZarr("an index is out of bounds")
+    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to short ones as such.
+    is_short = indices.dtype != np.intp and indices.min() < 0
+    if is_short or not np.can_cast(indices.dtype, np.intp):
+        raise LeftToZarr("the indices are of a data type that zarr may refuse")
     indices = indices.astype(np.intp)
-    indices = np.where(indices < 0, indices + size, indices)
-    positions, pieces = indices // length, []
-    touched = np.unique(positions).tolist()
-    if len(touched) > MAX_CHUNKS:
+    indices[indices < 0] += size
+    if indices.min() < 0 or indices.max() >= size:
+        raise LeftToZarr("an index is out of bounds")
+    positions = indices // length
+    pieces, unique = [], np.unique(positions).tolist()
+    if len(unique) > MAX_CHUNKS:
         raise LeftToZarr(WHY_SIZE)
-    for position in touched:
+    for position in unique:
         (place,) = np.nonzero(positions == position)
         pieces.append(_Along(position, indices[place] - position * length, place))
     return indices.size, pieces
@@ -295,16 +306,14 @@ def _cut_slice(key: slice, size: int, length: int) -> tuple[int, list[_Along]]:
         raise LeftToZarr("a step is negative")
     if not indices:
         return 0, []
-    first, last, step = indices[0] // length, indices[-1] // length, indices.step
-    if last - first >= MAX_CHUNKS * step:
-        raise LeftToZarr(WHY_SIZE)
-    pieces = []
-    for position in range(first, last + 1):
+    pieces, begin, step = list[_Along](), 0, indices.step
+    while begin < len(indices):
+        if len(pieces) == MAX_CHUNKS:
+            raise LeftToZarr(WHY_SIZE)
+        position = indices[begin] // length
         edge = position * length
-        begin = max(-((indices.start - edge) // step), 0)
         end = min(-((indices.start - edge - length) // step), len(indices))
-        if begin < end:
-            start = indices[begin] - edge
-            within = slice(start, indices[end - 1] - edge + 1, step)
-            pieces.append(_Along(position, within, slice(begin, end)))
+        within = slice(indices[begin] - edge, indices[end - 1] - edge + 1, step)
+        pieces.append(_Along(position, within, slice(begin, end)))
+        begin = end
     return len(indices), pieces

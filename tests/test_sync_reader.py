@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import threading
+import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -104,6 +105,8 @@ OF_ZARR = [
     (np.int64(1), np.int64(2)),
     np.array([[1, 3]]),
     np.array(1),
+    np.timedelta64(1, "D"),
+    np.array([1, 3], "u8"),
 ]
 
 
@@ -311,6 +314,65 @@ class TestLikeAnArray:
         assert "left to zarr by SyncReader: the selection is of another kind" in str(traced)
 
 
+class TestOtherArrays:
+    """What `array[selection]` returns is up to others, too."""
+
+    def test_a_subclass_of_zarrs_array(self, array):
+        class Doubled(zarr.Array):
+            def __getitem__(self, selection):
+                return super().__getitem__(selection) * 2
+
+        reader = SyncReader(Doubled(array.async_array))
+        assert reader[1].tolist() == (2 * DATA[1]).tolist()
+        assert "Doubled may read in another way" in repr(reader)
+
+    def test_zarr_is_set_to_return_another_kind(self, array):
+        """As by ``zarr.config.enable_gpu()``, also after the first read."""
+
+        class Marked(np.ndarray):
+            pass
+
+        class Buffer(zarr.core.buffer.cpu.NDBuffer):
+            def as_ndarray_like(self):
+                return super().as_ndarray_like().view(Marked)
+
+        zarr.registry.register_ndbuffer(Buffer)
+        reader = SyncReader(array)
+        assert type(reader[1]) is np.ndarray
+        with zarr.config.set({"ndbuffer": f"{__name__}.{Buffer.__qualname__}"}):
+            assert type(array[1]) is Marked
+            assert type(reader[1]) is Marked
+        assert type(reader[1]) is np.ndarray
+
+    def test_what_is_left_to_zarr_is_not_kept(self):
+        """Each read of an array in memory kept memory for its result."""
+        array = create({}, (1 << 16,), dtype="f8")
+        reader = SyncReader(array)
+        reader[:]
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                reader[:]
+            assert tracemalloc.get_traced_memory()[0] < array.nbytes
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_trace_counts_a_chunk_once(array, monkeypatch):
+    """Also if zarr reads all of them, because one of them is left to it."""
+    reader, system = SyncReader(array), os.open
+
+    def refuse_one(path, *args, **kwargs):
+        if threading.current_thread() is threading.main_thread() and str(path).endswith("c/0/1"):
+            raise PermissionError
+        return system(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse_one)
+    with numcodecs_bytes.trace() as traced:
+        assert reader[1].tolist() == DATA[1].tolist()
+    assert traced.report()["total"]["chunks"] == 2
+
+
 class TestLimits:
     """What takes zarr's threads less time is left to them."""
 
@@ -323,6 +385,17 @@ class TestLimits:
             reader[:17], reader[::15]
         assert len(asked_of_zarr) == 2
         assert "it selects nothing, or more than 4 chunks or 1 MiB" in str(traced)
+
+    @pytest.mark.parametrize(
+        "selection",
+        [np.arange(0, 10**15, 10**11), slice(None, None, 10**11), slice(0, 7 * 10**14, 10**14)],
+        ids=["a list", "a slice", "a slice of few"],
+    )
+    def test_far_apart(self, tmp_path, monkeypatch, selection):
+        """Only chunks of which something is selected are looked at, and no more than are read."""
+        array = create(tmp_path / "a", (10**15,), (1,), dtype="u1")
+        monkeypatch.setattr(zarr.Array, "__getitem__", lambda *_: np.zeros(7, "u1"))
+        assert SyncReader(array)[selection].tolist() == [0] * 7
 
     def test_many_bytes(self, tmp_path, asked_of_zarr):
         array = create(tmp_path / "a", (1 << 18,), dtype="f8")
@@ -379,6 +452,21 @@ class TestShards:
             for row in range(3):
                 assert reader[row].tolist() == list(range(6 * row, 6 * row + 6))
             assert lengths.count(index_bytes) == num
+
+    def test_many_small_indices(self, tmp_path, monkeypatch):
+        """Their number is limited as well: they took 6 KiB each, and time for all those before."""
+        monkeypatch.setattr("numcodecs_bytes.sync_reader.MAX_INDEX_BYTES", 1 << 18)
+        array = create(tmp_path / "a", (400,), (1,), dtype="u1", shards=(2,))
+        array[...] = values = np.arange(400) % 255 + 1
+        now = (tmp_path / "a/c/199").stat().st_ctime_ns + 10**10  # all are settled
+        monkeypatch.setattr("numcodecs_bytes._sources.shard_index.time.time_ns", lambda: now)
+        reader = SyncReader(array)
+        tracemalloc.start()
+        try:
+            assert [int(reader[k]) for k in range(400)] == values.tolist()
+            assert tracemalloc.get_traced_memory()[0] < 3 << 19
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize("change", ["replaced", "rewritten", "cut", "deleted"])
     def test_a_shard_that_changes(self, shard, tmp_path, change):
@@ -453,6 +541,33 @@ def test_many_reads_leave_nothing_open(array):
         if k == 100:
             before = num_descriptors()
     assert num_descriptors() <= before
+
+
+INTERRUPTED = """
+import os, signal, sys
+import numcodecs_bytes, zarr
+
+reader = numcodecs_bytes.SyncReader(zarr.open_array(sys.argv[1], mode="r"))
+expected = [reader.array[number].tolist() for number in range(6)]
+before = len(os.listdir("/proc/self/fd"))
+for number in range(1000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 50 * 1e-6)
+        for _ in range(1000):  # one may be lost, in a weak reference that ends, for example
+            assert reader[number % 6].tolist() == expected[number % 6]
+    except KeyboardInterrupt:
+        pass
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only Linux lists descriptors")
+def test_interrupts_leave_nothing_open(array, tmp_path):
+    """Up to an eighth of them left a file open: those that came while the system opened it."""
+    program = tmp_path / "program.py"
+    handler = "import signal; signal.signal(signal.SIGALRM, signal.default_int_handler)\n"
+    program.write_text(handler + INTERRUPTED, encoding="utf-8")
+    run_python(program, array.store.root)
 
 
 PROGRAM = """

@@ -5,7 +5,6 @@ their offsets, and closes it. Other threads help if chunks are large, or their f
 """
 
 import collections
-import contextlib
 import itertools
 import operator
 import os
@@ -110,9 +109,12 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
+    opened = list[int]()
     try:
         try:
-            descriptor = file.open()
+            # Without a step of Python between the system's answer and the list: at one, a
+            # KeyboardInterrupt that came meanwhile would lose the descriptor.
+            opened.extend(map(operator.call, (file.open,)))
         finally:  # it may take as long to learn that it is missing
             if pace.workers is not None:
                 pace.note_wait(time.perf_counter() - begin)
@@ -124,12 +126,14 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     except (OSError, ValueError) as error:  # or no system has files of such a name
         leave(chunks, error)
     else:
-        try:
-            for chunk in chunks:
-                _read_or_leave(chunk, descriptor, out, pace)
-        finally:
-            with contextlib.suppress(OSError):  # all has been read
+        for chunk in chunks:
+            _read_or_leave(chunk, opened[0], out, pace)
+    finally:
+        for descriptor in opened:
+            try:  # noqa: SIM105 # a KeyboardInterrupt may come while another function is called
                 os.close(descriptor)
+            except OSError:  # all has been read
+                pass
 
 
 def _read_or_leave(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> None:

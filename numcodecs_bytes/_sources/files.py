@@ -10,6 +10,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -65,9 +66,12 @@ def path_of_file(root: str, path: str) -> str:
     return f"{root}{os.sep}{path.replace('/', os.sep)}"
 
 
-def open_file(path: str) -> int:
-    """Open a file for reading, without waiting for the writer of a pipe; return its descriptor."""
-    return os.open(path, _FLAGS)
+def opens(path: str) -> Callable[[], int]:
+    """Return a function that opens a file for reading, without waiting for the writer of a pipe.
+
+    It returns its descriptor, and has no step of Python at which an interrupt would lose that.
+    """
+    return partial(os.open, path, _FLAGS)
 
 
 def _length_of(descriptor: int) -> int:

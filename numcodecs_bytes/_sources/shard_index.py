@@ -18,6 +18,9 @@ from numcodecs_bytes._sources.files import OpenFile
 # in the same tick of the file system's clock could not be told from the one before.
 SETTLED_SECONDS = 2.0
 
+# What an entry takes besides its index: its key, and the page at which its memory begins.
+ENTRY_BYTES = 5 << 10
+
 
 def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
     """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
@@ -40,12 +43,14 @@ def read_index(shard: ShardLayout, file: OpenFile) -> UInt64Array:
 class IndexCache:
     """The indices of shards that were read last, as long as their files are the same.
 
-    Threads may share it without a lock: at worst, they read an index again.
+    They fill one table after the other, each for half of the bytes; the last two are kept. Threads
+    may share it without a lock: at worst, they read an index again.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._indices: dict[Hashable, UInt64Array] = {}
-        self._max_bytes = max_bytes
+        self._older: dict[Hashable, UInt64Array] = {}
+        self._num_bytes, self._half_bytes = 0, max_bytes // 2  # of the first
 
     def read(self, shard: ShardLayout, file: OpenFile) -> UInt64Array:
         """Return the index of a shard in an open file, which is read unless it is cached."""
@@ -54,17 +59,20 @@ class IndexCache:
         times = status.st_mtime_ns, status.st_ctime_ns
         key = status.st_dev, status.st_ino, status.st_size, times, file.start
         index = self._indices.get(key)
+        if index is None and (index := self._older.get(key)) is not None:
+            self._add(key, index)
         if index is None:
             now_ns = time.time_ns()
             index = read_index(shard, file)
-            if now_ns - changed_ns > SETTLED_SECONDS * 1e9 and index.nbytes <= self._max_bytes:
+            if now_ns - changed_ns > SETTLED_SECONDS * 1e9:
                 self._add(key, index)
         return index
 
     def _add(self, key: Hashable, index: UInt64Array) -> None:
-        cached = dict(self._indices)  # which another thread may change
-        while cached and sum([each.nbytes for each in cached.values()]) + index.nbytes > (
-            self._max_bytes
-        ):
-            del cached[next(iter(cached))]  # the first that was read
-        self._indices = cached | {key: index}
+        num_bytes = index.nbytes + ENTRY_BYTES
+        if num_bytes > self._half_bytes:
+            return
+        if self._num_bytes + num_bytes > self._half_bytes:
+            self._older, self._indices, self._num_bytes = self._indices, {}, 0
+        self._indices[key] = index
+        self._num_bytes += num_bytes

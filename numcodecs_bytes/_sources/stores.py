@@ -22,7 +22,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.options import stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.archives import find_member, open_archive
-from numcodecs_bytes._sources.files import File, open_file, path_of_file
+from numcodecs_bytes._sources.files import File, opens, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
 from numcodecs_bytes._sources.requests import (
     NOT_FOUND,
@@ -142,7 +142,7 @@ def _of_local_store(store: LocalStore) -> SourceOf:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
         raise NothingLost("the store is not open")
-    return lambda path: File(partial(open_file, path_of_file(root, path)), NOT_FOUND)
+    return lambda path: File(opens(path_of_file(root, path)), NOT_FOUND)
 
 
 def _of_zip_store(store: ZipStore) -> SourceOf:
@@ -201,8 +201,8 @@ def _in_objects(store: object, objects: object) -> SourceOfPart:
 def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> File:
     """Return the source of a chunk that is a local file, or `num_bytes` of one."""
     if num_bytes is None:
-        return File(partial(open_file, path), missing)
-    return File(partial(open_file, path), (), path, start, num_bytes)
+        return File(opens(path), missing)
+    return File(opens(path), (), path, start, num_bytes)
 
 
 def _of_fsspec_store(store: FsspecStore) -> SourceOf:
