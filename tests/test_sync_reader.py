@@ -547,16 +547,19 @@ INTERRUPTED = """
 import os, signal, sys
 import numcodecs_bytes, zarr
 
-reader = numcodecs_bytes.SyncReader(zarr.open_array(sys.argv[1], mode="r"))
-expected = [reader.array[number].tolist() for number in range(6)]
-before = len(os.listdir("/proc/self/fd"))
-for number in range(1000):
+def read_until_interrupted(number):
     try:
         signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 50 * 1e-6)
         for _ in range(1000):  # one may be lost, in a weak reference that ends, for example
             assert reader[number % 6].tolist() == expected[number % 6]
     except KeyboardInterrupt:
         pass
+
+reader = numcodecs_bytes.SyncReader(zarr.open_array(sys.argv[1], mode="r"))
+expected = [reader.array[number].tolist() for number in range(6)]
+before = len(os.listdir("/proc/self/fd"))
+for number in range(1000):
+    read_until_interrupted(number)
 assert len(os.listdir("/proc/self/fd")) == before
 """
 
