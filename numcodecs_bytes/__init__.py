@@ -9,11 +9,14 @@ Zarr v3. This module imports neither the latter nor the pipelines, so that using
 numcodecs does not import zarr.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numcodecs_bytes._host.trace import trace
 from numcodecs_bytes._tools.dask_chunks import dask_chunks
 from numcodecs_bytes.codec import Bytes
+
+if TYPE_CHECKING:
+    from numcodecs_bytes.sync_reader import SyncReader
 
 __all__ = ["Bytes", "SyncReader", "__version__", "dask_chunks", "trace"]
 
@@ -23,7 +26,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import `SyncReader`, which imports zarr, when it is first needed."""
     if name == "SyncReader":
-        from numcodecs_bytes.sync_reader import SyncReader
+        from numcodecs_bytes import sync_reader
 
-        return SyncReader
+        return sync_reader.SyncReader
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

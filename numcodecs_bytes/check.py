@@ -129,7 +129,7 @@ def _check_array(
     else:
         _check_v2_codecs(array, report)
         _v2_document(store_path, ".zattrs", report)
-        codecs = [codec.codec_id for codec in (*array.filters, *array.compressors)]
+        codecs = [codec.codec_id for codec in _v2_codecs_of(array)]
     index = check_chunks(array, codecs, report, limits, bar)
     if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
         result_of(sync, _request_a_byte(array, index))  # ranges are no reason to read none
@@ -246,8 +246,12 @@ def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:
         )
 
 
+def _v2_codecs_of(array: AnyArray) -> tuple[Any, ...]:
+    return (*array.filters, *array.compressors)
+
+
 def _check_v2_codecs(array: AnyArray, report: ArrayReport) -> None:
-    for position, codec in enumerate((*array.filters, *array.compressors)):
+    for position, codec in enumerate(_v2_codecs_of(array)):
         if not isinstance(codec, Bytes):
             if codec.codec_id == "bytes":
                 report.notes.append(explain_other_codec())

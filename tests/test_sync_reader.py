@@ -551,7 +551,7 @@ def read_until_interrupted(number):
     try:
         signal.setitimer(signal.ITIMER_REAL, 1e-5 + number % 50 * 1e-6)
         for _ in range(1000):  # one may be lost, in a weak reference that ends, for example
-            got = reader[number % 6]  # no assertion: CPython 3.13 does not catch what comes after it
+            got = reader[number % 6]  # CPython 3.13 does not catch what comes after `assert`
     except KeyboardInterrupt:
         return
     assert got.tolist() == expected[number % 6]

@@ -96,6 +96,19 @@ def test_only_what_is_selected_is_requested(tmp_path, counting, settings):
             assert asked == (num_bytes, num_requests)
 
 
+def test_a_step_of_any_size(tmp_path):
+    """Of 2**63 - 1 rows: its product with the size of a row was too large for C."""
+    data = np.arange(6000.0).reshape(20, 300)
+    create(tmp_path, data.shape, data.shape)[...] = data
+    array = opened(tmp_path)
+    for first, step in ((3, 2**63 - 1), (19, 2**40), (20, 2**63 - 1), (0, 2**62)):
+        with numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(array[first::step], data[first::step])
+            np.testing.assert_array_equal(array[2:4, first::step], data[2:4, first::step])
+        total = traced.report()["total"]
+        assert total["bytes_fetched"] < data.nbytes // 2
+
+
 class TestPassedOnToZarr:
     @pytest.mark.parametrize(
         "settings",

@@ -27,6 +27,7 @@ class ChunkFinder(NamedTuple):
     store: Any
     state: StoreState
     options: object  # of this package, which may name the class of the store
+    prototype: object  # the kind of memory that chunks are read into
     find: SourceOf | None = None  # None: zarr reads all chunks
     why_by_zarr: str = ""
     gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
@@ -37,11 +38,12 @@ class ChunkFinder(NamedTuple):
         """Whether it stays right: a strike ends after a while."""
         return may_be_cached(self.store) and not self.state.is_struck
 
-    def is_valid(self, byte_getter: Any) -> bool:
+    def is_valid(self, item: Item) -> bool:
         """Whether it still says where a chunk is."""
-        store = getattr(byte_getter, "store", None)
-        is_same = store is self.store and getattr(store, "_is_open", False)
-        return is_same and _options() == self.options and not self.state.is_struck
+        store = getattr(item.byte_getter, "store", None)
+        is_same = store is self.store and item.spec.prototype is self.prototype
+        is_same = is_same and getattr(store, "_is_open", False) and _options() == self.options
+        return is_same and not self.state.is_struck
 
     def file_of(self, path: str) -> File:
         """Return the file of a chunk; raise `LeftToZarr` if it is not in a file."""
@@ -56,7 +58,7 @@ class ChunkFinder(NamedTuple):
         """Whether zarr reads all chunks of a batch, because it must, or is just as fast."""
         if self.find is not None and not self.are_short_objects:
             return False
-        if trace.active or not self.is_valid(items[0].byte_getter):
+        if trace.active or not self.is_valid(items[0]):
             return False  # what zarr fetches is counted for each chunk
         return self.find is None or all(item.is_complete for item in items)
 
@@ -64,7 +66,8 @@ class ChunkFinder(NamedTuple):
 def find_chunks(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     """Return where the chunks of an array are, given one of them."""
     store = store_of(first.byte_getter)
-    finder = ChunkFinder(store, state_of(store), copy.copy(_options()))
+    options, prototype = copy.copy(_options()), first.spec.prototype
+    finder = ChunkFinder(store, state_of(store), options, prototype)
     try:
         layout, find = layout_of(first.spec), sources_of(store)
     except LeftToZarr as why:

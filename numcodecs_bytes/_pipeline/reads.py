@@ -115,7 +115,7 @@ class ReadsParts(KnowsLayouts):
         if self._own_bug:
             raise LeftToZarr("numcodecs_bytes itself failed before")
         finder = self._finder
-        if finder is None or not finder.is_valid(first.byte_getter):
+        if finder is None or not finder.is_valid(first):
             finder = find_chunks(first, self._layout_of)
             if finder.may_be_cached:
                 vars(self)["_finder"] = finder

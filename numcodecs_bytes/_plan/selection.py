@@ -102,6 +102,8 @@ def _indices(selector: object, size: int) -> range | Indices:
     """Return the indices that a slice, an integer or an array selects along an axis."""
     if isinstance(selector, slice):
         indices = range(*selector.indices(size))
+        if len(indices) <= 1:  # a step that leads nowhere may be of any size
+            return range(indices.start, indices.start + len(indices))
         if indices.step > 0:
             return indices
     elif isinstance(selector, int | np.integer) and not isinstance(selector, bool):

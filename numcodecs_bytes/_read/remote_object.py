@@ -1,9 +1,10 @@
 """An object that is requested: its ranges, and whether the answers agree."""
 
+import itertools
 import math
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -23,6 +24,9 @@ from numcodecs_bytes._sources.store_states import (
     state_of,
 )
 from numcodecs_bytes._sources.stores import Remote
+
+# How many requests are prepared at a time: each takes 2 KiB, and there may be millions.
+MAX_TASKS = 1 << 10
 
 # A request that fails within this time is repeated. If it took longer, its client has repeated it.
 PATIENCE_SECONDS = 1.0
@@ -127,7 +131,7 @@ class RemoteObject:
         runs = sorted_runs(starts, lengths)
         if self._is_split or budget.is_exact:
             ranges = coalesce(runs, gap=budget.gap, longest=longest, may_split=may_split)
-            await self._fetch_ranges(list(ranges), memory, budget.num_requests)
+            await self._fetch_ranges(ranges, memory, budget.num_requests)
         else:
             await self._fetch_runs(runs, memory, budget, longest)
         return np.split(memory, np.cumsum(num_bytes)[:-1])
@@ -139,21 +143,21 @@ class RemoteObject:
 
         If it is not known yet how fast the store is, the first answers decide on the gaps.
         """
-        num_left = len(runs.starts)
-        while num_left:
+        num_done = 0
+        while num_done < len(runs.starts):
             gap, most = budget.gap_and_longest(longest, self.state.near_gap())
-            rest = runs.between(len(runs.starts) - num_left, None)
-            ranges = list(coalesce(rest, gap=gap, longest=most, may_split=False))
+            rest = runs.between(num_done, None)
+            ranges = coalesce(rest, gap=gap, longest=most, may_split=False)
             if self.state.least_seconds == math.inf:
-                del ranges[budget.num_requests :]
-            await self._fetch_ranges(ranges, memory, budget.num_requests)
-            num_left -= sum([len(each.runs.starts) for each in ranges])
+                ranges = itertools.islice(ranges, budget.num_requests)
+            num_done += await self._fetch_ranges(ranges, memory, budget.num_requests)
 
     async def _fetch_ranges(
-        self, ranges: Sequence[Range], memory: UInt8Array, num_requests: int
-    ) -> None:
-        """Request ranges, and copy the runs in them to their places in memory."""
+        self, ranges: Iterator[Range], memory: UInt8Array, num_requests: int
+    ) -> int:
+        """Request ranges, and copy the runs in them to their places in memory; count the runs."""
         errors, begin, num_before = list[Exception](), time.monotonic(), self.num_received
+        num_runs = num_ranges = 0
 
         async def request(each: Range) -> None:
             if errors:  # those in flight are waited for
@@ -163,11 +167,14 @@ class RemoteObject:
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
 
-        await concurrent_map([(each,) for each in ranges], request, num_requests)
-        if errors:
-            self._raise_first(errors)
-        seconds = time.monotonic() - begin
-        self.state.note_rate(self.num_received - num_before, len(ranges), seconds)
+        while batch := list(itertools.islice(ranges, MAX_TASKS)):
+            await concurrent_map([(each,) for each in batch], request, num_requests)
+            if errors:
+                self._raise_first(errors)
+            num_ranges += len(batch)
+            num_runs += sum([len(each.runs.starts) for each in batch])
+        self.state.note_rate(self.num_received - num_before, num_ranges, time.monotonic() - begin)
+        return num_runs
 
     def _raise_first(self, errors: list[Exception]) -> NoReturn:
         """Raise the first error of several requests; those after it may be its consequences."""

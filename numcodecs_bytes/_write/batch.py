@@ -82,7 +82,10 @@ class Values:
 class GPUValues(Values):
     """Values on a GPU: they are written group by group, each from host memory of its own."""
 
-    may_be_mapped = False
+    @property
+    def may_be_mapped(self) -> bool:
+        """Whether they may be mapped from a file: memory of a GPU is not."""
+        return False
 
     def place_of(self, selector: Any) -> Place:
         """Return the place of a chunk; raise `LeftToZarr` if they have none."""

@@ -89,6 +89,19 @@ def test_of_very_many_runs_without_gaps(tmp_path, track, monkeypatch, dtype, is_
 
 
 @pytest.mark.usefixtures("our_pipeline")
+def test_of_very_many_requests(tmp_path, counting, track):
+    """Every second element, which took 2 KiB each: 17 MiB for these."""
+    num = 1 << 14
+    create(tmp_path, (num,), (num,), "i1")[...] = np.arange(num)
+    array = zarr.open_array(counting)
+    with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+        peak, result = track(lambda: array[::2])
+    assert np.array_equal(result, np.arange(num).astype("i1")[::2])
+    assert len(counting.requests) >= num // 2
+    assert peak <= result.nbytes + 8 * MIB
+
+
+@pytest.mark.usefixtures("our_pipeline")
 def test_of_a_trace(sparse, track):
     """What was read by an array of indices was copied to count it: 32 MiB more."""
     array = sparse((1 << 13, 1 << 9), (1 << 13, 1 << 9))
