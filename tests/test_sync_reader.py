@@ -353,7 +353,8 @@ class TestOtherArrays:
         try:
             for _ in range(20):
                 reader[:]
-            assert tracemalloc.get_traced_memory()[0] < array.nbytes
+            # A thread of zarr's may not have let go of the last one yet.
+            assert tracemalloc.get_traced_memory()[0] < 4 * array.nbytes
         finally:
             tracemalloc.stop()
 
