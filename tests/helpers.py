@@ -6,6 +6,7 @@ Nothing here imports numcodecs_bytes, so that a test decides when that is done.
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ import pkgutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -299,6 +301,16 @@ def create(store, shape, chunks=None, dtype="f8", endian="big", **kwargs):
         serializer=bytes_codec(endian),
         **kwargs,
     )
+
+
+def eventually(is_true, collect=gc.collect):
+    """Whether something comes true within ten seconds: a store's threads may let go of it later."""
+    for _ in range(1000):
+        collect()
+        if is_true():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def ranges_from(*classes):

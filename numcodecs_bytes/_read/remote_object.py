@@ -25,8 +25,11 @@ from numcodecs_bytes._sources.store_states import (
 )
 from numcodecs_bytes._sources.stores import Remote
 
-# How many requests are prepared at a time: each takes 2 KiB, and there may be millions.
-MAX_TASKS = 1 << 10
+# How many requests are prepared at a time, at least: each takes 2 KiB, and there may be millions.
+# All are waited for before the next are prepared, so they are several rounds of those in flight:
+# with 1,000 in flight, 30 ms away, 4,096 took 0.52 s, and 0.57 if 1,024 were prepared at a time.
+MIN_PREPARED = 1 << 10
+ROUNDS_PREPARED = 8
 
 # A request that fails within this time is repeated. If it took longer, its client has repeated it.
 PATIENCE_SECONDS = 1.0
@@ -167,7 +170,8 @@ class RemoteObject:
             except Exception as error:  # noqa: BLE001 # raised when all have ended
                 errors.append(error)
 
-        while batch := list(itertools.islice(ranges, MAX_TASKS)):
+        num_prepared = max(MIN_PREPARED, ROUNDS_PREPARED * num_requests)
+        while batch := list(itertools.islice(ranges, num_prepared)):
             await concurrent_map([(each,) for each in batch], request, num_requests)
             if errors:
                 self._raise_first(errors)

@@ -33,6 +33,7 @@ from helpers import (
     create,
     decode_chunk,
     encode_chunk,
+    eventually,
     ranges_from,
     run_python,
     spec_of,
@@ -213,16 +214,6 @@ def test_no_selection_mixes_versions_that_another_process_writes(
     finally:
         is_over.set()
         writer.join()
-
-
-def eventually(is_true, collect=gc.collect):
-    """Whether something comes true within ten seconds: a store's threads may let go of it later."""
-    for _ in range(1000):
-        collect()
-        if is_true():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 async def tasks_of_loop():

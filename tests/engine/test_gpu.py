@@ -25,13 +25,13 @@ from helpers import (
     ZARR_CASES,
     CountingStore,
     create,
+    eventually,
     has,
     random_selections,
     ranges_from,
     run_python,
     select,
 )
-from test_concurrency import eventually
 from test_random_selections import make_array
 from test_shards import open_stores
 from zarr.core.buffer import gpu as zarr_gpu

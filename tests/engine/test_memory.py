@@ -7,8 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import zarr
-from helpers import HAS_RECTILINEAR, create, select
-from test_concurrency import eventually
+from helpers import HAS_RECTILINEAR, create, eventually, select
 
 import numcodecs_bytes
 from numcodecs_bytes._plan import plan, shards
