@@ -2,7 +2,11 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
+
+import pytest
+from helpers import run_python
 
 import numcodecs_bytes
 
@@ -141,3 +145,43 @@ def test_writes_import_nothing_of_reads_nor_reads_of_writes():
     imports = {(module, other) for module, path in MODULES.items() for other in imported_by(path)}
     rooms = {(module.partition("/")[0], other.partition("/")[0]) for module, other in imports}
     assert not rooms & {("_write", "_read"), ("_read", "_write")}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="profiles of all threads are new in 3.12")
+def test_a_row_and_a_small_chunk_pass_few_functions(tmp_path):
+    """What an array knows of its store was looked up again for each read: 30 functions more."""
+    printed = run_python("-c", COUNT_FUNCTIONS, tmp_path)
+    num_read, num_written = map(int, printed.stdout.split())
+    assert num_read <= 70  # 55, and more where the system can't read without waiting
+    assert num_written <= 56
+
+
+COUNT_FUNCTIONS = """
+import sys, threading
+import numpy as np, zarr
+from numcodecs_bytes import zarr_pipeline
+
+functions = set()
+
+def note(frame, event, _):
+    path, name = frame.f_code.co_filename, frame.f_code.co_qualname
+    if event == "call" and "numcodecs_bytes" in path and "comp>" not in name:
+        functions.add((path, name))
+
+def count(call):
+    call()
+    call()
+    functions.clear()
+    threading.setprofile_all_threads(note)
+    call()
+    threading.setprofile_all_threads(None)
+    print(len(functions))
+
+array = zarr.create_array(
+    sys.argv[1] + "/a", shape=(64, 1024), chunks=(64, 1024), dtype="f8", compressors=None
+)
+values = np.ones((64, 1024))
+array[:] = values
+count(lambda: array[5])
+count(lambda: array.__setitem__(slice(None), values))
+"""

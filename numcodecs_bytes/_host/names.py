@@ -12,6 +12,16 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
+def name_of_type(kind: type) -> str:
+    """Return the name of a class with its module, as "zarr.storage._local.LocalStore"."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def name_of_class(instance: object) -> str:
+    """Return the name of the class of an instance with its module."""
+    return name_of_type(type(instance))
+
+
 def name_of_chunk(byte_getter: object) -> str:
     """Return the name of a chunk, and of its store if the byte getter has one."""
     coordinates = getattr(byte_getter, "chunk_coords", None)

@@ -70,15 +70,10 @@ def _parse_classes(value: object) -> list[type]:
 class Option(Generic[T]):
     """An option; called, it returns the value, which an empty variable does not set."""
 
-    name: str
+    key: str  # in zarr's config
     parse: Callable[[object], T | None]  # returns None, or raises an error, if a value is wrong
     expected: str
     unset: T  # the value if none is set
-
-    @property
-    def key(self) -> str:
-        """The key in zarr's config."""
-        return f"numcodecs_bytes.{self.name}"
 
     def __call__(self) -> T:
         warn_of_unknown_keys()  # again, because they may be set after an array is opened
@@ -96,17 +91,25 @@ class Option(Generic[T]):
 
 
 max_gap_bytes = Option[int | None](
-    "max_gap_bytes", parse_size, "a whole number of bytes, or a size such as '64 KiB'", None
+    "numcodecs_bytes.max_gap_bytes",
+    parse_size,
+    "a whole number of bytes, or a size such as '64 KiB'",
+    unset=None,
 )
 stores_with_ranges = Option[Sequence[type]](
-    "stores_with_ranges", _parse_classes, "a list of classes such as 'package.module.Store'", ()
+    "numcodecs_bytes.stores_with_ranges",
+    _parse_classes,
+    "a list of classes such as 'package.module.Store'",
+    unset=(),
 )
-untested_zarr = Option[bool | None]("untested_zarr", _parse_bool, "True or False", None)
+untested_zarr = Option[bool | None](
+    "numcodecs_bytes.untested_zarr", _parse_bool, "True or False", unset=None
+)
 write_in_place = Option[bool | str](
-    "write_in_place", _parse_mode, "True, False or 'require'", unset=False
+    "numcodecs_bytes.write_in_place", _parse_mode, "True, False or 'require'", unset=False
 )
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
-NAMES = tuple(option.name for option in OPTIONS)
+NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
 
 
 def unknown_keys() -> list[str]:

@@ -5,10 +5,10 @@ change in zarr.
 """
 
 import concurrent.futures
-import contextlib
 import logging
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
 from numcodecs_bytes._host.options import OptionError
@@ -42,15 +42,23 @@ def is_lost(error: Exception) -> bool:
     return any(name in names for name in lost)
 
 
-@contextlib.contextmanager
-def only_logged() -> Iterator[None]:
-    """Return a context of what only counts: its own bugs are logged, and fail no read or write."""
-    try:
-        yield
-    except Exception as error:
-        if not is_own_bug(error):
-            raise
-        log(error)
+class Caught(NamedTuple):
+    """A context whose own bugs are noted instead of raised.
+
+    It is a class because contexts made by `contextlib` change errors, and those of some stores
+    can't be changed.
+    """
+
+    note: Callable[[Exception], None]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if not isinstance(error, Exception) or not is_own_bug(error):
+            return False
+        self.note(error)
+        return True
 
 
 def forget_alike(bugs: list[Exception], error: Exception) -> bool:

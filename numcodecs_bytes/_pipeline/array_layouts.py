@@ -26,6 +26,7 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
@@ -37,7 +38,6 @@ from numcodecs_bytes._pipeline.elementwise import (
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
-from numcodecs_bytes._sources.stores import name_of_class
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
 

@@ -9,9 +9,9 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, name_of_ml_dtype
+from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Conversion
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources.stores import name_of_class
 
 # Of these classes, a part of a chunk is decoded to the same part of the decoded chunk.
 # Subclasses may do anything.

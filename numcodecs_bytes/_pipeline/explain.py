@@ -24,13 +24,9 @@ T = TypeVar("T")
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, because its length is said to be 0, an error costs at most a dozen requests.
 _NUM_LENGTHS = 11
-# Whether lengths have been asked for: zarr goes on with other chunks, which may fail as well.
-_has_asked: ContextVar[list[bool]] = ContextVar("_has_asked")
-
-
-def begin_read() -> None:
-    """Begin a read, which asks for lengths after the first of its errors only."""
-    _has_asked.set([])
+# Whether a read has asked for lengths, which is done after the first of its errors only: zarr goes
+# on with other chunks, which may fail as well.
+has_asked_for_lengths: ContextVar[list[bool]] = ContextVar("has_asked_for_lengths")
 
 
 async def explain(
@@ -40,7 +36,7 @@ async def explain(
     first, spec = items[0].byte_getter, items[0].spec
     if is_in_shard(first):  # the shard will be named
         return
-    wrong, has_asked = None, _has_asked.get([])
+    wrong, has_asked = None, has_asked_for_lengths.get([])
     if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
         has_asked.append(True)
         # If this fails, zarr's error says enough.

@@ -16,6 +16,8 @@ from numcodecs_bytes._pipeline.writes import WritesParts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from zarr.core.buffer import NDBuffer
+
     from numcodecs_bytes._host.items import Item
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
@@ -30,7 +32,7 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
     _threads_setting = "threading.max_workers"
 
     async def read_batch(
-        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+        self, batch_info: "Iterable[Any]", out: "NDBuffer", drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
         items = list(batch_info)
@@ -51,7 +53,7 @@ if FusedCodecPipeline is not None:
         _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(
-            self, items: "Sequence[Item]", out: Any, drop_axes: tuple[int, ...]
+            self, items: "Sequence[Item]", out: "NDBuffer", drop_axes: tuple[int, ...]
         ) -> Any:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)

@@ -8,25 +8,25 @@ zarr reads what could not be read here.
 
 import asyncio
 import contextlib
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zarr.core.buffer import gpu
+from zarr.core.buffer import NDBuffer, gpu
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
+from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, find_chunks
-from numcodecs_bytes._pipeline.explain import begin_read
+from numcodecs_bytes._pipeline.explain import has_asked_for_lengths
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import Batch, ChunkRead, chunk_reads
 from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import Remote, is_in_shard, name_of_class
+from numcodecs_bytes._sources.stores import Remote, is_in_shard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -42,7 +42,7 @@ class _Plan(NamedTuple):
     batch: Batch
     chunks: "Sequence[ChunkRead]"
     output: "Output | GPUOutput"  # of what is read here
-    zarr_output: Any  # the same, as zarr takes it
+    zarr_output: NDBuffer  # the same, as zarr takes it
     drop_axes: tuple[int, ...]
     bugs: list[Exception]  # of this package, while it reads
 
@@ -55,10 +55,10 @@ class ReadsParts(KnowsLayouts):
     _finder: ChunkFinder | None = None
 
     async def read(
-        self, batch_info: "Iterable[Any]", out: Any, drop_axes: tuple[int, ...] = ()
+        self, batch_info: "Iterable[Any]", out: "NDBuffer", drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        begin_read()
+        has_asked_for_lengths.set([])
         items, bugs, finder = items_of(batch_info), list[Exception](), self._finder
         if items and finder is not None and finder.is_by_zarr(items):
             return await self._read_by_zarr(items, out, drop_axes)
@@ -68,24 +68,26 @@ class ReadsParts(KnowsLayouts):
                 return await self._read_by_zarr(items, out, drop_axes)
             try:
                 await plan.output.in_parts(plan.chunks, partial(self._run, plan))
-                await self._read_others(plan, [c for c in plan.chunks if c.outcome.is_left])
+                if rest := [chunk for chunk in plan.chunks if chunk.outcome.is_left]:
+                    await self._read_others(plan, rest)
             finally:
                 if trace.active:
-                    with own_bugs.only_logged():
+                    with own_bugs.Caught(own_bugs.log):
                         for chunk in plan.chunks:
                             chunk.trace(is_v2=plan.batch.is_v2)
         except Exception as error:
             self._compare(bugs, error)
             raise
         finally:
-            own_bugs.log_all(bugs)
+            if bugs:
+                own_bugs.log_all(bugs)
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
     def _plan(
         self,
         items: "Sequence[Item]",
-        out: Any,
+        out: "NDBuffer",
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> _Plan | None:
@@ -93,18 +95,16 @@ class ReadsParts(KnowsLayouts):
         if not items or (self._own_bug and not trace.active):
             return None
         first = items[0]  # all are of one array: at most their shapes differ
-        try:
-            finder = self.find_chunks(first)
-            if finder.is_by_zarr(items):
-                return None
-            return self._plan_chunks(items, finder, out, drop_axes, bugs)
-        except LeftToZarr as why:
-            if trace.active and not is_in_shard(first.byte_getter):  # else the shard is noted
-                counts: trace.Counts = {str(why): len(items)}
-                num_axes, is_v2 = len(first.spec.shape), self._is_v2()
-                trace.note(first.byte_getter, num_axes, counts, is_v2=is_v2, is_seen=False)
-        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
-            self._give_up(bugs, error, ())
+        with own_bugs.Caught(partial(self._note_own_bug, bugs, ())):
+            try:
+                finder = self.find_chunks(first)
+                if not finder.is_by_zarr(items):
+                    return self._plan_chunks(items, finder, out, drop_axes, bugs)
+            except LeftToZarr as why:
+                if trace.active and not is_in_shard(first.byte_getter):  # else the shard is noted
+                    counts: trace.Counts = {str(why): len(items)}
+                    num_axes, is_v2 = len(first.spec.shape), self._is_v2()
+                    trace.note(first.byte_getter, num_axes, counts, is_v2=is_v2, is_seen=False)
         return None
 
     def find_chunks(self, first: Item) -> ChunkFinder:
@@ -125,7 +125,7 @@ class ReadsParts(KnowsLayouts):
         self,
         items: "Sequence[Item]",
         finder: ChunkFinder,
-        out: Any,
+        out: "NDBuffer",
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> _Plan:
@@ -139,13 +139,13 @@ class ReadsParts(KnowsLayouts):
         if finder.find is None:
             leave(chunks, LeftToZarr(finder.why_by_zarr))
         batch = Batch(self._is_v2(), self._num_threads(), finder.gap)
-        output: Any = Output(array, drop_axes, lambda: True, threading.Lock())
+        output: Any = Output.of_caller(array, drop_axes)
         if is_on_gpu:
             from numcodecs_bytes._read.to_gpu import GPUOutput, leave_what_is_faster
 
             if not batch.is_v2:  # zarr can't read all of them
                 leave_what_is_faster(chunks)
-            output = GPUOutput(array, output, partial(self._give_up, bugs))
+            output = GPUOutput(array, output, partial(self._note_own_bug, bugs))
         return _Plan(batch, chunks, output, out, drop_axes, bugs)
 
     async def _run(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
@@ -173,11 +173,9 @@ class ReadsParts(KnowsLayouts):
             )
 
     async def _read_files(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
-        try:
-            if chunks:
+        if chunks:
+            with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, chunks)):
                 await local.read(plan.batch, chunks, out)
-        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
-            self._give_up(plan.bugs, error, chunks)
 
     def _plan_objects(
         self, plan: _Plan, requested: "Sequence[ChunkRead]", num_in_flight: int
@@ -187,11 +185,9 @@ class ReadsParts(KnowsLayouts):
             return ()
         from numcodecs_bytes._read.object_reads import object_reads  # only if it is needed
 
-        try:
+        with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, requested)):
             return object_reads(requested, num_in_flight, plan.batch.gap, plan.drop_axes)
-        except Exception as error:  # noqa: BLE001 # raised unless it is an own bug
-            self._give_up(plan.bugs, error, requested)
-            return ()
+        return ()
 
     async def _read_objects(
         self, plan: _Plan, objects: "Sequence[ObjectRead]", out: Output, limit: int | None
@@ -199,8 +195,8 @@ class ReadsParts(KnowsLayouts):
         if objects:
             from numcodecs_bytes._read import remote  # only if it is needed
 
-            give_up = partial(self._give_up, plan.bugs)
-            fallback = remote.Fallback(partial(self._read_others, plan), give_up)
+            note_own_bug = partial(self._note_own_bug, plan.bugs)
+            fallback = remote.Fallback(partial(self._read_others, plan), note_own_bug)
             await remote.read(plan.batch, objects, out, limit, fallback)
 
     async def _read_others(
@@ -221,20 +217,17 @@ class ReadsParts(KnowsLayouts):
         elif chunks:
             await read(*chunks)
 
-    async def _read_by_zarr(self, items: "Sequence[Item]", out: Any, drop_axes: Any) -> Any:
+    async def _read_by_zarr(
+        self, items: "Sequence[Item]", out: "NDBuffer", drop_axes: tuple[int, ...]
+    ) -> Any:
         """Let zarr read chunks; an error names the chunk."""
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
-    def _give_up(
-        self, bugs: list[Exception], error: Exception, chunks: "Sequence[ChunkRead]"
+    def _note_own_bug(
+        self, bugs: list[Exception], chunks: "Sequence[ChunkRead]", error: Exception
     ) -> None:
-        """Leave chunks to zarr, and the array from now on, because of an own bug.
-
-        Raises the error if it is none.
-        """
-        if not own_bugs.is_own_bug(error):
-            raise error
+        """Leave chunks to zarr, and the array from now on, because of an own bug."""
         bugs.append(error)
         vars(self)["_own_bug"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
@@ -244,7 +237,7 @@ class ReadsParts(KnowsLayouts):
         if own_bugs.forget_alike(bugs, error):
             vars(self).pop("_own_bug", None)
         elif self._own_bug:
-            with contextlib.suppress(Exception):  # some errors are immutable
+            with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
                 error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_bug}")
 
 

@@ -16,6 +16,8 @@ from numcodecs_bytes._sources.stores import is_in_shard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from zarr.core.buffer import NDBuffer
+
     from numcodecs_bytes._write.batch import Writes
 
 
@@ -23,7 +25,7 @@ class WritesParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
     async def write(
-        self, batch_info: "Iterable[Any]", value: Any, drop_axes: tuple[int, ...] = ()
+        self, batch_info: "Iterable[Any]", value: "NDBuffer", drop_axes: tuple[int, ...] = ()
     ) -> None:
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
@@ -40,12 +42,13 @@ class WritesParts(KnowsLayouts):
                 add_name(error, items[0].byte_getter, "writing", len(items))
             raise
         finally:
-            own_bugs.log_all(bugs)
+            if bugs:
+                own_bugs.log_all(bugs)
 
     async def _write(
         self,
         items: "Sequence[Item]",
-        value: Any,
+        value: "NDBuffer",
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> None:
@@ -71,13 +74,13 @@ class WritesParts(KnowsLayouts):
                 await pipeline.write(items, value, drop_axes)
         finally:
             if trace.active and writes is not None:
-                with own_bugs.only_logged():
+                with own_bugs.Caught(own_bugs.log):
                     for chunk in writes.chunks:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
-        self, items: "Sequence[Item]", value: Any, *, mode: bool | str
+        self, items: "Sequence[Item]", value: "NDBuffer", *, mode: bool | str
     ) -> "Writes | None":
         """Return how chunks are written; None if zarr writes all."""
         if not items:

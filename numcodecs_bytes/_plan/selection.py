@@ -1,6 +1,8 @@
 """What zarr selects from a chunk: indices along each axis, or points. Works on integers only."""
 
+import bisect
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +123,38 @@ def _indices(selector: object, size: int) -> range | Indices:
 
 def _unknown(selection: object) -> LeftToZarr:
     return LeftToZarr(f"its selection is of an unknown kind ({type(selection).__name__})")
+
+
+class InChunk(NamedTuple):
+    """What is selected of the chunks at a position along an axis of their grid."""
+
+    position: int
+    indices: range | Indices  # in the chunk
+    place: Selector  # in the selection
+
+
+def cut_at_chunks(indices: range | Indices, size: int) -> Iterator[InChunk]:
+    """Cut indices along an axis, a range or an array in any order, at the edges of chunks."""
+    order, ascending, begin = None, indices, 0
+    if type(ascending) is not range:
+        chunks = ascending // size
+        if not (chunks[1:] >= chunks[:-1]).all():
+            order = np.argsort(chunks, kind="stable")
+            ascending = ascending[order]
+    while begin < len(ascending):
+        position = int(ascending[begin]) // size
+        edge = position * size
+        within: range | Indices
+        if type(ascending) is range:
+            end_within = min(ascending.stop - edge, size)
+            within = range(ascending[begin] - edge, end_within, ascending.step)
+            end = begin + len(within)
+        else:
+            # Sorted by chunk is sorted well enough to find its end.
+            end = bisect.bisect_left(ascending, edge + size, begin)
+            within = ascending[begin:end] - edge
+        yield InChunk(position, within, slice(begin, end) if order is None else order[begin:end])
+        begin = end
 
 
 def as_array(indices: range | Indices) -> Indices:

@@ -4,7 +4,6 @@ What a selection takes from each inner chunk is planned and read as for any chun
 wrong with a shard, it is left to zarr, which raises the error or reads it.
 """
 
-import bisect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from numcodecs_bytes._plan.selection import (
     Indices,
     Selector,
     axes_of,
+    cut_at_chunks,
     key_of,
 )
 
@@ -175,7 +175,7 @@ def _plan(
     if len(axes) < len(shard.shape):  # points are a single axis
         return _plan_points(selection, inner, gap)
     cuts = [
-        list(_cut_at_chunks(axis._replace(stride=stride), size))
+        list(_grid_slices(axis._replace(stride=stride), size))
         for axis, stride, size in zip(axes, inner.strides, inner.shape, strict=True)
     ]
     plans_by_axes: dict[tuple[int, ...], Plan] = {}  # many inner chunks have the same plan
@@ -214,33 +214,15 @@ class _GridSlice(NamedTuple):
     """What is selected of the inner chunks at a position along an axis of their grid."""
 
     position: int
-    axis: Axis  # the same object for slices that are equal
+    axis: Axis  # the same object for ranges that are equal
     place: Selector  # in the selection
 
 
-def _cut_at_chunks(axis: Axis, size: int) -> Iterator[_GridSlice]:
+def _grid_slices(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
-    indices: Any = axis.indices
-    order, axes_by_range = None, dict[range, Axis]()
-    if type(indices) is not range:
-        chunks = indices // size
-        if not (chunks[1:] >= chunks[:-1]).all():
-            order = np.argsort(chunks, kind="stable")
-            indices = indices[order]
-    begin = 0
-    while begin < len(indices):
-        position = int(indices[begin]) // size
-        edge = position * size
+    by_range = dict[range, Axis]()
+    for position, indices, place in cut_at_chunks(axis.indices, size):
+        inner = axis._replace(indices=indices)
         if type(indices) is range:
-            inner = range(indices[begin] - edge, min(indices.stop - edge, size), indices.step)
-            end = begin + len(inner)
-            if inner not in axes_by_range:
-                axes_by_range[inner] = axis._replace(indices=inner)
-            inner_axis = axes_by_range[inner]
-        else:
-            # Sorted by inner chunk is sorted well enough to find its end.
-            end = bisect.bisect_left(indices, edge + size, begin)
-            inner_axis = axis._replace(indices=indices[begin:end] - edge)
-        place = slice(begin, end) if order is None else order[begin:end]
-        yield _GridSlice(position, inner_axis, place)
-        begin = end
+            inner = by_range.setdefault(indices, inner)
+        yield _GridSlice(position, inner, place)

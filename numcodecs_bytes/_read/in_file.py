@@ -111,30 +111,39 @@ def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Pl
     region = memory_of(out.array, place, plan, layout)
     if region is not None and _read_straight(file, plan, region.data, out):
         return Fetched(plan.num_runs, plan.num_bytes)
-    may_be_straight = region is None  # if there was one, the system has just refused to fill it
+    is_refused = region is not None  # by the system, which will not fill other regions, either
     num_requests = num_bytes = 0
     for inner_place, piece in split(plan, layout.item_size):
         piece_place = place if piece is plan else place_within(place, inner_place)
         num_requests += piece.num_runs
         num_bytes += piece.num_bytes
-        if may_be_straight and piece is not plan:
+        region = None
+        if not is_refused and piece is not plan:
             region = memory_of(out.array, piece_place, piece, layout)
-            if region is not None:
-                may_be_straight = _read_straight(file, piece, region.data, out)
-                if may_be_straight:
-                    continue
-        _prefetch(file, piece)
-        starts = piece.starts(file.start).tolist()
-        raw = files.read_runs(file.descriptor, starts, piece.length, _block)
-        with out.lock:
-            out.check()
-            write_selected(raw, piece, layout, out.array, piece_place)
+        if region is not None:
+            is_refused = not _read_straight(file, piece, region.data, out)
+        if region is None or is_refused:
+            _read_through_block(file, layout, piece, out, piece_place)
     return Fetched(num_requests, num_bytes)
+
+
+def _read_through_block(
+    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
+) -> None:
+    """Read runs, all at once, and copy what is selected of them to its place in the output."""
+    if file.is_prefetched:
+        _prefetch(file, plan)
+    starts = plan.starts(file.start).tolist()
+    raw = files.read_runs(file.descriptor, starts, plan.length, _block)
+    with out.lock:
+        out.check()
+        write_selected(raw, plan, layout, out.array, place)
 
 
 def _read_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
     """Read runs straight to their memory in the output; return False if the system can't do it."""
-    _prefetch(file, plan)
+    if file.is_prefetched:
+        _prefetch(file, plan)
     read = _read_long_runs if plan.length >= files.DIRECT_BYTES else _copy_short_runs
     first = 0
     for starts in plan.blocks(file.start):
@@ -197,8 +206,8 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
 
 
 def _prefetch(file: OpenFile, plan: Plan) -> None:
-    """Prefetch the runs of a plan if the file is slow."""
-    if file.is_prefetched and (plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES):
+    """Prefetch the runs of a plan, unless they are read at once anyway."""
+    if plan.num_runs > 1 or plan.length > constants.PREFETCH_BYTES:
         runs = zip(_starts(plan, file.start), itertools.repeat(plan.length))
         files.prefetch(file.descriptor, runs)
 

@@ -33,6 +33,11 @@ class Output(NamedTuple):
     is_wanted: IsWanted
     lock: threading.Lock
 
+    @classmethod
+    def of_caller(cls, array: Array, drop_axes: tuple[int, ...] = ()) -> "Output":
+        """Return an output that the calling thread fills, which always wants it."""
+        return cls(array, drop_axes, lambda: True, threading.Lock())
+
     async def in_parts(
         self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
     ) -> None:

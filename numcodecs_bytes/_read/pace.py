@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -45,22 +45,12 @@ WAITED_SECONDS = 1e-3
 SHORT_SECONDS = 1e-4
 
 
-class Speed(NamedTuple):
-    """How long a read of a file waits, and what follows from that."""
-
-    seconds: float = 0.0  # 0 if the file seems to be in memory
-    prefetching_helps: bool = False
-
-    @property
-    def gap(self) -> int:
-        """The gap that takes as long to read as another request, in bytes."""
-        num = NUM_PREFETCHED if self.prefetching_helps else 1
-        gap = int(min(self.seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
-        # Rounded down to a power of two, so that few plans are cached.
-        return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
-
-
-IN_MEMORY = Speed()
+def gap_worth_reading(seconds: float, *, prefetching_helps: bool) -> int:
+    """Return the gap that takes as long to read as another request waits, in bytes."""
+    num = NUM_PREFETCHED if prefetching_helps else 1
+    gap = int(min(seconds * BYTES_PER_SECOND, MAX_GAP_BYTES) / num)
+    # Rounded down to a power of two, so that few plans are cached.
+    return max(1 << gap.bit_length() >> 1, constants.GAP_BYTES)
 
 
 def seconds_waited(probes: Sequence[float], limit: float, suspicion: float = 0.0) -> float:
@@ -124,34 +114,37 @@ class Pace:
         return True
 
     def probe(self, descriptor: int, positions: Iterable[int]) -> None:
-        """Learn whether files are slow, by reading a byte at one position of a file, or more."""
-        may_wait_for_threads = bool(self.workers and self.workers.have_helpers) and not self.is_slow
-        is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS  # or a busy machine
-        limit = WAITED_SECONDS if is_strict else WAIT_SECONDS
-        ahead, probes, seconds = deque(positions), list[float](), 0.0
-        if self.leaves_slow_files:  # two slow ones say all
-            ahead = deque(itertools.islice(ahead, 2))
+        """Learn whether files are slow, by reading a byte at one position of a file, or more.
+
+        Raises `LeftToZarr` if they are, and what is slow is left to zarr.
+        """
+        # The others tell whether prefetching helps.
+        most = 2 if self.leaves_slow_files else None
+        limit, ahead = self._limit(), deque(itertools.islice(positions, most))
+        probes, seconds = list[float](), 0.0
         while ahead and not seconds:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
             seconds = seconds_waited(probes, limit, self._suspicion)
-        if seconds:
-            self._num_until_probe = PROBE_EVERY_SLOW
-            self._set_speed(Speed(seconds, self._try_prefetching(descriptor, ahead, seconds)))
-        elif min(probes) > limit:  # a small file: the next one decides
-            self._set_speed(IN_MEMORY)
+        self.prefetching_helps = seconds > 0 and self._try_prefetching(descriptor, ahead, seconds)
+        self.is_slow, self.gap = seconds > 0, self._gap_set
+        if self.is_slow and self._gap_set is None:
+            self.gap = gap_worth_reading(seconds, prefetching_helps=self.prefetching_helps)
+        if not seconds and min(probes) > limit:  # a small file: the next one is probed, and decides
             self._suspicion = probes[0]
             self._add_wait(probes[0])
         else:
-            self._num_until_probe = PROBE_EVERY
-            self._set_speed(IN_MEMORY)
-        if self.is_slow and self.leaves_slow_files:
+            self._suspicion = seconds
+            self._num_until_probe = PROBE_EVERY_SLOW if seconds else PROBE_EVERY
+        if seconds and self.leaves_slow_files:
             raise LeftToZarr("the file is slow")
         self._start_helpers(wait_for_files=self.has_waited or self.is_slow)
 
-    def _set_speed(self, speed: Speed) -> None:
-        self.is_slow, self._suspicion = speed.seconds > 0, speed.seconds
-        self.prefetching_helps = speed.prefetching_helps
-        self.gap = speed.gap if self.is_slow and self._gap_set is None else self._gap_set
+    def _limit(self) -> float:
+        """Return how many seconds a read takes that has not waited for the file."""
+        may_wait_for_threads = bool(self.workers and self.workers.have_helpers) and not self.is_slow
+        # The machine may be busy if the last one took longer than any disk.
+        is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS
+        return WAITED_SECONDS if is_strict else WAIT_SECONDS
 
     def _try_prefetching(self, descriptor: int, positions: Iterable[int], seconds: float) -> bool:
         """Return whether prefetching helps: as before if there are too few positions to tell."""

@@ -11,12 +11,13 @@ import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from zarr.core.common import concurrent_map
 
-from numcodecs_bytes._host import trace
+from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
@@ -36,8 +37,8 @@ class Fallback(NamedTuple):
 
     # Lets zarr read chunks; raises its errors.
     read: Callable[[Sequence[ChunkRead]], Awaitable[None]]
-    # Leaves chunks to zarr because of a mistake of this package; raises the error if it is none.
-    give_up: Callable[[Exception, Sequence[ChunkRead]], None]
+    # Leaves chunks to zarr because of an own bug.
+    note_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
 
 
 async def read(
@@ -71,7 +72,7 @@ class _ObjectReader:
     fallback: Fallback
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
-    wrong_answer: Unexpected | None = None  # the first one, after which nothing is requested
+    wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
 
     async def read(self, object_read: ObjectRead) -> None:
         """Read an object, or let zarr read its chunks."""
@@ -87,25 +88,27 @@ class _ObjectReader:
 
     async def _try(self, object_read: ObjectRead) -> LeftToZarr | None:
         """Read an object, or leave its chunks to zarr; return how the store has failed, if so."""
+        with own_bugs.Caught(partial(self.fallback.note_own_bug, object_read.chunks)):
+            try:
+                if self.wrong_answer:
+                    raise Unexpected(self.wrong_answer)
+                object_read.target.state.check()
+                await self._read_or_fill(object_read)
+            except LeftToZarr as why:
+                return self._leave(object_read, why)
+        return None
+
+    def _leave(self, object_read: ObjectRead, why: LeftToZarr) -> LeftToZarr | None:
+        """Leave the chunks of an object to zarr; return how the store has failed, if so."""
         target, chunks = object_read.target, object_read.chunks
-        if self.wrong_answer:
-            leave(chunks, self.wrong_answer)
-            return None
-        try:
-            target.state.check()
-            await self._read_or_fill(object_read)
-        except LeftToZarr as why:
-            leave(chunks, why)
-            fetched = Fetched(target.num_requests, target.num_received)
-            chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
-            failure = type(why)(*why.args)  # `why` refers to frames, and they to the output
-            if isinstance(failure, RequestError):
-                return failure
-            if isinstance(failure, Unexpected) and not self.wrong_answer:
-                self.wrong_answer = failure
-                return failure
-        except Exception as error:  # noqa: BLE001 # raised unless it is a mistake
-            self.fallback.give_up(error, chunks)
+        leave(chunks, why)
+        fetched = Fetched(target.num_requests, target.num_received)
+        chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
+        is_first_wrong = isinstance(why, Unexpected) and not self.wrong_answer
+        if is_first_wrong:
+            self.wrong_answer = str(why)
+        if is_first_wrong or isinstance(why, RequestError):
+            return type(why)(*why.args)  # `why` refers to frames, and they to the output
         return None
 
     async def _note_failure(
@@ -161,13 +164,12 @@ class _ObjectReader:
             places = [chunk.place for chunk in object_read.chunks]
             placed = list(map(PlacedPlan, object_read.plans, starts, places))
         array = self.out.array
-        memory = None
+        memory = None  # in the output, if that holds just what is fetched
         if len(placed) == 1:
             memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
         raws = await target.fetch(placed, object_read.budget, memory)
-        for raw, (plan, _, place) in zip(raws, placed, strict=True):
-            # Else `fetch` has put it there.
-            if memory is None or not np.may_share_memory(raw, memory):
+        if memory is None:
+            for raw, (plan, _, place) in zip(raws, placed, strict=True):
                 write_selected(raw, plan, object_read.layout, array, place)
         num_requests = target.num_requests
         shares = _bytes_of_each(target.num_received, object_read.plans)

@@ -113,7 +113,7 @@ class RemoteObject:
     async def fetch(
         self, placed: Sequence[PlacedPlan], budget: Budget, memory: UInt8Array | None
     ) -> list[UInt8Array]:
-        """Return the runs of each plan, end to end, in `memory` unless they are a single range.
+        """Return the runs of each plan, end to end; in `memory`, if that is given.
 
         Raises what `ask` does, after all requests end.
         """
@@ -127,7 +127,10 @@ class RemoteObject:
         self._is_split = may_split and budget.would_split(longest_run, longest)
         if len(plans) == plans[0].num_runs == 1 and not self._is_split:
             start = placed[0].start + plans[0].start
-            return [await self.ask(start, start + longest_run)]
+            raw = await self.ask(start, start + longest_run)
+            if memory is not None:
+                memory[:] = raw
+            return [raw]
         starts = np.concatenate([plan.starts(start) for plan, start, _ in placed])
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory

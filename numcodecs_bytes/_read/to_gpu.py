@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import Array, GPUArray
-from numcodecs_bytes._host import gpu
+from numcodecs_bytes._host import gpu, own_bugs
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
@@ -20,8 +21,8 @@ class GPUOutput(NamedTuple):
 
     array: GPUArray
     on_host: Output  # without its memory
-    # Leaves chunks to zarr because of a mistake of this package; raises the error if it is none.
-    give_up: Callable[[Exception, Sequence[ChunkRead]], None]
+    # Leaves chunks to zarr because of an own bug.
+    note_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
 
     async def in_parts(
         self,
@@ -36,10 +37,9 @@ class GPUOutput(NamedTuple):
         async def read_group(group: Group[ChunkRead], host: Array) -> None:
             await read(group.chunks, self.on_host._replace(array=host))
             on_host = [chunk for chunk in group.chunks if chunk.outcome.is_read_here]
-            try:
+            # CuPy may be other than we know it.
+            with own_bugs.Caught(partial(self.note_own_bug, on_host)):
                 through_host.upload(group, host, self.array, on_host)
-            except Exception as error:  # noqa: BLE001 # CuPy may be other than we know it
-                self.give_up(error, on_host)
 
         groups = through_host.groups_in_buffers(here, self.array)
         await through_host.each_group(groups, self.array, read_group)

@@ -19,6 +19,7 @@ import zarr.codecs.sharding
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._host.names import name_of_class, name_of_type
 from numcodecs_bytes._host.options import stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.archives import find_member, open_archive
@@ -102,15 +103,6 @@ def sources_of(store: object) -> SourceOf:
 def may_be_cached(store: object) -> bool:
     """Whether what `sources_of` returns stays right: URLs may be registered with VirtualiZarr."""
     return _SOURCES.get(name_of_class(store)) is not _of_manifest_store
-
-
-def name_of_class(instance: object) -> str:
-    """Return the path of the class of an instance."""
-    return _name_of(type(instance))
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_named(instance: object) -> bool:
@@ -314,4 +306,4 @@ _SOURCES: dict[str, Callable[[Any], SourceOf]] = {
 
 def read_like(kind: type, known: type) -> None:
     """Find the chunks of a class of stores of this package like those of a known class."""
-    _SOURCES[_name_of(kind)] = _SOURCES[_name_of(known)]
+    _SOURCES[name_of_type(kind)] = _SOURCES[name_of_type(known)]

@@ -29,11 +29,12 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._host.foreign import async_result_of, result_of
+from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
-from numcodecs_bytes._sources.stores import find_source, name_of_class
+from numcodecs_bytes._sources.stores import find_source
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.

@@ -13,6 +13,7 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._core.dtypes import ML_DTYPES, why_missing
 from numcodecs_bytes._host import defaults, options
 from numcodecs_bytes._host.foreign import result_of
+from numcodecs_bytes._host.names import name_of_type
 from numcodecs_bytes.codec import Bytes
 
 
@@ -88,8 +89,8 @@ def explain_other_codec() -> str:
     if isinstance(kind, Exception) or issubclass(kind, Bytes):
         return ""
     return (
-        f'numcodecs uses {_name_of(kind)} for "bytes", because a program or a package registered '
-        f"it in place of {_name_of(Bytes)}; to use ours, call "
+        f'numcodecs uses {name_of_type(kind)} for "bytes", because a program or a package '
+        f"registered it in place of {name_of_type(Bytes)}; to use ours, call "
         "numcodecs.register_codec(numcodecs_bytes.Bytes) after that"
     )
 
@@ -108,16 +109,12 @@ def _value_of(option: options.Option[Any]) -> tuple[object, str]:
         return None, str(error).removesuffix(options.set_by(option.key))
 
 
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
     """Return the name of a class, and why it is not ours, or ""."""
     kind = result_of(find_class)
     if isinstance(kind, Exception):  # of a wrong setting
         return None, f"{type(kind).__name__}: {kind}"
-    name = _name_of(kind)
+    name = name_of_type(kind)
     if name.startswith("numcodecs_bytes."):
         return name, ""
     ours = "numcodecs_bytes.zarr_pipeline.FusedBytesPipeline is the same with partial reads"

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from zarr.core.buffer import cpu, gpu
+from zarr.core.buffer import NDBuffer, cpu, gpu
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.names import name_of_chunk
+from numcodecs_bytes._host.names import name_of_chunk, name_of_class
 from numcodecs_bytes._host.options import set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.groups import Group
@@ -20,7 +21,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import Place, is_within, place_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._sources.files import path_of_file
-from numcodecs_bytes._sources.stores import name_of_class, root_of, store_of
+from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
 from numcodecs_bytes._write.chunk_file import WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
@@ -39,8 +40,9 @@ Write = Callable[[Sequence[ChunkWrite], Array], Awaitable[None]]
 class Values:
     """Values in host memory, or of a kind of which nothing is known."""
 
-    def __init__(self, buffer: Any) -> None:
-        self.buffer, self._array = buffer, buffer.as_ndarray_like()
+    def __init__(self, buffer: NDBuffer) -> None:
+        self.buffer = buffer
+        self._array: Any = buffer.as_ndarray_like()  # of any kind that zarr takes
 
     @property
     def may_be_mapped(self) -> bool:
@@ -108,7 +110,7 @@ class GPUValues(Values):
         await through_host.each_group(groups, self._array, download_and_write)
 
 
-def values_of(buffer: Any) -> Values:
+def values_of(buffer: NDBuffer) -> Values:
     """Return the values that zarr passes."""
     return GPUValues(buffer) if type(buffer) is gpu.NDBuffer else Values(buffer)
 
@@ -131,14 +133,13 @@ class Writes(NamedTuple):
 
         If they must be written in place, an error is raised for parts of chunks that are left.
         """
-
-        async def whole(chunks: Sequence[ChunkWrite], array: Array) -> None:
-            await write_whole(chunks, array, drop_axes, num_threads)
+        whole = partial(write_whole, drop_axes=drop_axes, num_threads=num_threads)
 
         async def in_place(chunks: Sequence[ChunkWrite], array: Array) -> None:
             await write_parts(chunks, WriteBatch(array, drop_axes, is_required), num_threads)
 
-        for write, is_whole in (whole, True), (in_place, False):
+        ways: tuple[tuple[Write, bool], ...] = (whole, True), (in_place, False)
+        for write, is_whole in ways:
             chunks = [c for c in self.chunks if c.path and c.item.is_complete == is_whole]
             if chunks:
                 await self.values.write(chunks, write)
@@ -147,7 +148,7 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    items: Sequence[Item], layout_of: LayoutOf, value: Any, *, mode: bool | str
+    items: Sequence[Item], layout_of: LayoutOf, value: NDBuffer, *, mode: bool | str
 ) -> Writes:
     """Return how chunks are written, given what zarr passes.
 

@@ -1,0 +1,137 @@
+"""What a user selects of an array -> what is selected of each of its chunks.
+
+Only what selects axis by axis: integers, slices, Ellipsis, and a list or array of integers along
+one axis. Works on integers only: no array data, no I/O.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.places import Place
+from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
+
+
+class ChunkSelection(NamedTuple):
+    """What is selected of a chunk."""
+
+    coordinates: tuple[int, ...]  # of the chunk in the grid
+    selection: tuple[Any, ...]  # as zarr passes it to codecs
+    place: Place  # in the result
+
+
+class _AxisPart(NamedTuple):
+    """What is selected of the chunks at a position along an axis of the grid."""
+
+    position: int
+    selector: int | Selector
+    place: Selector | None  # None if the axis is dropped
+
+
+class ArraySelection(NamedTuple):
+    """What is selected of an array, cut at the edges of its chunks."""
+
+    shape: tuple[int, ...]  # of the result
+    num_chunks: int
+    has_ellipsis: bool  # then zarr returns a single element as a NumPy scalar
+    axes: list[list[_AxisPart]]
+
+    def chunks(self) -> Iterator[ChunkSelection]:
+        """Yield what is selected of each chunk."""
+        for parts in itertools.product(*self.axes):
+            positions, selectors, places = zip(*parts, strict=True)
+            place = tuple([along for along in places if along is not None])
+            yield ChunkSelection(positions, selectors, place)
+
+
+def select(
+    selection: object, shape: tuple[int, ...], chunk_shape: tuple[int, ...], max_chunks: int
+) -> ArraySelection:
+    """Return what is selected of an array; if it is of more than `max_chunks`, not of all.
+
+    Raises `LeftToZarr` for what zarr takes in another sense than axis by axis, and for what may be
+    an error.
+    """
+    keys, has_ellipsis = _keys_of(selection, len(shape))
+    sizes, axes, num_chunks = list[int](), list[list[_AxisPart]](), 1
+    for key, size, length in zip(keys, shape, chunk_shape, strict=True):
+        indices = _index_or_indices(key, size)
+        if isinstance(indices, int):
+            parts = [_AxisPart(indices // length, indices % length, None)]
+        else:
+            parts = list(itertools.islice(_cut(indices, length), max_chunks + 1))
+            sizes.append(len(indices))
+        axes.append(parts)
+        num_chunks *= len(parts)
+    if not sizes and not all([type(key) is int for key in keys]):
+        raise LeftToZarr("zarr decides whether the result is a scalar")
+    return ArraySelection(tuple(sizes), num_chunks, has_ellipsis, axes)
+
+
+def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
+    """Return what is selected along each axis, and whether by an Ellipsis."""
+    keys = list(selection) if type(selection) is tuple else [selection]
+    kinds = list(map(type, keys))
+    num_lists = kinds.count(list) + kinds.count(np.ndarray)
+    has_ellipsis = type(Ellipsis) in kinds
+    # Beside a list, zarr takes neither an Ellipsis nor NumPy's integers.
+    others = [key for key in keys if key is Ellipsis or isinstance(key, np.integer)]
+    if num_lists > 1 or (num_lists and others) or kinds.count(type(Ellipsis)) > 1:
+        raise _unknown()
+    if has_ellipsis:
+        at = kinds.index(type(Ellipsis))
+        keys[at : at + 1] = [slice(None)] * (num_axes - len(keys) + 1)
+    keys += [slice(None)] * (num_axes - len(keys))
+    if not num_axes or len(keys) != num_axes:
+        raise LeftToZarr("the array has no axes, or fewer than are selected")
+    return keys, has_ellipsis
+
+
+def _index_or_indices(key: Any, size: int) -> int | range | Indices:
+    """Return what is selected along an axis; an index drops it."""
+    if type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64)):
+        index = int(key) + (size if key < 0 else 0)
+        if not 0 <= index < size:
+            raise LeftToZarr("an index is out of bounds")
+        return index
+    if type(key) is slice:
+        try:
+            indices = range(*key.indices(size))
+        except (TypeError, ValueError):
+            raise _unknown() from None
+        if indices.step < 0:
+            raise LeftToZarr("a step is negative")
+        return indices
+    if type(key) is np.ndarray or (type(key) is list and all(type(i) is int for i in key)):
+        return _indices_of_array(np.asarray(key), size)
+    raise _unknown()
+
+
+def _indices_of_array(array: Any, size: int) -> Indices:
+    """Return the indices in an array, none of which is negative."""
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise _unknown()
+    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to short ones as such.
+    is_short = array.dtype != np.intp and array.min() < 0
+    if is_short or not np.can_cast(array.dtype, np.intp):
+        raise LeftToZarr("the indices are of a data type that zarr may refuse")
+    indices: Indices = array.astype(np.intp)
+    indices[indices < 0] += size
+    if indices.min() < 0 or indices.max() >= size:
+        raise LeftToZarr("an index is out of bounds")
+    return indices
+
+
+def _cut(indices: range | Indices, length: int) -> Iterator[_AxisPart]:
+    for position, within, place in cut_at_chunks(indices, length):
+        if isinstance(within, range):
+            yield _AxisPart(position, slice(within.start, within.stop, within.step), place)
+        else:
+            yield _AxisPart(position, within, place)
+
+
+def _unknown() -> LeftToZarr:
+    return LeftToZarr("the selection is of another kind")
