@@ -14,7 +14,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (
+        *(ROOT / "README.md", ROOT / ".github/SECURITY.md"),
+        *sorted((ROOT / "docs").glob("*.md")),
+    )
 }
 PYTHON = re.compile(  # and what it prints, if the next block is that
     r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
