@@ -25,7 +25,7 @@ PYTHON = re.compile(  # and what it prints, if the next block is that
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What starts many processes, or imports much.
 LONG = (
-    *("docs/recipes.md", "docs/write-in-place.md", "dask_cluster.py", "icechunk_virtual.py"),
+    *("docs/recipes.md", "dask_cluster.py", "icechunk_virtual.py"),
     *("kerchunk_netcdf3.py", "write_in_place.py", "xarray_lazy.py", "xarray_regions.py"),
 )
 # Of AnnData, which only sets an option of pandas.
