@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Return the files of the site; a page links to others by their path from docs/."""
-    pages = {"CHANGELOG.md": (ROOT / "CHANGELOG.md").read_text("utf-8")}
+    names = "CHANGELOG.md", ".github/SECURITY.md"
+    pages = {name: (ROOT / name).read_text("utf-8") for name in names}
     for path in sorted(ROOT.glob("examples/*.py")):
         _, docstring, code = path.read_text("utf-8").split('"""', 2)
         content = f"# {path.name}\n\n{docstring}\n```python\n{code.lstrip()}```\n"
@@ -20,7 +21,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     options = {"inclusion": InclusionLevel.INCLUDED}
     for name, content in pages.items():
         page = File.generated(config, f"../{name}", content=content, **options)
-        page.dest_uri = f"{name.removesuffix('.md').lower()}/index.html"
+        page_uri = name.removeprefix(".github/").removesuffix(".md").lower()
+        page.dest_uri = f"{page_uri}/index.html"
         files.append(page)
     citation = ROOT / "CITATION.cff"
     file = File.generated(config, "../CITATION.cff", abs_src_path=str(citation), **options)

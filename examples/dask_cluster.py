@@ -1,11 +1,10 @@
 """Reduce a big-endian array of 1 GiB on Dask workers that have less memory than that.
 
-The workers are separate processes that do not import this package: zarr finds it there, too. A
-chunk of the array is 128 MiB, a Dask block is only 16 MiB of it, and that is all that a worker
-fetches; with zarr alone, each block costs its whole chunk, and these workers run out of memory.
-Arrays and codecs reach the workers by pickle, or are opened there.
+The workers are separate processes, to which arrays are pickled, or which open them. A chunk of the
+array is 128 MiB. A Dask block is 16 MiB of it, and a worker fetches only that. With zarr alone, a
+worker fetches the whole chunk for each block, and runs out of memory.
 
-Nothing below imports numcodecs_bytes: installing it is enough.
+Nothing below imports numcodecs_bytes: zarr finds it in the workers, too, if it is installed.
 
 Needs ``pip install ".[examples]"``, and 1 GiB in the folder for temporary files.
 """

@@ -1,12 +1,12 @@
 """Read rows of a FITS table in place, fetching only their bytes.
 
-FITS is big-endian: a binary table is an array of packed big-endian records; in Zarr v3, that is the
-data type `struct` and the codec `bytes` with `endian: big`. astropy writes the file and gives the
-offset of the table in it; references, in the format that kerchunk defined, pass it on to zarr. No
-data are copied. VirtualiZarr's parser declines tables; for images, see docs/recipes.md.
+A binary table is an array of packed big-endian records. In Zarr v3, that is the data type `struct`
+with the codec `bytes` and `endian: big`. astropy writes the file and says at which offset the table
+begins; a reference in kerchunk's format tells zarr. No data are copied. VirtualiZarr's parser
+does not read tables; for images, see docs/recipes.md.
 
-Installing numcodecs_bytes is enough to read in part; the imports below count what is fetched,
-describe the table, and give zarr 3.1.6 the data type `struct`.
+Installing numcodecs_bytes is enough to read in part. It is imported below to count what is fetched,
+to describe the table, and to give zarr 3.1.6 the data type `struct`.
 
 Needs ``pip install ".[examples]"``.
 """

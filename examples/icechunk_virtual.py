@@ -1,8 +1,8 @@
-"""Read rows from an Icechunk repository: of a NetCDF-3 file in place, and of one of its own chunks.
+"""Read rows through an Icechunk repository: from a NetCDF-3 file, and from a chunk of its own.
 
-For the file, the repository stores only references to its bytes; the variable is one big-endian
-chunk of 16 MiB. For a row, zarr alone reads all of it. With this package, a row takes 2,048 bytes.
-Installing the package is enough; it is imported below only to count.
+The repository stores only references to the bytes of the file. Its variable is one
+big-endian chunk of 16 MiB. For a row of 2,048 bytes, zarr alone reads the whole chunk; with this
+package, it reads 2,048 bytes. Installing the package is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """

@@ -1,9 +1,9 @@
 """Read parts of a NetCDF-3 file through its kerchunk references, and parts of a Zarr v2 store.
 
-All kerchunk references, and many archives, are Zarr v2, of which zarr reads whole chunks: here, the
-variable on a web server, 32 MiB of big-endian float32. With this package, only the bytes of a
-selection are fetched, even by Dask tasks that are smaller than the chunk. Installing the package is
-enough; it is imported below only to count.
+Kerchunk references are Zarr v2, as many archives are. Here, they refer to a file on a web server,
+whose variable is one chunk: 32 MiB of big-endian float32. zarr alone fetches all of it. With this
+package, only the bytes of a selection are fetched, even by Dask tasks that are smaller than the
+chunk. Installing the package is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.
 """

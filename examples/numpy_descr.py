@@ -4,9 +4,9 @@ An early draft of the Zarr v3 data type `struct` had such lists in the metadata:
 
     "data_type": [["name", ">U10"], ["age", ">i4"], ["weight", ">f4"]]
 
-zarr refuses them before it calls any plugin. The chunks hold the same bytes as for `struct`, so
-only the metadata change: the data type, the fill value, and the byte order, which is now a setting
-of the bytes codec, while the list had one for each field.
+zarr refuses them before it calls any plugin. The chunks hold the same bytes as those of a `struct`,
+so only the metadata change: the data type, the fill value, and the byte order, which moves from
+each field to the codec.
 """
 
 import base64

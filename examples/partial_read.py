@@ -1,8 +1,8 @@
 """Read slices of a NetCDF-3 file in place, as Zarr v3 arrays, fetching only their bytes.
 
 The file is written by scipy. One variable, the sun's height over the globe, is 64 MiB, big-endian,
-uncompressed and contiguous: one chunk. The other, a cloud cover, has 1,000 records of 20 KiB: as
-many chunks. VirtualiZarr finds their offsets in the file, and hands them to zarr as a store. No
+uncompressed and contiguous: one chunk. The other, a cloud cover, has 1,000 records of 20 KiB, each
+of which is a chunk. VirtualiZarr finds their offsets, and gives zarr a store that knows them. No
 data are copied. Installing numcodecs_bytes is enough; it is imported below only to count.
 
 Needs ``pip install ".[examples]"``.

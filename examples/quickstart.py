@@ -2,8 +2,8 @@
 
 The data stand in for a model's output: 64 time steps of a field of 512 x 512, big-endian float32,
 64 MiB. They are stored as one chunk, in Zarr v3 and v2, and as one shard with an inner chunk for
-every 8 time steps. Reading parts of them takes no settings; writing them in place takes two, and
-locks, which Windows lacks: there, zarr writes the whole chunk.
+every 8 time steps. Reading parts of them takes no settings. Writing them in place takes two, and
+locks. On Windows, which has no such locks, zarr writes the whole chunk.
 """
 
 import statistics

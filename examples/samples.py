@@ -1,9 +1,9 @@
 """Read one random sample at a time: by zarr, and by `SyncReader`, about ten times as fast.
 
-10,000 samples of 1 KiB are one uncompressed chunk, of which zarr alone would read all 10 MB for
-each sample. With this package installed, ``array[i]`` reads 1 KiB, but passes it through zarr's
-event loop in another thread, which takes longer than to read it. `SyncReader` reads it in the
-calling thread, and returns the same values.
+An uncompressed chunk of 10 MB holds 10,000 samples of 1 KiB. zarr alone reads all of it for each
+sample. With this package installed, ``array[i]`` reads 1 KiB, but through zarr's event loop in
+another thread, which takes longer than the read itself. `SyncReader` reads in the calling thread,
+and returns the same values.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """Turn Zarr v2 into Zarr v3, without touching a chunk: ``python -m numcodecs_bytes migrate``.
 
-zarr's own ``zarr migrate v3`` has no codec for the filter `bytes`, and treats every structure as
-little-endian. Below, a hierarchy of both is migrated, and reads as before; what Zarr v3 can't
-express is refused, with the reason.
+zarr's own ``zarr migrate v3`` rejects the filter `bytes`, and reads every structure as
+little-endian. Below, a group that has such a filter and big-endian structures is migrated, and
+reads as before. An array that Zarr v3 can't express is refused, with the reason.
 """
 
 import subprocess

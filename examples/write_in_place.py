@@ -1,8 +1,8 @@
 """Write rows of one chunk, or shard, from eight processes, with zarr alone and in place.
 
 zarr alone reads a chunk, changes it and writes it back, so writers that share a chunk overwrite
-each other's rows. In place, each process writes only its own bytes, and no row is lost. The same
-holds for a shard, a single file for many chunks. A logger and a movie show how long writes take.
+each other's rows. In place, each process writes only its own bytes, and no row is lost. The same is
+true of a shard, which is one file of many chunks. A logger and a movie show how long writes take.
 
 The array is uncompressed, and in local files: see docs/write-in-place.md.
 """

@@ -1,8 +1,8 @@
 """Write a packed, big-endian dataset with xarray; read slices of it, fetching only their bytes.
 
 Sea surface temperature is packed into int16 by the CF attributes `scale_factor`, `add_offset` and
-`_FillValue`, as in many climate archives, and stored uncompressed in two chunks of 16 MiB. xarray
-passes zarr the codec that `encoding` names as `serializer`, indexes lazily, and decodes the result.
+`_FillValue`, as in many climate archives, and stored uncompressed in two chunks of 16 MiB. The key
+`serializer` of `encoding` chooses the codec. xarray reads only what is selected, and then decodes.
 
 Installing numcodecs_bytes is enough; it is imported below only to count.
 

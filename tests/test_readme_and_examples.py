@@ -14,12 +14,18 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parent.parent
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for path in (
+        *(ROOT / "README.md", ROOT / ".github/SECURITY.md"),
+        *sorted((ROOT / "docs").glob("*.md")),
+    )
 }
+PYTHON = re.compile(  # and what it prints, if the next block is that
+    r"^```python\n(.*?)^```(?:\n\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
+)
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What starts many processes, or imports much.
 LONG = (
-    *("docs/recipes.md", "docs/write-in-place.md", "dask_cluster.py", "icechunk_virtual.py"),
+    *("docs/recipes.md", "dask_cluster.py", "icechunk_virtual.py"),
     *("kerchunk_netcdf3.py", "write_in_place.py", "xarray_lazy.py", "xarray_regions.py"),
 )
 # Of AnnData, which only sets an option of pandas.
@@ -45,16 +51,16 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-def parameter(value, file, name):
-    return pytest.param(value, id=name, marks=[pytest.mark.long] if file in LONG else [])
+def parameter(values, file, name):
+    return pytest.param(*values, id=name, marks=[pytest.mark.long] if file in LONG else [])
 
 
 BLOCKS = [
-    parameter(block, page, f"{page}-{number}")
+    parameter((block, shown or None), page, f"{page}-{number}")
     for page, text in PAGES.items()
-    for number, block in enumerate(code for kind, code in FENCED.findall(text) if kind == "python")
+    for number, (block, shown) in enumerate(PYTHON.findall(text))
 ]
-EXAMPLES = [parameter(path, path.name, path.name) for path in sorted(ROOT.glob("examples/*.py"))]
+EXAMPLES = [parameter((path,), path.name, path.name) for path in sorted(ROOT.glob("examples/*.py"))]
 
 
 def run_or_skip(*arguments, folder, **environment):
@@ -91,9 +97,12 @@ def test_package_pages_and_workflow_name_the_same_versions_of_python():
         assert f"{versions[0]} to {versions[-1]}" in PAGES[page], page
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_code_of_a_page(block, tmp_path, request):
-    """In an empty folder, and without a warning; a recipe reads nothing whole that need not be."""
+@pytest.mark.parametrize(("block", "shown"), BLOCKS)
+def test_code_of_a_page(block, shown, tmp_path, request):
+    """In an empty folder, and without a warning; a recipe reads nothing whole that need not be.
+
+    What the page shows below a block is what it prints.
+    """
     environment = request.getfixturevalue("s3") if "S3Store" in block else {}
     if missing := next(missing_packages(block), None):
         why = "too large to install" if missing.startswith(TOO_LARGE) else "needs"
@@ -104,7 +113,8 @@ def test_code_of_a_page(block, tmp_path, request):
     script.write_text(block, "utf-8")
     folder.mkdir()
     warnings = "-W", "error", "-W", WARNING_OF_OTHERS
-    run_or_skip(*warnings, script, folder=folder, **environment)
+    printed = run_or_skip(*warnings, script, folder=folder, **environment)
+    assert shown is None or printed == shown
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

@@ -210,8 +210,7 @@ def warn_of_other_pipeline(when: str) -> None:
             _warned.add((path, when))
             warnings.warn(
                 f"numcodecs_bytes.write_in_place is 'require', but codec_pipeline.path is {path}"
-                f"{set_by('codec_pipeline.path')}: arrays that are opened with it are not written "
-                "in place, nor is an error raised; set it to "
-                "numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
+                f"{set_by('codec_pipeline.path')}: it rewrites whole chunks without an error; "
+                "set it to numcodecs_bytes.zarr_pipeline.BatchedBytesPipeline",
                 stacklevel=2,
             )

@@ -93,7 +93,7 @@ def log(error: Exception) -> None:
     if kind not in _logged:
         _logged.add(kind)
         logging.getLogger("numcodecs_bytes").error(
-            "numcodecs_bytes failed in a way that it should not, and zarr reads or writes instead: "
-            "please report this, with the traceback",
+            "numcodecs_bytes has a bug, so zarr reads or writes instead: please report this, with "
+            "the traceback",
             exc_info=error,
         )

@@ -84,7 +84,7 @@ async def from_file_system(
     except missing as error:
         if isinstance(error, (*NOT_FOUND, PermissionError)):  # S3 may deny what does not exist
             return None
-        why = f"the store takes {type(error).__name__} for a missing chunk"
+        why = f"to the store, {type(error).__name__} means that a chunk is missing"
         raise LeftToZarr(why) from None
     return np.frombuffer(raw, np.uint8)
 
