@@ -51,9 +51,10 @@ class _Getter(NamedTuple):
 
 
 class _Snapshot(NamedTuple):
-    """What is known of an array as long as it has the same metadata."""
+    """What is known of an array as long as its metadata and zarr's buffers are the same."""
 
     metadata: Any
+    buffers: object
     pipeline: Any
     spec: ArraySpec
     layout: AnyLayout
@@ -196,11 +197,11 @@ class SyncReader:
 
     def _find_snapshot(self) -> _Snapshot:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
-        array = self._array
-        if default_buffer_prototype() != cpu.buffer_prototype:  # for what is read next
+        array, snapshot, buffers = self._array, self._snapshot, _buffers()
+        if snapshot and snapshot.metadata is array.metadata and snapshot.buffers == buffers:
+            return snapshot
+        if default_buffer_prototype() != cpu.buffer_prototype:
             raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
-        if self._snapshot is not None and self._snapshot.metadata is array.metadata:
-            return self._snapshot
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
@@ -213,5 +214,11 @@ class SyncReader:
         getter = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
         prefix = f"{array.path}/" if array.path else ""
         first = Item(getter, spec, (), (), is_complete=False)
-        self._snapshot = _Snapshot(metadata, pipeline, spec, layout, first, prefix)
+        self._snapshot = _Snapshot(metadata, buffers, pipeline, spec, layout, first, prefix)
         return self._snapshot
+
+
+def _buffers() -> object:
+    """Return which buffers zarr's config sets, faster than `default_buffer_prototype`."""
+    config = zarr.config.config
+    return config.get("buffer"), config.get("ndbuffer")

@@ -62,7 +62,7 @@ def select(
         if isinstance(indices, int):
             parts = [_AxisPart(indices // length, indices % length, None)]
         else:
-            parts = list(itertools.islice(_cut(indices, length), max_chunks + 1))
+            parts = _cut(indices, length, max_chunks)
             sizes.append(len(indices))
         axes.append(parts)
         num_chunks *= len(parts)
@@ -77,9 +77,10 @@ def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
     kinds = list(map(type, keys))
     num_lists = kinds.count(list) + kinds.count(np.ndarray)
     has_ellipsis = type(Ellipsis) in kinds
+    if num_lists > 1 or kinds.count(type(Ellipsis)) > 1:
+        raise _unknown()
     # Beside a list, zarr takes neither an Ellipsis nor NumPy's integers.
-    others = [key for key in keys if key is Ellipsis or isinstance(key, np.integer)]
-    if num_lists > 1 or (num_lists and others) or kinds.count(type(Ellipsis)) > 1:
+    if num_lists and (has_ellipsis or any([isinstance(key, np.integer) for key in keys])):
         raise _unknown()
     if has_ellipsis:
         at = kinds.index(type(Ellipsis))
@@ -125,12 +126,19 @@ def _indices_of_array(array: Any, size: int) -> Indices:
     return indices
 
 
-def _cut(indices: range | Indices, length: int) -> Iterator[_AxisPart]:
+def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[_AxisPart]:
+    """Cut indices at the edges of chunks; if they are in more than `max_chunks`, not all."""
+    parts = list[_AxisPart]()
     for position, within, place in cut_at_chunks(indices, length):
+        selector: Selector
         if isinstance(within, range):
-            yield _AxisPart(position, slice(within.start, within.stop, within.step), place)
+            selector = slice(within.start, within.stop, within.step)
         else:
-            yield _AxisPart(position, within, place)
+            selector = within
+        parts.append(_AxisPart(position, selector, place))
+        if len(parts) > max_chunks:
+            break
+    return parts
 
 
 def _unknown() -> LeftToZarr:
