@@ -131,8 +131,9 @@ def _check_array(
         _v2_document(store_path, ".zattrs", report)
         codecs = [codec.codec_id for codec in _v2_codecs_of(array)]
     index = check_chunks(array, codecs, report, limits, bar)
-    if index is not None and is_in_part:  # if the store does not serve ranges, that is remembered
-        result_of(sync, _request_a_byte(array, index))  # ranges are no reason to read none
+    if index is not None and is_in_part:
+        # A strike is remembered, so ask again; an error here must not end the check.
+        result_of(sync, _request_a_byte(array, index))
         _report_partial_reads(array, report)
 
 

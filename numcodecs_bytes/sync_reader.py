@@ -18,6 +18,7 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_class, name_of_store
+from numcodecs_bytes._host.options import OptionError
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout
@@ -60,6 +61,7 @@ class _Snapshot(NamedTuple):
     layout: AnyLayout
     first: Item  # a chunk, of which zarr's own pipeline would be asked
     prefix: str  # of the paths of chunks
+    may_be_missing: bool  # else a missing chunk is an error
 
 
 class SyncReader:
@@ -139,30 +141,34 @@ class SyncReader:
         how = "small selections are read directly"
         try:
             snapshot = self._find_snapshot()
-            snapshot.pipeline.find_chunks(snapshot.first).file_of(snapshot.first.byte_getter.path)
+            snapshot.pipeline.chunk_finder(snapshot.first).file_of(snapshot.first.byte_getter.path)
         except LeftToZarr as why:
             how = f"zarr reads it: {why}"
+        except OptionError as error:
+            how = str(error)
         return f"<SyncReader of {self._array!r}: {how}>"
 
     def __getitem__(self, selection: Any) -> Any:
+        bugs = list[Exception]()
+        with own_bugs.Caught(bugs.append):
+            try:
+                return self._read(selection)
+            except LeftToZarr as why:
+                if trace.active:
+                    name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
+                    trace.note_array(name, {("why_not_direct", str(why)): 1})
         try:
-            return self._read(selection)
-        except (LeftToZarr, OSError) as why:
-            if trace.active:
-                name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
-                trace.note_array(name, {("why_not_direct", str(why)): 1})
+            return self._array[selection]
         except Exception as error:
-            if not own_bugs.is_own_bug(error):
-                raise
-            own_bugs.log(error)
-        return self._array[selection]
+            own_bugs.forget_alike(bugs, error)
+            raise
+        finally:
+            own_bugs.log_all(bugs)
 
     def _read(self, selection: Any) -> Any:
-        """Read a selection in this thread; raise `LeftToZarr` or OSError if zarr has to read it."""
+        """Read a selection in this thread; raise `LeftToZarr` if zarr has to read it."""
         snapshot = self._find_snapshot()
-        finder = snapshot.pipeline.find_chunks(snapshot.first)
-        if finder.find is None:
-            raise LeftToZarr(finder.why_by_zarr)
+        finder = snapshot.pipeline.chunk_finder(snapshot.first)
         shape, dtype = snapshot.metadata.shape, snapshot.layout.dtype
         selected = select(selection, shape, snapshot.spec.shape, MAX_CHUNKS)
         num_bytes = math.prod(selected.shape) * dtype.itemsize
@@ -190,6 +196,8 @@ class SyncReader:
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)
+            if chunk.outcome.status == "missing" and not snapshot.may_be_missing:
+                raise LeftToZarr("a chunk is missing")
             done.append(chunk)
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
             for chunk in done:
@@ -214,7 +222,10 @@ class SyncReader:
         getter = array.store_path / metadata.encode_chunk_key((0,) * array.ndim)
         prefix = f"{array.path}/" if array.path else ""
         first = Item(getter, spec, (), (), is_complete=False)
-        self._snapshot = _Snapshot(metadata, buffers, pipeline, spec, layout, first, prefix)
+        may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
+        self._snapshot = _Snapshot(
+            metadata, buffers, pipeline, spec, layout, first, prefix, may_be_missing
+        )
         return self._snapshot
 
 

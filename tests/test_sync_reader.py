@@ -288,6 +288,53 @@ class TestLikeAnArray:
         assert t.report()["total"]["bytes_fetched"] == 3 * 8
         assert not asked_of_zarr
 
+    def test_options_of_a_section_with_a_hyphen(self, array):
+        """As YAML may write it: changes were not seen, and gaps of the first setting were read."""
+        array = zarr.open_array(array.store, path=array.path)
+        for size in (0, "1 MiB"):
+            with zarr.config.set({"numcodecs-bytes.max_gap_bytes": size}):
+                with numcodecs_bytes.trace() as traced:
+                    array[:3, 0]
+                assert traced.report()["total"]["requests"] == (1 if size else 3)
+
+    def test_repr_of_a_reader_with_a_wrong_option(self, array):
+        """It raised the error."""
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": "x"}):
+            assert "max_gap_bytes in zarr's config must be" in repr(SyncReader(array))
+            with pytest.raises(ValueError, match="max_gap_bytes in zarr's config must be"):
+                SyncReader(array)[0]
+
+    def test_missing_chunks_may_be_errors(self, array):
+        """They were filled, although zarr's config says that they are errors."""
+        error = getattr(zarr.errors, "ChunkNotFoundError", None)
+        if error is None:
+            pytest.skip("this zarr has no such setting")
+        (Path(array.store.root) / array.path / "c/1/1").unlink()
+        reader = SyncReader(array.with_config({"read_missing_chunks": False}))
+        assert reader[0, 6] == DATA[0, 6]
+        with pytest.raises(error, match="1"):
+            reader[5, 6]
+        assert SyncReader(array)[5, 6] == 0
+
+    @pytest.mark.parametrize("zarr_fails", [False, True])
+    def test_an_own_bug(self, array, caplog, monkeypatch, zarr_fails):
+        """zarr reads instead; if it fails just so, the bug is none. That was logged, too."""
+
+        def fail(*_, **__):
+            raise TypeError("of both")
+
+        monkeypatch.setattr(numcodecs_bytes._host.own_bugs, "is_caught", True)
+        monkeypatch.setattr(numcodecs_bytes.sync_reader, "select", fail)
+        reader = SyncReader(array)
+        if not zarr_fails:
+            assert reader[1, 2] == DATA[1, 2]
+            assert "please report this" in caplog.text
+            return
+        monkeypatch.setattr(zarr.Array, "__getitem__", fail)
+        with pytest.raises(TypeError, match="of both"):
+            reader[1, 2]
+        assert not caplog.records
+
     def test_buffers_of_a_gpu(self, array, asked_of_zarr):
         """With ``zarr.config.enable_gpu()``, it returned an array of NumPy instead of CuPy."""
 

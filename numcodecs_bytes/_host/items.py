@@ -1,9 +1,21 @@
 """What zarr passes to its pipelines for each chunk that is read or written."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from zarr.core.array_spec import ArraySpec
+
+
+class Getter(Protocol):
+    """What zarr asks for a chunk, as a `StorePath` is, or what names it in messages."""
+
+    @property
+    def store(self) -> Any:
+        """The store that holds the chunk."""
+
+    @property
+    def path(self) -> str:
+        """The path of the chunk in the store."""
 
 
 class Item(NamedTuple):

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import zarr
 
@@ -23,6 +23,7 @@ from numcodecs_bytes._core.configuration import parse_size
 from numcodecs_bytes._host.foreign import result_of
 
 T = TypeVar("T")
+WriteMode = bool | Literal["require"]  # of the option `write_in_place`
 _warned: set[tuple[str, ...]] = set()  # what was warned of, once each
 
 
@@ -37,7 +38,7 @@ def _parse_bool(value: object) -> bool | None:
     return word in (1, "true") if is_bool else None
 
 
-def _parse_mode(value: object) -> bool | str | None:
+def _parse_mode(value: object) -> WriteMode | None:
     is_required = isinstance(value, str) and value.strip().lower() == "require"
     return "require" if is_required else _parse_bool(value)
 
@@ -105,7 +106,7 @@ stores_with_ranges = Option[Sequence[type]](
 untested_zarr = Option[bool | None](
     "numcodecs_bytes.untested_zarr", _parse_bool, "True or False", unset=None
 )
-write_in_place = Option[bool | str](
+write_in_place = Option[WriteMode](
     "numcodecs_bytes.write_in_place", _parse_mode, "True, False or 'require'", unset=False
 )
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)

@@ -67,7 +67,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     the function to return, for at most `LAST_SECONDS`. Returns whether the pool had a thread.
     """
     is_wanted, context = True, contextvars.copy_context()
-    future = submit(pool, lambda: context.run(function, lambda: is_wanted))
+    future = submit(pool, functools.partial(context.run, function, lambda: is_wanted))
     if future is None:
         function(lambda: True)
         return False
@@ -134,7 +134,7 @@ def _quota() -> int:
 def _pool(
     name: str, num_threads: Callable[[], int] = lambda: MAX_FILE_THREADS
 ) -> Callable[[], ThreadPoolExecutor]:
-    """Return a function that returns a pool of threads, always the same one in a process."""
+    """Return a function that returns a pool of threads, one in a process."""
     pool = functools.cache(lambda: ThreadPoolExecutor(num_threads(), thread_name_prefix=name))
     if hasattr(os, "register_at_fork"):  # threads do not survive a fork
         os.register_at_fork(after_in_child=pool.cache_clear)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # it, threads wait for each other: most of the time is spent in Python.
 PARALLEL_BYTES = 1 << 19
 
-Item = TypeVar("Item")
+Work = TypeVar("Work")
 
 
 def num_threads_for(num_bytes: int, num_chunks: int) -> int:
@@ -33,7 +33,7 @@ def num_threads_for(num_bytes: int, num_chunks: int) -> int:
     return num_cores() if num_bytes >= PARALLEL_BYTES * num_chunks else 1
 
 
-class Workers(Generic[Item]):
+class Workers(Generic[Work]):
     """The threads that read or write the items of a batch: chunks, or groups of them.
 
     Each of them calls `work` once, with these workers and with the items that it takes, one after
@@ -42,8 +42,8 @@ class Workers(Generic[Item]):
 
     def __init__(
         self,
-        items: Sequence[Item],
-        work: "Callable[[Workers[Item], Iterator[Item]], None]",
+        items: Sequence[Work],
+        work: "Callable[[Workers[Work], Iterator[Work]], None]",
         *,
         num_threads: int | None,  # if the user has set it
         num_default: int,  # else, unless threads wait for files
@@ -119,7 +119,7 @@ class Workers(Generic[Item]):
                 self._num_working -= 1
                 self._state.notify_all()
 
-    def _take(self) -> Iterator[Item]:
+    def _take(self) -> Iterator[Work]:
         """Yield one item after the other; several threads take from the same queue."""
         while self._waiting and self.is_wanted():
             try:

@@ -28,7 +28,7 @@ class ChunkFinder(NamedTuple):
     state: StoreState
     options: object  # of this package, which may name the class of the store
     prototype: object  # the kind of memory that chunks are read into
-    find: SourceOf | None = None  # None: zarr reads all chunks
+    source_of: SourceOf | None = None  # None: zarr reads all chunks
     why_by_zarr: str = ""
     gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
     are_short_objects: bool = False  # whether chunks are too short to be requested in parts
@@ -47,23 +47,23 @@ class ChunkFinder(NamedTuple):
 
     def file_of(self, path: str) -> File:
         """Return the file of a chunk; raise `LeftToZarr` if it is not in a file."""
-        if self.find is None:
+        if self.source_of is None:
             raise LeftToZarr(self.why_by_zarr)
-        source = self.find(path)
+        source = self.source_of(path)
         if not isinstance(source, File):
             raise LeftToZarr("its chunks are requested")
         return source
 
-    def is_by_zarr(self, items: Sequence[Item]) -> bool:
+    def leaves_all_to_zarr(self, items: Sequence[Item]) -> bool:
         """Whether zarr reads all chunks of a batch, because it must, or is just as fast."""
-        if self.find is not None and not self.are_short_objects:
+        if self.source_of is not None and not self.are_short_objects:
             return False
-        if trace.active or not self.is_valid(items[0]):
-            return False  # what zarr fetches is counted for each chunk
-        return self.find is None or all(item.is_complete for item in items)
+        if trace.active:  # what zarr fetches is counted for each chunk
+            return False
+        return self.source_of is None or all(item.is_complete for item in items)
 
 
-def find_chunks(first: Item, layout_of: LayoutOf) -> ChunkFinder:
+def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     """Return where the chunks of an array are, given one of them."""
     store = store_of(first.byte_getter)
     options, prototype = copy.copy(_options()), first.spec.prototype
@@ -73,12 +73,13 @@ def find_chunks(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     except LeftToZarr as why:
         return finder._replace(why_by_zarr=str(why))
     is_short = _is_short_object(find, first.byte_getter.path, layout)
-    return finder._replace(find=find, gap=max_gap_bytes(), are_short_objects=is_short)
+    return finder._replace(source_of=find, gap=max_gap_bytes(), are_short_objects=is_short)
 
 
 def _options() -> object:
     """Return the options that are set, faster than `zarr.config.get`."""
-    return zarr.config.config.get("numcodecs_bytes")
+    config = zarr.config.config
+    return config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as a file may write it
 
 
 def _is_short_object(find: SourceOf, path: str, layout: AnyLayout) -> bool:

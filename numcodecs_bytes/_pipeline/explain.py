@@ -1,23 +1,20 @@
 """Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
 
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.foreign import async_result_of
+from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import LayoutOf
 from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numcodecs_bytes._host.items import Item
 
 T = TypeVar("T")
 
@@ -30,7 +27,7 @@ has_asked_for_lengths: ContextVar[list[bool]] = ContextVar("has_asked_for_length
 
 
 async def explain(
-    error: Exception, items: "Sequence[Item]", layout_of: LayoutOf, *, is_v2: bool
+    error: Exception, items: Sequence[Item], layout_of: LayoutOf, *, is_v2: bool
 ) -> None:
     """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
     first, spec = items[0].byte_getter, items[0].spec
@@ -51,7 +48,7 @@ async def explain(
     add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
 
 
-async def _check_lengths(items: "Sequence[Item]", layout_of: LayoutOf) -> None:
+async def _check_lengths(items: Sequence[Item], layout_of: LayoutOf) -> None:
     """Raise the error of the first chunk that has the wrong length, if there is one."""
     for chunk in chunk_reads(items, layout_of):
         if not isinstance(chunk.layout, Layout):  # a shard has no certain length
@@ -62,7 +59,7 @@ async def _check_lengths(items: "Sequence[Item]", layout_of: LayoutOf) -> None:
             continue
         num_bytes: int | None = stated
         if stated == 0:  # some file systems say that of files that are not empty
-            buffer = await getter.get(chunk.item.spec.prototype)
+            buffer = await chunk.item.byte_getter.get(chunk.item.spec.prototype)
             num_bytes = None if buffer is None else len(buffer)
         if num_bytes is not None:
             chunk.check_length(num_bytes)

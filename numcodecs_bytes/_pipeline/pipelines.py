@@ -1,24 +1,19 @@
 """The pipelines of `zarr_pipeline`, for the versions of zarr that this package was tested with."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import zarr
 import zarr.registry
+from zarr.core.buffer import NDBuffer
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from numcodecs_bytes._host.defaults import make_default
-from numcodecs_bytes._host.items import items_of
+from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
 from numcodecs_bytes._pipeline.explain import explain
 from numcodecs_bytes._pipeline.reads import ReadsParts
 from numcodecs_bytes._pipeline.writes import WritesParts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from zarr.core.buffer import NDBuffer
-
-    from numcodecs_bytes._host.items import Item
 
 # The module whose attributes these classes are, as users set `codec_pipeline.path` to them.
 _MODULE = "numcodecs_bytes.zarr_pipeline"
@@ -32,7 +27,7 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
     _threads_setting = "threading.max_workers"
 
     async def read_batch(
-        self, batch_info: "Iterable[Any]", out: "NDBuffer", drop_axes: tuple[int, ...] = ()
+        self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
         items = list(batch_info)
@@ -53,7 +48,7 @@ if FusedCodecPipeline is not None:
         _threads_setting = "codec_pipeline.max_workers"
 
         async def _read_by_zarr(
-            self, items: "Sequence[Item]", out: "NDBuffer", drop_axes: tuple[int, ...]
+            self, items: Sequence[Item], out: NDBuffer, drop_axes: tuple[int, ...]
         ) -> Any:
             try:
                 return await super()._read_by_zarr(items, out, drop_axes)

@@ -8,6 +8,7 @@ zarr reads what could not be read here.
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
-from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, find_chunks
+from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, finder_of
 from numcodecs_bytes._pipeline.explain import has_asked_for_lengths
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
@@ -29,9 +30,6 @@ from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import Remote, is_in_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
-
     from numcodecs_bytes._read.object_reads import ObjectRead
     from numcodecs_bytes._read.to_gpu import GPUOutput
 
@@ -40,7 +38,7 @@ class _Plan(NamedTuple):
     """What is read of a batch: each chunk knows where it is, or that zarr reads it."""
 
     batch: Batch
-    chunks: "Sequence[ChunkRead]"
+    chunks: Sequence[ChunkRead]
     output: "Output | GPUOutput"  # of what is read here
     zarr_output: NDBuffer  # the same, as zarr takes it
     drop_axes: tuple[int, ...]
@@ -55,28 +53,20 @@ class ReadsParts(KnowsLayouts):
     _finder: ChunkFinder | None = None
 
     async def read(
-        self, batch_info: "Iterable[Any]", out: "NDBuffer", drop_axes: tuple[int, ...] = ()
+        self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         has_asked_for_lengths.set([])
-        items, bugs, finder = items_of(batch_info), list[Exception](), self._finder
-        if items and finder is not None and finder.is_by_zarr(items):
+        items, finder, bugs = items_of(batch_info), self._finder, list[Exception]()
+        if items and finder and finder.leaves_all_to_zarr(items) and finder.is_valid(items[0]):
             return await self._read_by_zarr(items, out, drop_axes)
         try:
             plan = self._plan(items, out, drop_axes, bugs)
             if plan is None:
                 return await self._read_by_zarr(items, out, drop_axes)
-            try:
-                await plan.output.in_parts(plan.chunks, partial(self._run, plan))
-                if rest := [chunk for chunk in plan.chunks if chunk.outcome.is_left]:
-                    await self._read_others(plan, rest)
-            finally:
-                if trace.active:
-                    with own_bugs.Caught(own_bugs.log):
-                        for chunk in plan.chunks:
-                            chunk.trace(is_v2=plan.batch.is_v2)
+            await self._read(plan)
         except Exception as error:
-            self._compare(bugs, error)
+            self._reconcile(bugs, error)
             raise
         finally:
             if bugs:
@@ -84,10 +74,22 @@ class ReadsParts(KnowsLayouts):
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
+    async def _read(self, plan: _Plan) -> None:
+        """Read what is planned, and let zarr read the rest; tell `trace` what became of each."""
+        try:
+            await plan.output.read_chunks(plan.chunks, partial(self._run, plan))
+            if rest := [chunk for chunk in plan.chunks if chunk.outcome.is_left]:
+                await self._let_zarr_read(plan, rest)
+        finally:
+            if trace.active:
+                with own_bugs.Caught(own_bugs.log):
+                    for chunk in plan.chunks:
+                        chunk.trace(is_v2=plan.batch.is_v2)
+
     def _plan(
         self,
-        items: "Sequence[Item]",
-        out: "NDBuffer",
+        items: Sequence[Item],
+        out: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> _Plan | None:
@@ -97,17 +99,21 @@ class ReadsParts(KnowsLayouts):
         first = items[0]  # all are of one array: at most their shapes differ
         with own_bugs.Caught(partial(self._note_own_bug, bugs, ())):
             try:
-                finder = self.find_chunks(first)
-                if not finder.is_by_zarr(items):
+                finder = self.chunk_finder(first)
+                if not finder.leaves_all_to_zarr(items):
                     return self._plan_chunks(items, finder, out, drop_axes, bugs)
             except LeftToZarr as why:
-                if trace.active and not is_in_shard(first.byte_getter):  # else the shard is noted
-                    counts: trace.Counts = {str(why): len(items)}
-                    num_axes, is_v2 = len(first.spec.shape), self._is_v2()
-                    trace.note(first.byte_getter, num_axes, counts, is_v2=is_v2, is_seen=False)
+                # The read of a shard is counted by itself.
+                if trace.active and not is_in_shard(first.byte_getter):
+                    self._trace_left(items, why)
         return None
 
-    def find_chunks(self, first: Item) -> ChunkFinder:
+    def _trace_left(self, items: Sequence[Item], why: LeftToZarr) -> None:
+        counts: trace.Counts = {str(why): len(items)}
+        getter, num_axes = items[0].byte_getter, len(items[0].spec.shape)
+        trace.note(getter, num_axes, counts, is_v2=self._is_v2(), is_seen=False)
+
+    def chunk_finder(self, first: Item) -> ChunkFinder:
         """Return where the chunks of the array are, given one of them.
 
         Raises `LeftToZarr` if zarr does not ask its store directly, or because of an own bug.
@@ -116,16 +122,16 @@ class ReadsParts(KnowsLayouts):
             raise LeftToZarr("numcodecs_bytes itself failed before")
         finder = self._finder
         if finder is None or not finder.is_valid(first):
-            finder = find_chunks(first, self._layout_of)
+            finder = finder_of(first, self._layout_of)
             if finder.may_be_cached:
                 vars(self)["_finder"] = finder
         return finder
 
     def _plan_chunks(
         self,
-        items: "Sequence[Item]",
+        items: Sequence[Item],
         finder: ChunkFinder,
-        out: "NDBuffer",
+        out: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> _Plan:
@@ -135,8 +141,8 @@ class ReadsParts(KnowsLayouts):
         array: Any = out.as_ndarray_like()
         is_on_gpu = type(out) is gpu.NDBuffer
         check_output(array, self._layout_of(spec).dtype, is_on_gpu=is_on_gpu)
-        chunks = chunk_reads(items, self._layout_of, finder.find)
-        if finder.find is None:
+        chunks = chunk_reads(items, self._layout_of, finder.source_of)
+        if finder.source_of is None:
             leave(chunks, LeftToZarr(finder.why_by_zarr))
         batch = Batch(self._is_v2(), self._num_threads(), finder.gap)
         output: Any = Output.of_caller(array, drop_axes)
@@ -148,7 +154,7 @@ class ReadsParts(KnowsLayouts):
             output = GPUOutput(array, output, partial(self._note_own_bug, bugs))
         return _Plan(batch, chunks, output, out, drop_axes, bugs)
 
-    async def _run(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
+    async def _run(self, plan: _Plan, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Read chunks of files and objects into an output in host memory, while zarr reads others.
 
         What can't be read is left to zarr.
@@ -160,27 +166,26 @@ class ReadsParts(KnowsLayouts):
         requested = [chunk for chunk in chunks if isinstance(chunk.source, Remote)]
         async with in_flight(len(requested)) as num_in_flight:
             objects = self._plan_objects(plan, requested, num_in_flight)
-            here = {id(chunk) for each in objects for chunk in each.chunks} | set(map(id, files))
-            others = [chunk for chunk in chunks if id(chunk) not in here]
+            others = [chunk for chunk in chunks if chunk.source is None]
             limit, limit_of_zarr = concurrency(), None
             if others and objects and limit:  # as many requests at once as by zarr alone
                 limit_of_zarr = max(limit * len(others) // len(chunks), 1)
                 limit = max(limit - limit_of_zarr, 1)
             await together(
-                partial(self._read_others, plan, others, limit_of_zarr),
+                partial(self._let_zarr_read, plan, others, limit_of_zarr),
                 partial(self._read_files, plan, files, out),
                 partial(self._read_objects, plan, objects, out, limit),
             )
 
-    async def _read_files(self, plan: _Plan, chunks: "Sequence[ChunkRead]", out: Output) -> None:
+    async def _read_files(self, plan: _Plan, chunks: Sequence[ChunkRead], out: Output) -> None:
         if chunks:
             with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, chunks)):
                 await local.read(plan.batch, chunks, out)
 
     def _plan_objects(
-        self, plan: _Plan, requested: "Sequence[ChunkRead]", num_in_flight: int
-    ) -> "Sequence[ObjectRead]":
-        """Return what is requested of objects; what zarr reads just as fast is left out."""
+        self, plan: _Plan, requested: Sequence[ChunkRead], num_in_flight: int
+    ) -> Sequence["ObjectRead"]:
+        """Return what is requested of objects; see `object_reads`."""
         if not requested:
             return ()
         from numcodecs_bytes._read.object_reads import object_reads  # only if it is needed
@@ -190,21 +195,21 @@ class ReadsParts(KnowsLayouts):
         return ()
 
     async def _read_objects(
-        self, plan: _Plan, objects: "Sequence[ObjectRead]", out: Output, limit: int | None
+        self, plan: _Plan, objects: Sequence["ObjectRead"], out: Output, limit: int | None
     ) -> None:
         if objects:
             from numcodecs_bytes._read import remote  # only if it is needed
 
             note_own_bug = partial(self._note_own_bug, plan.bugs)
-            fallback = remote.Fallback(partial(self._read_others, plan), note_own_bug)
+            fallback = remote.Fallback(partial(self._let_zarr_read, plan), note_own_bug)
             await remote.read(plan.batch, objects, out, limit, fallback)
 
-    async def _read_others(
-        self, plan: _Plan, chunks: "Sequence[ChunkRead]", limit: int | None = None
+    async def _let_zarr_read(
+        self, plan: _Plan, chunks: Sequence[ChunkRead], limit: int | None = None
     ) -> None:
         """Let zarr read chunks, all together, or `limit` at a time; note what became of each."""
 
-        async def read(*some: "ChunkRead") -> None:
+        async def read(*some: ChunkRead) -> None:
             items = [chunk.item for chunk in some]
             results = await self._read_by_zarr(items, plan.zarr_output, plan.drop_axes)
             # zarr 3.1.6 returns nothing.
@@ -218,21 +223,21 @@ class ReadsParts(KnowsLayouts):
             await read(*chunks)
 
     async def _read_by_zarr(
-        self, items: "Sequence[Item]", out: "NDBuffer", drop_axes: tuple[int, ...]
+        self, items: Sequence[Item], out: NDBuffer, drop_axes: tuple[int, ...]
     ) -> Any:
-        """Let zarr read chunks; an error names the chunk."""
+        """Let zarr read chunks; the fused pipeline explains errors here."""
         pipeline: Any = super()
         return await pipeline.read(items, out, drop_axes)
 
     def _note_own_bug(
-        self, bugs: list[Exception], chunks: "Sequence[ChunkRead]", error: Exception
+        self, bugs: list[Exception], chunks: Sequence[ChunkRead], error: Exception
     ) -> None:
         """Leave chunks to zarr, and the array from now on, because of an own bug."""
         bugs.append(error)
         vars(self)["_own_bug"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
-    def _compare(self, bugs: list[Exception], error: Exception) -> None:
+    def _reconcile(self, bugs: list[Exception], error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""
         if own_bugs.forget_alike(bugs, error):
             vars(self).pop("_own_bug", None)
@@ -241,7 +246,7 @@ class ReadsParts(KnowsLayouts):
                 error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_bug}")
 
 
-def in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
+def in_flight(num_chunks: int) -> contextlib.AbstractAsyncContextManager[int]:
     """Return a context in which so many chunks are requested; see `object_reads.InFlight`."""
     if not num_chunks:
         return contextlib.nullcontext(0)
@@ -250,7 +255,7 @@ def in_flight(num_chunks: int) -> "AbstractAsyncContextManager[int]":
     return InFlight(num_chunks)
 
 
-async def together(*functions: "Callable[[], Awaitable[None]]") -> None:
+async def together(*functions: Callable[[], Awaitable[None]]) -> None:
     """Run functions at the same time, unless zarr makes one request at a time.
 
     All have ended before the error of one is raised: then this package writes nothing more.

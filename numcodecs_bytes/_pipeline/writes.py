@@ -1,23 +1,21 @@
 """Writes uncompressed chunks: many whole ones together, and parts of them in place."""
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zarr.core.buffer import NDBuffer
 from zarr.storage import LocalStore
 
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import add_name
-from numcodecs_bytes._host.options import write_in_place
+from numcodecs_bytes._host.options import WriteMode, write_in_place
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.stores import is_in_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from zarr.core.buffer import NDBuffer
-
     from numcodecs_bytes._write.batch import Writes
 
 
@@ -25,7 +23,7 @@ class WritesParts(KnowsLayouts):
     """Mixin for one of zarr's pipelines: writes whole uncompressed chunks, and parts in place."""
 
     async def write(
-        self, batch_info: "Iterable[Any]", value: "NDBuffer", drop_axes: tuple[int, ...] = ()
+        self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> None:
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
@@ -47,8 +45,8 @@ class WritesParts(KnowsLayouts):
 
     async def _write(
         self,
-        items: "Sequence[Item]",
-        value: "NDBuffer",
+        items: Sequence[Item],
+        value: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
     ) -> None:
@@ -80,7 +78,7 @@ class WritesParts(KnowsLayouts):
                             chunk.trace(is_v2=self._is_v2())
 
     async def _plan_writes(
-        self, items: "Sequence[Item]", value: "NDBuffer", *, mode: bool | str
+        self, items: Sequence[Item], value: NDBuffer, *, mode: WriteMode
     ) -> "Writes | None":
         """Return how chunks are written; None if zarr writes all."""
         if not items:
@@ -93,7 +91,7 @@ class WritesParts(KnowsLayouts):
 
         return await plan_writes(items, self._layout_of, value, mode=mode)
 
-    def _may_write_whole(self, items: "Sequence[Item]") -> bool:
+    def _may_write_whole(self, items: Sequence[Item]) -> bool:
         """Whether chunks may be written whole here: a quick test, without imports."""
         is_local = type(getattr(items[0].byte_getter, "store", None)) is LocalStore
         if not (is_local and any(item.is_complete for item in items)):

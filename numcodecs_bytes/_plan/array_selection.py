@@ -50,7 +50,7 @@ class ArraySelection(NamedTuple):
 def select(
     selection: object, shape: tuple[int, ...], chunk_shape: tuple[int, ...], max_chunks: int
 ) -> ArraySelection:
-    """Return what is selected of an array; if it is of more than `max_chunks`, not of all.
+    """Return what is selected of an array; if that is in more than `max_chunks`, only some of it.
 
     Raises `LeftToZarr` for what zarr takes in another sense than axis by axis, and for what may be
     an error.
@@ -115,7 +115,8 @@ def _indices_of_array(array: Any, size: int) -> Indices:
     """Return the indices in an array, none of which is negative."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise _unknown()
-    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to short ones as such.
+    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to negative indices in
+    # their own small data type, where it overflows.
     is_short = array.dtype != np.intp and array.min() < 0
     if is_short or not np.can_cast(array.dtype, np.intp):
         raise LeftToZarr("the indices are of a data type that zarr may refuse")

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
         return not (self.is_left or self.is_by_zarr)
 
 
-# Until it is tried; what stays so is read by zarr, and no reason is noted.
+# The initial outcome. A chunk that stays so is read by zarr, and `trace` shows no reason.
 PENDING = Outcome("left to zarr")
 
 

@@ -54,13 +54,13 @@ class Plan:
     num_runs: int = 0
     length: int = 0  # of each run, in bytes
     num_bytes: int = 0  # of all runs
-    has_index: bool = False  # whether `index` has to be applied to the window
+    needs_index: bool = False  # whether `window_index` has to be applied to the window
     is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_outer: int = 0  # how many axes, the first ones, have a run for each index
-    start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
+    hull_start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
-    _index: Place | None = None
+    _window_index: Place | None = None
 
     @property
     def span(self) -> int:
@@ -76,24 +76,24 @@ class Plan:
         return max(self.num_bytes, (self.num_runs - 1) * constants.RUN_BYTES)
 
     @property
-    def index(self) -> Place:
+    def window_index(self) -> Place:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
-        if self._index is None:  # made here, because a plan that is split never needs it
+        if self._window_index is None:  # made here, because a plan that is split never needs it
             index: list[Selector] = [slice(None)] * len(self.window_shape)
             for axis in self.axes[self.num_outer :]:
                 if axis.selection_axis is not None and type(axis.indices) is not range:
                     index[axis.selection_axis] = axis.indices - axis.bounds[0]
-            self._index = tuple(index)
-        return self._index
+            self._window_index = tuple(index)
+        return self._window_index
 
     def starts(self, start: int = 0, runs: slice = slice(None)) -> Indices:
         """Return the offset of each run, or of some, in bytes, if the chunk begins at `start`."""
         numbers = range(self.num_runs)
         if self.num_runs > CACHED_RUNS:
-            return self._make_offsets(numbers[runs]) + (self.start + start)
+            return self._make_offsets(numbers[runs]) + (self.hull_start + start)
         if self._offsets is None:
             self._offsets = self._make_offsets(numbers)
-        return self._offsets[runs] + (self.start + start)
+        return self._offsets[runs] + (self.hull_start + start)
 
     def _make_offsets(self, runs: range) -> Indices:
         """Return the offset of some runs from the first one that is possible, in bytes."""
@@ -109,7 +109,7 @@ class Plan:
         The chunk begins at `start`. A block has at least one run.
         """
         if not self.num_outer:  # what follows takes 2 us
-            return [[self.start + start]]
+            return [[self.hull_start + start]]
         num = max(constants.BLOCK_BYTES // max(self.length, constants.RUN_BYTES), 1)
         firsts = range(0, self.num_runs, num)
         return (self.starts(start, slice(first, first + num)).tolist() for first in firsts)
@@ -125,7 +125,7 @@ class Plan:
             runs = slice(None, None, -max(self.num_runs // num, 1))
             positions: list[int] = self.starts(start, runs)[:num].tolist()
             return positions
-        first = self.start + start
+        first = self.hull_start + start
         step = max(self.length // num, constants.PREFETCH_BYTES)
         return list(range(first + self.length - 1, first - 1, -step))
 
@@ -198,7 +198,7 @@ def plan_axes(
             strides[position] = axis.stride
             low, high = bounds[position]
             sizes[position] = high - low + 1
-    has_index = any([type(axis.indices) is not range for axis in axes[num_outer:]])
+    needs_index = any([type(axis.indices) is not range for axis in axes[num_outer:]])
     shape = _in_order_of_selection(axes, sizes)
     return Plan(
         axes,
@@ -209,10 +209,10 @@ def plan_axes(
         num_runs=num_bytes // length if length else 0,
         length=length,
         num_bytes=num_bytes,
-        has_index=has_index,
-        is_solid=not has_index and num_bytes == math.prod(shape) * item_size,
+        needs_index=needs_index,
+        is_solid=not needs_index and num_bytes == math.prod(shape) * item_size,
         num_outer=num_outer,
-        start=start,
+        hull_start=start,
     )
 
 
@@ -267,7 +267,7 @@ def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
         is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
         group = max(constants.GROUP_BYTES, item_size)
         # A longer hull around indices is read in blocks.
-        if plan.num_bytes <= group if plan.has_index else is_transposed:
+        if plan.num_bytes <= group if plan.needs_index else is_transposed:
             most = group
     if plan.memory_bytes <= most:
         yield whole, plan
@@ -283,7 +283,7 @@ def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
         # In a block, indices may be far enough apart for a run for each.
         num_outer = None if is_in_hull else plan.num_outer
         piece = plan_axes(tuple(axes), item_size, plan.gap, num_outer)
-        if piece.memory_bytes > most:  # but then its hull takes less
+        if piece.memory_bytes > most:  # many short runs, which take more memory than their hull
             piece = plan_axes(tuple(axes), item_size, plan.gap, plan.num_outer)
         yield tuple(place), piece
 

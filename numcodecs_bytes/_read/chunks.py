@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from zarr.storage import StorePath
-
 from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.items import Item
+from numcodecs_bytes._host.items import Getter, Item
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
@@ -32,9 +30,9 @@ class ChunkRead:
     outcome: Outcome = PENDING
 
     @property
-    def getter(self) -> StorePath:
+    def getter(self) -> Getter:
         """What zarr would ask for the chunk."""
-        getter: StorePath = self.item.byte_getter
+        getter: Getter = self.item.byte_getter
         return getter
 
     @property

@@ -39,15 +39,16 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
     if isinstance(chunk.layout, ShardLayout):
         fetched = _read_shard(chunk, chunk.layout, file, out, pace)
     else:
-        chunk.check_length(file.num_bytes)
-        plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.gap)
-        # Of a single request, a probe only tells whether more threads help, which may be known.
+        if file.num_bytes != chunk.layout.num_bytes:
+            chunk.check_length(file.num_bytes)
+        plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.speed.gap)
+        # Of one short run, a probe could only tell that more threads help, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
-        if not (is_one_request and pace.has_waited) and pace.is_probe_due(plan.num_runs):
+        if not (is_one_request and pace.waits.are_long) and pace.is_probe_due(plan.num_runs):
             pace.probe(file.descriptor, plan.sample(file.start))
-        if pace.is_slow:
-            file = file._replace(is_prefetched=pace.prefetching_helps)
-            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.gap)
+        if pace.speed.is_slow:
+            file = file._replace(is_prefetched=pace.speed.prefetching_helps)
+            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.speed.gap)
         fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
     chunk.outcome = Outcome("present", fetched=fetched)
 
@@ -62,7 +63,7 @@ def _read_shard(
     pace.note_index(time.perf_counter() - begin)
 
     def find() -> InnerChunks:
-        shard_plan = shard.plan_of(chunk.selection, out.drop_axes, pace.gap)
+        shard_plan = shard.plan_of(chunk.selection, out.drop_axes, pace.speed.gap)
         return shard_plan.inner_chunks(index, file.start, file.num_bytes)
 
     inner_chunks = _find_at_pace(find, file, pace)
@@ -85,17 +86,17 @@ def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]
     if pace.is_probe_due(sum([plan.num_runs for plan, _ in placed])):
         pace.probe(file.descriptor, sample(placed))
-    if not pace.is_slow:
+    if not pace.speed.is_slow:
         return inner_chunks
     inner_chunks = find()  # with longer gaps
     inner_chunks.present.sort(key=operator.attrgetter("start"))
-    if pace.prefetching_helps:
+    if pace.speed.prefetching_helps:
         runs = (
             (at, plan.length)
             for plan, start, _ in inner_chunks.present
             for at in _starts(plan, start)
         )
-        files.prefetch(file.descriptor, runs, pace.gap or 0)
+        files.prefetch(file.descriptor, runs, pace.speed.gap or 0)
     return inner_chunks
 
 

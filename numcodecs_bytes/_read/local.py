@@ -27,7 +27,7 @@ from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
 
-_Group = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
+_InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
 async def read(batch: Batch, chunks: Sequence[ChunkRead], out: Output) -> None:
@@ -65,15 +65,15 @@ async def _read_together(
     """Read several chunks, by as many threads as help."""
     pace = Pace(batch.gap, probes_first=True)
 
-    def work(workers: "Workers[_Group]", groups: "Iterator[_Group]") -> None:
-        pace.workers, of_thread = workers, out.for_thread(workers.is_wanted)
+    def work(workers: "Workers[_InFile]", groups: "Iterator[_InFile]") -> None:
+        pace.waits.workers, of_thread = workers, out.for_thread(workers.is_wanted)
         outputs.append(of_thread)
         # What a thread takes next is often in the same file, which stays open.
         for _, in_file in itertools.groupby(groups, operator.itemgetter(0)):
             read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
 
     workers = Workers(
-        list(_groups(chunks, batch.num_threads or concurrency() or MAX_FILE_THREADS)),
+        list(_grouped_by_file(chunks, batch.num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
         num_threads=batch.num_threads,
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
@@ -82,10 +82,10 @@ async def _read_together(
     try:
         await workers.run(file_pool())
     finally:
-        pace.workers = None  # which refer to this function, and to the output
+        pace.waits.workers = None  # which refer to this function, and to the output
 
 
-def _groups(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_Group]:
+def _grouped_by_file(chunks: Sequence[ChunkRead], num_threads: int) -> Iterator[_InFile]:
     """Yield chunks in the same file, in the order of their offsets, if these are known.
 
     If there are few files, they are divided, so that there is something to do for each thread.
@@ -116,8 +116,8 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
             # KeyboardInterrupt that came meanwhile would lose the descriptor.
             opened.extend(map(operator.call, (file.open,)))
         finally:  # it may take as long to learn that it is missing
-            if pace.workers is not None:
-                pace.note_wait(time.perf_counter() - begin)
+            if pace.waits.workers is not None:
+                pace.waits.note(time.perf_counter() - begin)
     except LeftToZarr as why:
         leave(chunks, why)
     except file.missing_errors:

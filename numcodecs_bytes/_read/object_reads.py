@@ -70,7 +70,7 @@ class ObjectRead(NamedTuple):
 def object_reads(
     chunks: Sequence[ChunkRead], num_in_flight: int, gap: int | None, drop_axes: tuple[int, ...]
 ) -> list[ObjectRead]:
-    """Return what to read of chunks that are requested; zarr reads those that are left out.
+    """Return what to read of chunks that are requested; zarr reads others, whose source is dropped.
 
     The event loop requests `num_in_flight` chunks at once, these and others. `gap` is the largest
     one, if the user has set it.
@@ -85,6 +85,10 @@ def object_reads(
         else:
             if read is not None:
                 reads.append(read)
+    requested = {id(chunk) for read in reads for chunk in read.chunks}
+    for chunk in chunks:
+        if id(chunk) not in requested:
+            chunk.source = None
     return reads
 
 

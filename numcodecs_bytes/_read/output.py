@@ -38,7 +38,7 @@ class Output(NamedTuple):
         """Return an output that the calling thread fills, which always wants it."""
         return cls(array, drop_axes, lambda: True, threading.Lock())
 
-    async def in_parts(
+    async def read_chunks(
         self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
     ) -> None:
         """Read chunks into the array: all of them together."""
@@ -91,8 +91,8 @@ def write_selected(
     if not plan.num_runs:
         return
     window: Array = np.ndarray(plan.window_shape, layout.stored_dtype, raw, 0, plan.window_strides)
-    if plan.has_index:
-        window = window[mesh(plan.index, plan.window_shape)]
+    if plan.needs_index:
+        window = window[mesh(plan.window_index, plan.window_shape)]
     elements = decoded_elements(window, layout)
     if are_slices(place) and (target := out[(*place, ...)]).shape == elements.shape:
         copy_elements(target, elements)

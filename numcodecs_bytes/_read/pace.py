@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -27,22 +27,31 @@ MAX_GAP_BYTES = 1 << 21
 NUM_PREFETCHED = 16
 
 # A chunk of PROBE_FROM and more runs is probed before they are read, which takes 4 us. If two
-# probes take longer than WAIT_SECONDS, the system is asked to prefetch all runs: 1,000 cold points
-# take 12 ms instead of 60; if nothing is cold, always asking takes 1.6 times as long as never. A
-# read takes 1 us from memory, and 30 from a fast disk. Three more tell whether prefetching helps.
+# probes take longer than CACHED_READ_SECONDS, the file is slow, and the system is asked to prefetch
+# all runs: 1,000 cold points take 12 ms instead of 60; if nothing is cold, always asking takes 1.6
+# times as long as never. A read takes 1 us from memory, and 30 from a fast disk. Three more tell
+# whether prefetching helps.
 PROBE_FROM = 5
-WAIT_SECONDS = 2e-5
+CACHED_READ_SECONDS = 2e-5
 
 # After how many chunks a batch probes again whether files are slow, or still are. If they are, as
 # many threads read as zarr itself would use: cold chunks of 64 KiB take 4 ms instead of 18.
 PROBE_EVERY = 8
 PROBE_EVERY_SLOW = 32
 
-# A probe that takes longer than WAITED_SECONDS did not wait for another thread. If all else that a
-# batch does, opening files and reading indices, takes that much longer in all than SHORT_SECONDS
-# each, more threads help.
-WAITED_SECONDS = 1e-3
+# What takes longer than CERTAIN_WAIT_SECONDS did not wait for another thread. If all that a batch
+# does besides reading runs, opening files and reading indices, takes that much longer in all than
+# SHORT_SECONDS each, more threads help.
+CERTAIN_WAIT_SECONDS = 1e-3
 SHORT_SECONDS = 1e-4
+
+
+class Speed(NamedTuple):
+    """How files are read, as probes have shown."""
+
+    gap: int | None  # the largest gap to read, in bytes; None for the default
+    is_slow: bool = False  # else they seem to be in memory
+    prefetching_helps: bool = False
 
 
 def gap_worth_reading(seconds: float, *, prefetching_helps: bool) -> int:
@@ -60,7 +69,7 @@ def seconds_waited(probes: Sequence[float], limit: float, suspicion: float = 0.0
     suspicion, a single slow read before, counts if the first probe confirms it.
     """
     slow = [seconds for seconds in probes if seconds > limit]
-    if suspicion and slow and probes[0] > limit:
+    if suspicion and probes[0] > limit:
         slow.append(suspicion)
     return min(slow) if len(slow) > 1 else 0.0
 
@@ -73,10 +82,38 @@ def helps_prefetching(prefetched: Sequence[float], seconds: float) -> bool:
     return not prefetched or min(prefetched) < seconds / 2
 
 
+class Waits:
+    """How long a batch has waited for files, besides reading runs; more threads wait together.
+
+    Its threads share it without a lock: at worst, a wait is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.are_long = False
+        self.workers: Workers[Any] | None = None  # the threads of the batch, while they run
+        self._seconds = 0.0  # beyond `SHORT_SECONDS` each
+
+    def note(self, seconds: float) -> None:
+        """Note how long it took to open a file, or to read an index; start helpers if it helps."""
+        self.add(seconds)
+        if self.are_long:
+            self.start_helpers(wait_for_files=True)
+
+    def add(self, seconds: float) -> None:
+        """Count a wait."""
+        self._seconds = max(self._seconds + seconds - SHORT_SECONDS, 0.0)
+        self.are_long |= self._seconds > CERTAIN_WAIT_SECONDS
+
+    def start_helpers(self, *, wait_for_files: bool) -> None:
+        """Have other threads help, if there are any: as many as help."""
+        if self.workers is not None:
+            self.workers.start_helpers(wait_for_files=wait_for_files)
+
+
 class Pace:
     """What a batch has learnt of its files: in memory, suspected to be slow, or slow.
 
-    Its threads share it without a lock: at worst, one probes once more, or a wait is not counted.
+    Its threads share it without a lock: at worst, one probes once more.
     """
 
     def __init__(
@@ -92,21 +129,18 @@ class Pace:
         `probes_first` is whether the first chunk is probed, whatever is read of it,
         `leaves_slow_files` whether what is slow is left to zarr; `indices` caches those of shards.
         """
-        self.gap, self._gap_set = gap, gap  # None for the default
-        self.is_slow, self.prefetching_helps = False, False
-        self.has_waited = False  # for something else than a read of runs
-        self.workers: Workers[Any] | None = None  # that read, while they do
-        self.leaves_slow_files, self.indices = leaves_slow_files, indices
+        self.speed, self.waits = Speed(gap), Waits()
+        self.indices = indices
+        self._gap, self._leaves_slow_files = gap, leaves_slow_files
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
-        self._waited_seconds = 0.0
 
     def is_probe_due(self, num_runs: int) -> bool:
         """Count a chunk of which so many runs are read; return whether to probe its file."""
         if not num_runs:
             return False
         self._num_until_probe -= 1
-        if not self.is_slow:
+        if not self.speed.is_slow:
             return self._num_until_probe < 0 or num_runs >= PROBE_FROM
         if self._num_until_probe >= 0:
             return False
@@ -118,61 +152,57 @@ class Pace:
 
         Raises `LeftToZarr` if they are, and what is slow is left to zarr.
         """
-        # The others tell whether prefetching helps.
-        most = 2 if self.leaves_slow_files else None
-        limit, ahead = self._limit(), deque(itertools.islice(positions, most))
+        ahead, limit = deque(positions), self._limit()
+        if self._leaves_slow_files:  # two slow ones are enough: how they are read does not matter
+            ahead = deque(itertools.islice(ahead, 2))
         probes, seconds = list[float](), 0.0
         while ahead and not seconds:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
             seconds = seconds_waited(probes, limit, self._suspicion)
-        self.prefetching_helps = seconds > 0 and self._try_prefetching(descriptor, ahead, seconds)
-        self.is_slow, self.gap = seconds > 0, self._gap_set
-        if self.is_slow and self._gap_set is None:
-            self.gap = gap_worth_reading(seconds, prefetching_helps=self.prefetching_helps)
-        if not seconds and min(probes) > limit:  # a small file: the next one is probed, and decides
-            self._suspicion = probes[0]
-            self._add_wait(probes[0])
+        if seconds:
+            self._note_slow(seconds, descriptor, ahead)
+        elif min(probes) > limit:  # of a small file: the next one is probed, and decides
+            self.speed, self._suspicion = Speed(self._gap), probes[0]
+            self.waits.add(probes[0])
         else:
-            self._suspicion = seconds
-            self._num_until_probe = PROBE_EVERY_SLOW if seconds else PROBE_EVERY
-        if seconds and self.leaves_slow_files:
+            self.speed, self._suspicion = Speed(self._gap), 0.0
+            self._num_until_probe = PROBE_EVERY
+        wait_for_files = self.waits.are_long or self.speed.is_slow
+        self.waits.start_helpers(wait_for_files=wait_for_files)
+
+    def _note_slow(self, seconds: float, descriptor: int, ahead: Iterable[int]) -> None:
+        """Note that files are slow; positions that are still ahead tell how they are read."""
+        if self._leaves_slow_files:
             raise LeftToZarr("the file is slow")
-        self._start_helpers(wait_for_files=self.has_waited or self.is_slow)
+        helps = self._does_prefetching_help(descriptor, list(ahead), seconds)
+        gap = self._gap
+        if gap is None:
+            gap = gap_worth_reading(seconds, prefetching_helps=helps)
+        self.speed, self._suspicion = Speed(gap, is_slow=True, prefetching_helps=helps), seconds
+        self._num_until_probe = PROBE_EVERY_SLOW
 
     def _limit(self) -> float:
         """Return how many seconds a read takes that has not waited for the file."""
-        may_wait_for_threads = bool(self.workers and self.workers.have_helpers) and not self.is_slow
+        workers = self.waits.workers
+        may_wait_for_threads = workers and workers.have_helpers and not self.speed.is_slow
         # The machine may be busy if the last one took longer than any disk.
-        is_strict = may_wait_for_threads or self._suspicion > WAITED_SECONDS
-        return WAITED_SECONDS if is_strict else WAIT_SECONDS
+        is_strict = may_wait_for_threads or self._suspicion > CERTAIN_WAIT_SECONDS
+        return CERTAIN_WAIT_SECONDS if is_strict else CACHED_READ_SECONDS
 
-    def _try_prefetching(self, descriptor: int, positions: Iterable[int], seconds: float) -> bool:
+    def _does_prefetching_help(
+        self, descriptor: int, positions: Sequence[int], seconds: float
+    ) -> bool:
         """Return whether prefetching helps: as before if there are too few positions to tell."""
-        some = list(positions)
         if not hasattr(os, "posix_fadvise"):
             return False
-        if len(some) < 3:
-            return not self.is_slow or self.prefetching_helps
-        files.prefetch(descriptor, [(position, 1) for position in some])
-        prefetched = [files.seconds_to_read(descriptor, position) for position in some]
+        if len(positions) < 3:
+            return not self.speed.is_slow or self.speed.prefetching_helps
+        files.prefetch(descriptor, [(position, 1) for position in positions])
+        prefetched = [files.seconds_to_read(descriptor, position) for position in positions]
         return helps_prefetching(prefetched, seconds)
 
     def note_index(self, seconds: float) -> None:
-        """Like `note_wait`, for the read of an index; if it took long, it is a suspicion."""
-        if seconds > WAITED_SECONDS and not self.is_slow:
+        """Note how long it took to read an index; a long time is a suspicion."""
+        if seconds > CERTAIN_WAIT_SECONDS and not self.speed.is_slow:
             self._suspicion = seconds
-        self.note_wait(seconds)
-
-    def note_wait(self, seconds: float) -> None:
-        """Learn from how long it took to open a file; start helpers if threads wait for that."""
-        self._add_wait(seconds)
-        if self.has_waited:
-            self._start_helpers(wait_for_files=True)
-
-    def _start_helpers(self, *, wait_for_files: bool) -> None:
-        if self.workers is not None:
-            self.workers.start_helpers(wait_for_files=wait_for_files)
-
-    def _add_wait(self, seconds: float) -> None:
-        self._waited_seconds = max(self._waited_seconds + seconds - SHORT_SECONDS, 0.0)
-        self.has_waited |= self._waited_seconds > WAITED_SECONDS
+        self.waits.note(seconds)

@@ -70,7 +70,7 @@ class _ObjectReader:
     is_v2: bool
     out: Output
     fallback: Fallback
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
     wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
 
@@ -141,7 +141,7 @@ class _ObjectReader:
     async def _serves_ranges(self, object_read: ObjectRead) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
         state, chunk = object_read.target.state, object_read.chunks[0]
-        async with self.asking:
+        async with self.probing:
             if not (state.has_answered or self.wrong_answer):
                 num_axes, is_v2 = len(chunk.item.spec.shape), self.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)

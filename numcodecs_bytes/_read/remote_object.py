@@ -126,7 +126,7 @@ class RemoteObject:
         may_split = self.may_split() and not budget.is_exact
         self._is_split = may_split and budget.would_split(longest_run, longest)
         if len(plans) == plans[0].num_runs == 1 and not self._is_split:
-            start = placed[0].start + plans[0].start
+            start = placed[0].start + plans[0].hull_start
             raw = await self.ask(start, start + longest_run)
             if memory is not None:
                 memory[:] = raw

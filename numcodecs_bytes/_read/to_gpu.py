@@ -24,7 +24,7 @@ class GPUOutput(NamedTuple):
     # Leaves chunks to zarr because of an own bug.
     note_own_bug: Callable[[Sequence[ChunkRead], Exception], None]
 
-    async def in_parts(
+    async def read_chunks(
         self,
         chunks: Sequence[ChunkRead],
         read: Callable[[Sequence[ChunkRead], Output], Awaitable[None]],

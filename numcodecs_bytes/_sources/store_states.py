@@ -61,13 +61,13 @@ class StoreState:
     # far, never the reverse.
     least_seconds = math.inf
     _num_rates, _best_rate = 0, 0.0  # of long answers, in bytes per second
-    _until = 0.0
-    _why = ""
+    _struck_until = 0.0
+    _why_struck = ""
 
     @property
     def is_struck(self) -> bool:
         """Whether zarr reads the store."""
-        return time.monotonic() < self._until
+        return time.monotonic() < self._struck_until
 
     def note_answer(self) -> None:
         """Note that a range was answered properly."""
@@ -105,13 +105,15 @@ class StoreState:
     def check(self) -> None:
         """Raise LeftToZarr if zarr reads the store."""
         if self.is_struck:
-            raise LeftToZarr(f"the store does not serve byte ranges as requested ({self._why})")
+            raise LeftToZarr(
+                f"the store does not serve byte ranges as requested ({self._why_struck})"
+            )
 
     def strike(self, store: object, why: Exception) -> None:
         """Let zarr read a store from now on, and log why, once."""
         if self.is_struck:
             return
-        self._why, self._until = str(why), time.monotonic() + STRUCK_SECONDS
+        self._why_struck, self._struck_until = str(why), time.monotonic() + STRUCK_SECONDS
         level = logging.INFO if isinstance(why, Missing) else logging.WARNING
         text = "%s does not serve byte ranges as requested (%s): whole chunks are read instead"
         logger.log(level, text, name_of_store(store), why)

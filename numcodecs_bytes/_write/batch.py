@@ -13,7 +13,7 @@ from numcodecs_bytes._core.copy import may_be_mapped
 from numcodecs_bytes._core.dtypes import Array, has_same_elements
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_chunk, name_of_class
-from numcodecs_bytes._host.options import set_by
+from numcodecs_bytes._host.options import WriteMode, set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
@@ -148,7 +148,7 @@ class Writes(NamedTuple):
 
 
 async def plan_writes(
-    items: Sequence[Item], layout_of: LayoutOf, value: NDBuffer, *, mode: bool | str
+    items: Sequence[Item], layout_of: LayoutOf, value: NDBuffer, *, mode: WriteMode
 ) -> Writes:
     """Return how chunks are written, given what zarr passes.
 

@@ -5,9 +5,10 @@ things show only when it is open: that there is no file, and that a shard lacks 
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, Outcome, leave
-from numcodecs_bytes._plan.plan import plan_of, shape_of
+from numcodecs_bytes._plan.plan import Plan, plan_of, shape_of
 from numcodecs_bytes._write import locks, write_file
 from numcodecs_bytes._write.chunks import ChunkWrite, ValuesError
 from numcodecs_bytes._write.locks import Lock, LockedError, LockedFile, ReplacedError
@@ -36,10 +37,13 @@ class WriteBatch(NamedTuple):
     is_required: bool  # whether they must be written in place
 
 
-class WritePlan(NamedTuple):
+Runs = TypeVar("Runs")  # the plan of a selection, without gaps: `Plan`, or of a shard
+
+
+class WritePlan(NamedTuple, Generic[Runs]):
     """What is written to a file, planned before it is opened."""
 
-    runs: Any  # the plan of the selection, without gaps: a `Plan`, or of a shard, an `AnyShardPlan`
+    runs: Runs
     elements: Array  # the values, in the shape of the selection
     in_hulls: bool  # whether it is faster to rewrite hulls, with the exclusive lock
 
@@ -55,13 +59,13 @@ class Space:
     end: int = 0  # of the inner chunks of a shard
 
 
-class ChunkFile:
-    """The file of a chunk, and what is written to it."""
+class WritableFile(ABC, Generic[Runs]):
+    """The file of a chunk, or of a shard, and what is written to it."""
 
     def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
         self.chunk, self._batch = chunk, batch
         self._layout = layout  # of the chunk, or of the inner chunks of a shard
-        self._planned: WritePlan | None = None
+        self._planned: WritePlan[Runs] | None = None
         self._lacks_space = False  # whether the file must be replaced, with the exclusive lock
 
     def attempt(self, is_wanted: IsWanted) -> bool:
@@ -85,15 +89,22 @@ class ChunkFile:
         return True
 
     @property
-    def _plan(self) -> WritePlan:
+    def _plan(self) -> WritePlan[Runs]:
         # Not a cached_property: on Python 3.11, a child process might find its lock taken.
         self._planned = self._planned or self._make_plan()
         return self._planned
 
-    def _make_plan(self) -> WritePlan:
-        runs = plan_of(self.chunk.item.selection, self._layout, self._batch.drop_axes, gap=0)
-        in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
-        return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
+    @abstractmethod
+    def _make_plan(self) -> WritePlan[Runs]:
+        """Return what is written, and how."""
+
+    @abstractmethod
+    def _find_space(self, file: LockedFile) -> Space:
+        """Return what has space in a file, and what has none; raise if it is invalid."""
+
+    @abstractmethod
+    def _fill(self, new: Target, old: Space) -> Sequence[Part]:
+        """Fill a new file with what the old one has, or fill values; return where parts belong."""
 
     def _elements_of(self, shape: tuple[int, ...]) -> Array:
         """Return the values for the file, in the shape of its selection."""
@@ -137,7 +148,7 @@ class ChunkFile:
         self.chunk.is_changed = True
         try:
             self._write_parts(target, space.parts, in_hulls=space.file.is_exclusive)
-        except OSError:  # of a write or a read that itself has changed nothing
+        except OSError:  # the call that failed changed nothing, but those before it may have
             self.chunk.is_changed = target.is_changed
             raise
         self._note_written(space.parts, space.file)
@@ -157,19 +168,6 @@ class ChunkFile:
         in_hulls &= self._plan.in_hulls
         write_file.write_all(target, self._layout, parts, in_hulls=in_hulls)
 
-    def _find_space(self, file: LockedFile) -> Space:
-        """Return what has space in a file, and what has none; raise if it is invalid."""
-        if file.num_bytes != self._layout.num_bytes:
-            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
-        return Space(file, [Part(self._plan.runs, self._plan.elements)])
-
-    def _fill(self, new: Target, _old: Space) -> Sequence[Part]:
-        """Fill a new file with what the old one has, or fill values; return where parts belong."""
-        span = range(self._layout.num_bytes)
-        locks.set_length(new.descriptor, len(span))
-        write_file.fill_span(new, self._stored_fill_value(), span)
-        return [Part(self._plan.runs, self._plan.elements)]
-
     def _adds_nothing(self, missing: Sequence[Array]) -> bool:
         """Whether zarr would not store chunks of these elements."""
         return not missing or self.chunk.would_be_empty(missing)
@@ -183,3 +181,23 @@ class ChunkFile:
         num_elements = sum([part.elements.size for part in parts])
         self.chunk.num_bytes = num_elements * self._layout.item_size
         self.chunk.num_bytes_before = old.num_bytes if old else 0
+
+
+class ChunkFile(WritableFile[Plan]):
+    """The file of a chunk, which has space for all of it."""
+
+    def _make_plan(self) -> WritePlan[Plan]:
+        runs = plan_of(self.chunk.item.selection, self._layout, self._batch.drop_axes, gap=0)
+        in_hulls = write_file.are_faster_in_hulls([runs], self._layout.item_size)
+        return WritePlan(runs, self._elements_of(shape_of(runs.axes)), in_hulls)
+
+    def _find_space(self, file: LockedFile) -> Space:
+        if file.num_bytes != self._layout.num_bytes:
+            self._layout.check_length(file.num_bytes, name_of_chunk(self.chunk.item.byte_getter))
+        return Space(file, [Part(self._plan.runs, self._plan.elements)])
+
+    def _fill(self, new: Target, old: Space) -> Sequence[Part]:  # there is none
+        span = range(self._layout.num_bytes)
+        locks.set_length(new.descriptor, len(span))
+        write_file.fill_span(new, self._stored_fill_value(), span)
+        return [Part(self._plan.runs, self._plan.elements)]

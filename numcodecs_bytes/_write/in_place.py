@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from numcodecs_bytes._host.names import add_name, name_of_chunk
 from numcodecs_bytes._host.threads import IsWanted
 from numcodecs_bytes._host.workers import num_threads_for
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import ShardLayout
 from numcodecs_bytes._write.chunk_file import ChunkFile, WriteBatch
 from numcodecs_bytes._write.chunks import ChunkWrite, write_each
@@ -32,6 +32,8 @@ MAX_WAIT_SECONDS = 0.1
 LONG_SECONDS = 5.0
 EXIT_SECONDS = 1.0
 
+_AnyFile = ChunkFile | ShardFile
+
 logger = logging.getLogger("numcodecs_bytes")
 
 
@@ -42,7 +44,7 @@ async def write_parts(
 
     If they must be written in place, whatever the values raise is raised.
     """
-    waiting = [_chunk_file_of(chunk, batch) for chunk in chunks]
+    waiting = [_file_of(chunk, batch) for chunk in chunks]
     begun, has_warned = time.monotonic(), False
     while True:
         waiting, has_thread = await _try_all(batch, waiting, num_threads)
@@ -61,21 +63,23 @@ async def write_parts(
         await asyncio.sleep(min(pause, MAX_WAIT_SECONDS))
 
 
-def _chunk_file_of(chunk: ChunkWrite, batch: WriteBatch) -> ChunkFile:
+def _file_of(chunk: ChunkWrite, batch: WriteBatch) -> _AnyFile:
     """Return the file of a chunk or a shard, whose layout `plan_writes` has found."""
-    layout: Any = chunk.layout
+    layout = chunk.layout
     if isinstance(layout, ShardLayout):
         return ShardFile(chunk, layout, batch)
-    return ChunkFile(chunk, layout, batch)
+    if isinstance(layout, Layout):
+        return ChunkFile(chunk, layout, batch)
+    raise TypeError(f"no layout: {layout!r}")
 
 
 async def _try_all(
-    batch: WriteBatch, waiting: Sequence[ChunkFile], num_threads: int | None
-) -> tuple[list[ChunkFile], bool]:
+    batch: WriteBatch, waiting: Sequence[_AnyFile], num_threads: int | None
+) -> tuple[list[_AnyFile], bool]:
     """Try all writes; return those whose files are locked, and whether a thread was to be had."""
-    locked = list[ChunkFile]()
+    locked = list[_AnyFile]()
 
-    def attempt(file: ChunkFile, is_wanted: IsWanted) -> None:
+    def attempt(file: _AnyFile, is_wanted: IsWanted) -> None:
         try:
             if not file.attempt(is_wanted):
                 locked.append(file)

@@ -68,7 +68,8 @@ def locked(path: str, lock: Lock) -> Iterator[LockedFile | None]:
     try:
         is_exclusive = _lock(descriptor, lock)
         status = os.fstat(descriptor)
-        # Only now: a file that was replaced before fstat may have had another name until then.
+        # After fstat: if the path still names this file now, it was not being replaced by then, and
+        # fstat counts the names that it has.
         check_name(descriptor, path)
         if status.st_nlink != 1:
             _refuse_other_names(descriptor, path)

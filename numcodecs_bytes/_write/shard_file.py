@@ -20,17 +20,17 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.places import Place, mesh
 from numcodecs_bytes._plan.plan import plan_axes
 from numcodecs_bytes._plan.selection import Axis
-from numcodecs_bytes._plan.shards import MISSING, ShardLayout, ShardPoints
+from numcodecs_bytes._plan.shards import MISSING, AnyShardPlan, ShardLayout, ShardPoints
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._write import locks, write_file
-from numcodecs_bytes._write.chunk_file import ChunkFile, Space, WriteBatch, WritePlan
+from numcodecs_bytes._write.chunk_file import Space, WritableFile, WriteBatch, WritePlan
 from numcodecs_bytes._write.chunks import ChunkWrite
 from numcodecs_bytes._write.locks import LockedFile
 from numcodecs_bytes._write.write_file import Part, Target
 
 
-class ShardFile(ChunkFile):
+class ShardFile(WritableFile[AnyShardPlan]):
     """The file of a shard, and what is written to its inner chunks."""
 
     def __init__(self, chunk: ChunkWrite, shard: ShardLayout, batch: WriteBatch) -> None:
@@ -39,7 +39,7 @@ class ShardFile(ChunkFile):
         # Where inner chunks may begin: after the index, if that is at the start.
         self._data_start = shard.index_bytes if shard.is_index_first else 0
 
-    def _make_plan(self) -> WritePlan:
+    def _make_plan(self) -> WritePlan[AnyShardPlan]:
         selection, item_size = self.chunk.item.selection, self._layout.item_size
         selected = self._shard.plan_of(selection, self._batch.drop_axes, gap=0)
         if isinstance(selected, ShardPoints):

@@ -120,7 +120,7 @@ def _write_piece(
             files.read_runs_into(target.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
         window: Array = np.ndarray(shape, stored, raw, 0, strides)
-        index = mesh(plan.index, shape) if plan.has_index else ...
+        index = mesh(plan.window_index, shape) if plan.needs_index else ...
         window[index] = encode_array(elements, stored)
     write_runs(target, raw, starts, plan.length)
 

@@ -104,7 +104,7 @@ def set_constants(monkeypatch):
 def _files_are_fast(monkeypatch, set_constants):
     """No file is slow, however busy the machine is: no byte is read to learn that."""
     monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)
-    set_constants(WAITED_SECONDS=60, SLOW_SECONDS=60)
+    set_constants(CERTAIN_WAIT_SECONDS=60, SLOW_SECONDS=60)
 
 
 @pytest.fixture(autouse=True)

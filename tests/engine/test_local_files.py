@@ -358,7 +358,7 @@ class TestOneSlowLook:
         return traced.report()["total"]["bytes_fetched"]
 
     def test_nothing_more_is_fetched(self, array, monkeypatch, set_constants):
-        set_constants(WAITED_SECONDS=1)  # reading an index may really take long here
+        set_constants(CERTAIN_WAIT_SECONDS=1)  # reading an index may really take long here
         looks = Delayed(monkeypatch, lambda _: False)
         least = self.fetched(*array)
         assert looks.num_looks >= 4

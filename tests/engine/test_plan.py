@@ -23,9 +23,9 @@ def apply(plan, raw, layout, start=0):
     window = np.ndarray(
         plan.window_shape, layout.stored_dtype, runs or bytes(4), 0, plan.window_strides
     )
-    if not plan.has_index:
+    if not plan.needs_index:
         return window
-    along = [np.arange(n)[i] for i, n in zip(plan.index, plan.window_shape, strict=True)]
+    along = [np.arange(n)[i] for i, n in zip(plan.window_index, plan.window_shape, strict=True)]
     return window[np.ix_(*along)]
 
 
