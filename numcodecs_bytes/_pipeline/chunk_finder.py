@@ -41,6 +41,7 @@ class ChunkFinder(NamedTuple):
     def is_valid(self, item: Item) -> bool:
         """Whether it still says where a chunk is."""
         store = getattr(item.byte_getter, "store", None)
+        # zarr makes an equal prototype for each selection.
         is_same = store is self.store and item.spec.prototype == self.prototype
         is_same = is_same and getattr(store, "_is_open", False) and _options() == self.options
         return is_same and not self.state.is_struck

@@ -160,7 +160,7 @@ def read_runs(
     Short ones are returned as bytes; others are read into what `memory` returns for a number of
     bytes: a ``memoryview`` of that length. Raises `LeftToZarr` if the file is too short.
     """
-    if length < DIRECT_BYTES and len(starts) > 1 and hasattr(os, "pread"):
+    if length < DIRECT_BYTES and hasattr(os, "pread"):
         pread = os.pread
         raw = b"".join([pread(descriptor, length, start) for start in starts])
         if len(raw) != len(starts) * length:

@@ -1,10 +1,14 @@
 """Who reads and writes, and how long it takes."""
 
+import contextlib
 import functools
 import importlib.util
+import operator
+import os
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,13 @@ from typing import Any
 import numpy as np
 import zarr.codecs
 import zarr.core.codec_pipeline
+
+from numcodecs_bytes import SyncReader
+
+
+def has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
 
 PIPELINES = {
     "zarr": "zarr.core.codec_pipeline.BatchedCodecPipeline",
@@ -22,10 +33,11 @@ PIPELINES = {
 }
 if not hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):  # before zarr 3.3
     del PIPELINES["zarr fused"]
-if importlib.util.find_spec("zarrs") is None:
+if not has("zarrs"):
     del PIPELINES["zarrs"]
 
 Selection = tuple[Any, ...]
+Read = Callable[[Any], Any]
 Seconds = dict[str, float]  # of each contender
 
 
@@ -50,7 +62,7 @@ def opened_by_all(
             arrays[who] = array
         elif who != "zarrs":  # which leaves a store to zarr that it does not support
             raise RuntimeError(f"zarr took {pipeline} for {who}, expected {path}")
-    if url_of is not None and importlib.util.find_spec("tensorstore") is not None:
+    if url_of is not None and has("tensorstore"):
         arrays["TensorStore"] = TensorStoreArray(url_of("TensorStore"))
     return arrays
 
@@ -84,9 +96,85 @@ def indexed(array: Any, selection: Selection) -> Any:
     return array.vindex if are_points else array
 
 
+def readers(folder: Path, values: Any, endian: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Write values in a layout, and return what reads them, and stays open, by its name."""
+    path, dtype = folder / "array", values.dtype.newbyteorder(endian)
+    create(path, endian, shape=values.shape, dtype="f8", **settings)
+    zarr.open_array(path)[...] = values
+    arrays = opened_by_all(lambda _: path)
+    arrays["SyncReader"] = SyncReader(arrays["ours"])
+    if settings["chunks"] == values.shape:  # one file, without a header
+        arrays["np.memmap"] = np.memmap(path / "c/0/0", dtype, "r", shape=values.shape)
+        if has("h5py"):
+            import h5py
+
+            file = h5py.File(folder / "h5", "w")
+            arrays["h5py"] = file.create_dataset("values", data=values, dtype=dtype)
+        if has("netCDF4"):
+            arrays["netCDF4"] = netcdf_variable(folder / "nc", values, dtype, endian)
+    if has("zarrista"):
+        import zarrista
+        import zarrista.store
+
+        arrays["zarrista"] = zarrista.Array.open(zarrista.store.FilesystemStore(str(path)))
+    if has("tensorstore"):
+        import tensorstore
+
+        spec = {"driver": "zarr3", "kvstore": f"file://{path}/", "open": True}
+        arrays["TensorStore"] = tensorstore.open(spec).result()
+    if has("rasterio") and "shards" not in settings:  # which its GDAL can't open
+        import rasterio
+
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        arrays["GDAL"] = functools.partial(rasterio.open, f'ZARR:"{path}"')
+        arrays["GDAL, kept open"] = functools.partial(contextlib.nullcontext, arrays["GDAL"]())
+    return arrays
+
+
+def netcdf_variable(path: Path, values: Any, dtype: Any, endian: str) -> Any:
+    """Write values to a file of NetCDF-4, contiguously, and return its variable."""
+    import netCDF4  # optional
+
+    data = netCDF4.Dataset(path, "w")
+    for axis, size in zip("yx", values.shape, strict=True):
+        data.createDimension(axis, size)
+    options = {"contiguous": True, "endian": endian}
+    variable = data.createVariable("values", dtype, ("y", "x"), **options)
+    data.set_auto_maskandscale(False)  # as the others do
+    variable[...] = values
+    data.sync()
+    return variable
+
+
+def read_of(who: str, array: Any) -> Read:
+    """Return what reads a selection to memory, as an array of NumPy or a scalar."""
+    if who == "TensorStore":
+        return lambda selection: array[selection].read().result()
+    if who == "zarrista":  # which keeps the axes of integers
+        return lambda selection: array[selection].to_numpy().squeeze()
+    if who == "np.memmap":
+        return lambda selection: np.array(array[selection])
+    if who.startswith("GDAL"):
+        return functools.partial(read_by_gdal, array)
+    return functools.partial(operator.getitem, array)
+
+
+def read_by_gdal(dataset: Callable[[], Any], selection: Selection) -> Any:
+    """Read what slices with bounds, or integers, select."""
+    with dataset() as opened:
+        sides = zip(selection, opened.shape, strict=True)
+        rows, columns = (s.indices(n)[:2] if isinstance(s, slice) else (s, s + 1) for s, n in sides)
+        return opened.read(1, window=(rows, columns)).squeeze()
+
+
 def measure_reads(arrays: dict[str, Any], selection: Selection, **options: Any) -> Seconds:
     contenders = {who: indexed(array, selection).__getitem__ for who, array in arrays.items()}
     return measure(contenders, selection, **options)
+
+
+def load() -> float:
+    """Return how many programs have wanted a core in the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
 
 
 def is_noisy(seconds: Seconds) -> bool:
@@ -108,11 +196,13 @@ def measure_once(
     *arguments: Any,
     quick: bool,
     before: Callable[[], Any] = lambda: None,
+    turn_seconds: float = 0.0,
 ) -> Seconds:
     """Return the median of the times of each contender, without what is done before.
 
-    Contenders take turns, in an order that changes, so that whatever else the machine does meets
-    all of them alike. A first turn does not count: there, all must return the same values.
+    A turn is one call, or as many as take `turn_seconds`. Contenders take turns, in an order that
+    changes, so that whatever else the machine does meets all of them alike. A first turn does not
+    count: there, all must return the same values.
     """
     seconds, least = (0.02, 1) if quick else (4, 3)
     expected = contenders["zarr"](*arguments)
@@ -126,7 +216,9 @@ def measure_once(
         order.shuffle(names)
         for who in names:
             before()
-            start = time.perf_counter()
-            contenders[who](*arguments)
-            times[who].append(time.perf_counter() - start)
+            start, num, took = time.perf_counter(), 0, -1.0
+            while took < turn_seconds:
+                contenders[who](*arguments)
+                num, took = num + 1, time.perf_counter() - start
+            times[who].append(took / num)
     return {who: statistics.median(of_one) for who, of_one in times.items()}

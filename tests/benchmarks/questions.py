@@ -2,8 +2,8 @@
 
 import contextlib
 import functools
-import itertools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -25,6 +25,7 @@ import slow_mounts
 
 NATIVE = sys.byteorder
 SWAPPED = "big" if NATIVE == "little" else "little"
+READ_NO_POINTS = ("h5py", "netCDF4", "zarrista", "GDAL", "GDAL, kept open")
 LINKS = ((30, 100), (1, 1000))  # latency in ms, and MB/s of each connection
 
 
@@ -49,18 +50,21 @@ def selections(rows: int, columns: int) -> dict[str, contenders.Selection]:
 
 def one_large_chunk(folder: Path, *, quick: bool) -> Iterator[Case]:
     n = 512 if quick else 4096
-    for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
+    for endian in (NATIVE, SWAPPED):
         path = folder / endian
         contenders.create(path, endian, shape=(n, n), chunks=(n, n), dtype="f8")
         os.sync()  # else the writing goes on while the reading is measured
         arrays = contenders.opened_in_files(lambda _who, path=path: path)
         drop = functools.partial(drop_from_page_cache, path / "c/0/0")
         for name, selection in selections(n, n).items():
-            seconds = contenders.measure_reads(arrays, selection, quick=quick)
-            yield Case(name, f"{byte_order}, page cache", seconds, endian == NATIVE)
-            if drop():
+            if name.startswith("box"):
+                continue
+            if endian == SWAPPED and name in ("row", "all"):
+                seconds = contenders.measure_reads(arrays, selection, quick=quick)
+                yield Case(name, "swapped, page cache", seconds, is_pictured=False)
+            if endian == NATIVE and drop():
                 seconds = contenders.measure_reads(arrays, selection, quick=quick, before=drop)
-                yield Case(name, f"{byte_order}, disk", seconds, is_pictured=False)
+                yield Case(name, "native, disk", seconds, is_pictured=True)
 
 
 def drop_from_page_cache(path: Path) -> bool:
@@ -76,24 +80,44 @@ def drop_from_page_cache(path: Path) -> bool:
     return False
 
 
+def rivals(folder: Path, *, quick: bool) -> Iterator[Case]:
+    shape, tile = (256, 512) if quick else (4096, 8192), (64, 128)
+    mib, num = math.prod(shape) >> 17, math.prod(shape) // math.prod(tile)
+    values = np.random.default_rng(0).random(shape)
+    for of, settings in {
+        f"a chunk of {mib} MiB": {"chunks": shape},
+        f"{num:,} chunks of 64 KiB": {"chunks": tile},
+        f"a shard of {mib} MiB": {"chunks": tile, "shards": shape},
+    }.items():
+        inside = folder / of.replace(" ", "-")
+        inside.mkdir()
+        arrays = contenders.readers(inside, values, NATIVE, settings)
+        if not quick:
+            os.sync()  # else the writing goes on while the reading is measured
+        for name, selection in selections(*shape).items():
+            reads = {
+                who: contenders.read_of(who, contenders.indexed(array, selection))
+                for who, array in arrays.items()
+                if not (who in READ_NO_POINTS and "points" in name)
+            }
+            turn_seconds = 0.0 if quick else 0.02
+            seconds = contenders.measure(reads, selection, quick=quick, turn_seconds=turn_seconds)
+            yield Case(name, of, seconds, is_pictured=settings["chunks"] == shape)
+        shutil.rmtree(inside)
+
+
 def many_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
     num = 64 if quick else 1024
-    for rows, columns, num_shards in ((32, 64, 0), (64, 256, 0), (64, 256, 8), (256, 512, 0)):
-        kib = rows * columns // 128
+    for rows, columns in ((64, 256), (256, 512)):
+        kib, shape = rows * columns // 128, (rows, columns * num)
         cell = f"{num:,} of {kib} KiB" if kib < 1024 else f"{num:,} of {kib // 1024} MiB"
-        array: dict[str, Any] = {"shape": (rows, columns * num), "chunks": (rows, columns)}
-        if num_shards:
-            cell += f" in {num_shards} shards"
-            array["shards"] = rows, columns * num // num_shards
         path = folder / cell.replace(" ", "-")
-        contenders.create(path, NATIVE, dtype="f8", **array)
+        contenders.create(path, NATIVE, dtype="f8", shape=shape, chunks=(rows, columns))
         os.sync()
         arrays = contenders.opened_in_files(lambda _who, path=path: path)
-        for name in ("row", "1,000 points", "all"):
-            seconds = contenders.measure_reads(
-                arrays, selections(*array["shape"])[name], quick=quick
-            )
-            yield Case(name, cell, seconds, is_pictured=rows == 64 and not num_shards)
+        for name in ("row", "all"):
+            seconds = contenders.measure_reads(arrays, selections(*shape)[name], quick=quick)
+            yield Case(name, cell, seconds, is_pictured=rows == 64)
         shutil.rmtree(path)
 
 
@@ -102,20 +126,18 @@ def far_stores(folder: Path, *, quick: bool) -> Iterator[Case]:
     contenders.create(folder / "array", NATIVE, shape=(64, n, n), chunks=(16, n, n), dtype="f4")
     shape = (num, 64, 256)
     contenders.create(folder / "file", NATIVE, shape=shape, chunks=shape, dtype="f4")
-    for link, kind in itertools.product(LINKS, ("fsspec", "obstore")):
+    for link, kind in zip(LINKS, ("fsspec", "obstore"), strict=True):
         with served(folder, *link) as url:
             store_of = functools.partial(far_store, kind, f"{url}/array")
             array = contenders.opened_by_all(store_of, lambda _who, url=url: f"{url}/array/")
             store_of = functools.partial(references, kind, f"{url}/file/c/0/0/0", folder)
             for name, arrays, selection in (
                 ("row", array, np.s_[3, 7]),
-                ("box of 64 x 40 x 60", array, np.s_[:, 50:90, 50:110]),
                 ("all", array, np.s_[:, :, :]),
                 (f"all of {num:,} references", contenders.opened_by_all(store_of), np.s_[:, :, :]),
             ):
-                of = "{} ms, {} MB/s, {}".format(*link, kind)
                 seconds = contenders.measure_reads(arrays, selection, quick=quick)
-                yield Case(name, of, seconds, (link, kind) == (LINKS[0], "fsspec"))
+                yield Case(name, f"{link[0]} ms, {kind}", seconds, is_pictured=link == LINKS[0])
 
 
 @contextlib.contextmanager
@@ -168,7 +190,8 @@ def slow_mount(folder: Path, *, quick: bool) -> Iterator[Case]:
             contenders.create(mount.below / name, NATIVE, shape=(n, n), chunks=chunks, dtype="f4")
             path = mount.folder / name
             arrays = contenders.opened_in_files(lambda _who, path=path: path)
-            for what, selection in selections(n, n).items():
+            for what in ("row", "column", "all"):
+                selection = selections(n, n)[what]
                 seconds = contenders.measure_reads(
                     arrays, selection, quick=quick, before=mount.forget
                 )
@@ -189,34 +212,31 @@ def elementwise(folder: Path, *, quick: bool) -> Iterator[Case]:
 
 
 def whole_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
-    for num, rows, columns in ((2048, 16, 64), (1024, 64, 256), (256, 256, 256), (16, 2048, 1024)):
+    for num, rows, columns in ((2048, 16, 64), (1024, 64, 256), (16, 2048, 1024)):
         num_chunks, kib = num // 8 if quick else num, rows * columns // 256
         length = f"{kib} KiB" if kib < 1024 else f"{kib // 1024} MiB"
-        cell = f"{num_chunks:,} of {length}"
         shape, chunks = (rows * num_chunks, columns), (rows, columns)
         values = np.random.default_rng(0).random(shape, np.float32)
-        for byte_order, endian in {"native": NATIVE, "swapped": SWAPPED}.items():
-            names = [*contenders.PIPELINES, "TensorStore", "os.write"]
-            paths = {who: folder / f"{rows}-{endian}-{who}" for who in names}
-            for path in paths.values():
-                contenders.create(path, endian, shape=shape, chunks=chunks, dtype="f4")
-            writers = {
-                who: functools.partial(array.__setitem__, np.s_[:, :], values)
-                for who, array in contenders.opened_in_files(paths.get, mode="r+").items()
-            }
-            stored = values.astype("<f4" if endian == "little" else ">f4")
-            files = {
-                str(paths["os.write"] / f"c/{i}/0"): raw.data
-                for i, raw in enumerate(np.split(stored, num_chunks))
-            }
-            writers["os.write"] = functools.partial(replace, files)
-            seconds = contenders.measure(writers, quick=quick)
-            for who in writers:
-                if not np.array_equal(zarr.open_array(paths[who], mode="r")[...], values):
-                    raise RuntimeError(f"{who} did not write the values")
-            yield Case("all", f"{cell}, {byte_order}", seconds, endian == NATIVE)
-            for path in paths.values():
-                shutil.rmtree(path)
+        names = [*contenders.PIPELINES, "TensorStore", "os.write"]
+        paths = {who: folder / f"{rows}-{who}" for who in names}
+        for path in paths.values():
+            contenders.create(path, NATIVE, shape=shape, chunks=chunks, dtype="f4")
+        writers = {
+            who: functools.partial(array.__setitem__, np.s_[:, :], values)
+            for who, array in contenders.opened_in_files(paths.get, mode="r+").items()
+        }
+        files = {
+            str(paths["os.write"] / f"c/{i}/0"): raw.data
+            for i, raw in enumerate(np.split(values, num_chunks))
+        }
+        writers["os.write"] = functools.partial(replace, files)
+        seconds = contenders.measure(writers, quick=quick)
+        for who in writers:
+            if not np.array_equal(zarr.open_array(paths[who], mode="r")[...], values):
+                raise RuntimeError(f"{who} did not write the values")
+        yield Case("all", f"{num_chunks:,} of {length}", seconds, is_pictured=True)
+        for path in paths.values():
+            shutil.rmtree(path)
 
 
 def replace(files: dict[str, memoryview]) -> None:
@@ -231,7 +251,7 @@ def replace(files: dict[str, memoryview]) -> None:
 
 def writes_in_place(folder: Path, *, quick: bool) -> Iterator[Case]:
     edge = 512 if quick else 4096
-    names = ("row", "box of 64 x 64", "1,000 points", "column")
+    names = ("row", "1,000 points", "column")
     shard = {"chunks": (edge // 4, edge // 4), "shards": (2 * edge, 2 * edge)}
     yield from writes(folder / "chunk", edge, names, quick=quick, chunks=(edge, edge))
     yield from writes(folder / "shard", 2 * edge, ("row",), quick=quick, **shard)

@@ -1,8 +1,9 @@
 """How fast arrays are read and written: by zarr alone, with this package, and by others.
 
-    python tests/benchmarks/run.py [--quick] [--out FOLDER]
+    python tests/benchmarks/run.py [--quick] [--out FOLDER] [--only QUESTION]
 
-Writes the tables of docs/performance.md anew, and the picture beside it.
+Writes the tables of docs/performance.md anew, and the picture beside it; with `--only`, the table
+of one question.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import importlib.metadata
 import itertools
 import logging
 import math
+import operator
 import os
 import platform
 import re
@@ -27,8 +29,10 @@ import questions
 from questions import Case
 
 PAGE = Path(__file__).parents[2] / "docs/performance.md"
+RIVALS = "rivals"
 QUESTIONS = {  # and how they are called in the picture
-    "one_large_chunk": "Read part of one chunk of 128 MiB",
+    RIVALS: "Read part of one chunk of 256 MiB",
+    "one_large_chunk": "Read part of one chunk of 128 MiB from disk",
     "many_chunks": "Read 1,024 chunks of 128 KiB",
     "slow_mount": "Read one chunk from a slow mount (1 ms)",
     "elementwise": "Read a chunk behind FixedScaleOffset",
@@ -36,7 +40,10 @@ QUESTIONS = {  # and how they are called in the picture
     "whole_chunks": "Write whole chunks",
     "writes_in_place": "Write in place",
 }
-PACKAGES = ("numcodecs_bytes", "zarr", "numpy", "zarrs", "tensorstore", "fsspec", "obstore")
+PACKAGES = (
+    *("numcodecs_bytes", "zarr", "numpy", "zarrs", "tensorstore", "fsspec", "obstore"),
+    *("zarrista", "h5py", "netCDF4", "rasterio"),
+)
 GREEN, GREY = "#1a9e77", "#808890"  # can be read on light and on dark pages
 # Colour and name in the picture, and how far below the middle of the bar a dot is.
 SHOWN = {
@@ -49,19 +56,39 @@ LEFT, TOP = 170, 65  # of the bars
 
 
 def table(cases: list[Case]) -> str:
-    """Return the milliseconds of each contender, and the ratios."""
-    others = [who for who in cases[0].seconds if who not in ("zarr", "zarr again", "ours")]
-    rows = [["selection", "of", "zarr", "noise", *others, "ours", "gain"]]
-    rows.append(["---"] * 2 + ["---:"] * (len(others) + 4))
+    """Return the milliseconds of each contender, and how many times as fast as zarr ours is."""
+    others = [who for who in cases[0].seconds if "zarr " not in who and who != "ours"]
+    rows = [["selection", "of", *others, "ours", "gain"]]
+    rows.append(["---"] * 2 + ["---:"] * (len(others) + 2))
     for selection, of, seconds, _ in cases:
         zarr, again, ours = (seconds[who] for who in ("zarr", "zarr again", "ours"))
-        times = [digits(1e3 * seconds[who]) if who in seconds else "" for who in (*others, "ours")]
         gain = digits(zarr / ours, 2)
         if ours - max(zarr, again) > abs(zarr - again):
             gain = f"**{gain}**"
-        noise = f"{zarr / again:.2f}{' (!)' if contenders.is_noisy(seconds) else ''}"
-        rows.append([selection, of, digits(1e3 * zarr), noise, *times, gain])
+        rows.append([selection, of, *milliseconds(seconds, *others, "ours"), gain])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def side_by_side(cases: list[Case]) -> str:
+    """Return a table of each layout, with a row for each contender."""
+    tables = []
+    for of, group in itertools.groupby(cases, operator.attrgetter("of")):
+        some = list(group)
+        rows = [[of, *(case.selection for case in some)], ["---", *["---:"] * len(some)]]
+        names = [who for who in some[0].seconds if who not in ("ours", "SyncReader", "zarr again")]
+        columns = [milliseconds(case.seconds, *names, "ours", "SyncReader") for case in some]
+        rows += zip((*names, "**ours**", "SyncReader"), *columns, strict=True)
+        tables.append("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    return "\n\n".join(tables)
+
+
+def milliseconds(seconds: contenders.Seconds, *names: str) -> list[str]:
+    """Return the times of contenders; that of zarr is marked if it is noisy."""
+    times = [digits(1e3 * seconds[who]) if who in seconds else "" for who in names]
+    noise = " (!)" if contenders.is_noisy(seconds) else ""
+    return [
+        f"{time}{noise}" if who == "zarr" else time for who, time in zip(names, times, strict=True)
+    ]
 
 
 def is_noisy(case: Case) -> bool:
@@ -98,7 +125,7 @@ def row(question: str, case: Case, y: int) -> list[str]:
         if who in seconds and who != "ours":
             lines.append(dot(x_of(zarr / seconds[who]), y + below, colour))
     name = f"{selection} of a {of.split()[0]}" if "writes" in question else selection
-    name = of.rpartition(",")[0] if question == "whole_chunks" else name
+    name = of if question == "whole_chunks" else name
     milliseconds = f"{digits(1e3 * ours)} ms instead of {digits(1e3 * zarr)} ms"
     return [
         *lines,
@@ -153,8 +180,9 @@ def machine(seconds: float, what: str) -> str:
     cpu = re.search("model name.*: (.*)", about.read_text("utf-8") if about.exists() else "")
     return textwrap.fill(
         f"Measured on {dt.datetime.now(dt.UTC):%Y-%m-%d} in {seconds:.0f} s{what}, on "
-        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores, {platform.system()} "
-        f"{platform.release()}, with {', '.join(versions)}.",
+        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores with a load of "
+        f"{contenders.load():.1f} at the end, {platform.system()} {platform.release()}, with "
+        f"{', '.join(versions)}.",
         width=100,
     )
 
@@ -163,12 +191,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small arrays: does it work?")
     parser.add_argument("--out", type=Path, default=PAGE.parent, help="folder of what is written")
+    parser.add_argument("--only", choices=[*QUESTIONS, RIVALS], help="measure a single question")
     arguments = parser.parse_args()
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # fsspec leaves connections open
     warnings.simplefilter("ignore", RuntimeWarning)  # zarrs says how it connects
     answers: dict[str, list[Case]] = {}
     start = time.perf_counter()
-    for question in QUESTIONS:
+    for question in [arguments.only] if arguments.only else QUESTIONS:
         answers[question] = []
         with tempfile.TemporaryDirectory() as folder:
             for case in getattr(questions, question)(Path(folder), quick=arguments.quick):
@@ -177,14 +206,20 @@ def main() -> None:
                 print(f"{took:4.0f} s", question, *case[:2], sep="  ", file=sys.stderr)
     parts = {question: table(cases) for question, cases in answers.items() if cases}
     what = " by --quick, with much smaller arrays" if arguments.quick else ""
-    parts["machine"] = machine(time.perf_counter() - start, what)
+    on_what = machine(time.perf_counter() - start, what)
+    if RIVALS in answers:
+        parts[RIVALS] = f"{side_by_side(answers[RIVALS])}\n\n{on_what}"
+    if not arguments.only:
+        parts["machine"] = on_what
     page = PAGE.read_text("utf-8")
     for name, part in parts.items():
         before, start_of, rest = page.partition(f"<!-- {name} -->\n")
-        page = f"{before}{start_of}\n{part}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+        if start_of:  # some are in the picture only
+            page = f"{before}{start_of}\n{part}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "performance.md").write_text(page, "utf-8")
-    (arguments.out / "performance.svg").write_text(picture(answers), "utf-8")
+    if not arguments.only:
+        (arguments.out / "performance.svg").write_text(picture(answers), "utf-8")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ a random position; those that are installed take part. The second is behind `MAX
 
 import argparse
 import contextlib
-import importlib.util
 import os
 import random
 import statistics
@@ -32,7 +31,6 @@ from numcodecs_bytes import SyncReader, sync_reader
 sys.path.append(str(Path(__file__).parents[1] / "engine"))
 import slow_mounts
 
-Read = Callable[[Any], Any]
 TURN_SECONDS = 0.01
 NAMES = ("np.memmap", "h5py", "zarr", "zarrista", "TensorStore", "ours", "SyncReader")
 
@@ -49,48 +47,8 @@ def layouts(shape: tuple[int, int], tile: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def readers(folder: Path, values: Any, settings: dict[str, Any], *, is_big: bool) -> dict[str, Any]:
-    """Write values in a layout, and return what reads them, by the name of the contender."""
-    path, endian = folder / "array", "big" if is_big else "little"
-    contenders.create(path, endian, shape=values.shape, dtype="f8", **settings)
-    zarr.open_array(path)[...] = values
-    opened = contenders.opened_by_all(lambda _: path)
-    arrays = {who: opened[who] for who in ("zarr", "ours")}
-    arrays["SyncReader"] = SyncReader(opened["ours"])
-    dtype = np.dtype(">f8" if is_big else "<f8")
-    if settings["chunks"] == values.shape:  # one file, without a header
-        arrays["np.memmap"] = np.memmap(path / "c/0/0", dtype, "r", shape=values.shape)
-        if importlib.util.find_spec("h5py") is not None:
-            import h5py
-
-            file = h5py.File(folder / "h5", "w")
-            arrays["h5py"] = file.create_dataset("values", data=values, dtype=dtype)
-    if importlib.util.find_spec("zarrista") is not None:
-        import zarrista
-        import zarrista.store
-
-        arrays["zarrista"] = zarrista.Array.open(zarrista.store.FilesystemStore(str(path)))
-    if importlib.util.find_spec("tensorstore") is not None:
-        import tensorstore
-
-        spec = {"driver": "zarr3", "kvstore": f"file://{path}/", "open": True}
-        arrays["TensorStore"] = tensorstore.open(spec).result()
-    return arrays
-
-
-def read_of(who: str, array: Any) -> Read:
-    """Return what reads a selection to memory, as an array of NumPy or a scalar."""
-    if who == "TensorStore":
-        return lambda selection: array[selection].read().result()
-    if who == "zarrista":  # which keeps the axes of integers
-        return lambda selection: array[selection].to_numpy()
-    if who == "np.memmap":
-        return lambda selection: np.array(array[selection])
-    return partial(getitem, array)
-
-
 def measure(
-    reads: dict[str, Read],
+    reads: dict[str, contenders.Read],
     selections: list[Any],
     *,
     quick: bool,
@@ -136,7 +94,7 @@ def compare(folder: Path, *, quick: bool) -> None:
     for number, (name, settings) in enumerate(layouts(shape, tile).items()):
         inside = folder / str(number)
         inside.mkdir()
-        arrays = readers(inside, values, settings, is_big="big" in name)
+        arrays = contenders.readers(inside, values, "big" if "big" in name else "little", settings)
         time.sleep(0 if quick else 2.1)  # a file that has just changed has no cached index
         quarter, across = slice(30, 30 + shape[1] // 4), slice(50, 50 + box)
         for what, selections in (
@@ -145,7 +103,7 @@ def compare(folder: Path, *, quick: bool) -> None:
             (f"box of {box} x {box}", [(slice(row, row + box), across) for row in rows]),
             ("element", [(row, 7) for row in rows]),
         ):
-            reads = {who: read_of(who, array) for who, array in arrays.items()}
+            reads = {who: contenders.read_of(who, arrays[who]) for who in NAMES if who in arrays}
             took = measure(reads, selections, quick=quick)
             times = [f"{took[who]:,.0f}" if who in took else "" for who in NAMES]
             print_row(what, name, *times, f"{took['ours'] / took['SyncReader']:.1f}")
@@ -192,8 +150,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small arrays: does it work?")
     arguments = parser.parse_args()
     for table in (compare, limits):
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
-        print(f"\nzarr {zarr.__version__}, {os.cpu_count()} cores, load {load:.1f}\n")
+        print(f"\nzarr {zarr.__version__}, {os.cpu_count()} cores, load {contenders.load():.1f}\n")
         with tempfile.TemporaryDirectory() as folder:
             table(Path(folder), quick=arguments.quick)
 
