@@ -19,7 +19,6 @@ from zarr.codecs import BytesCodec, ShardingCodec
 
 import numcodecs_bytes
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
-from numcodecs_bytes._pipeline import chunk_finder, reads
 
 SHAPE = (64, 1100)
 DATA = np.random.default_rng(0).random(SHAPE)
@@ -274,25 +273,6 @@ def test_a_chunk_of_the_wrong_length(open_store, folder, name, length):
         if is_short or selection == np.s_[:] or name not in TELLS_NO_LENGTH:
             with pytest.raises(ValueError, match=f"holds {length} bytes, expected {NUM_BYTES}"):
                 array[selection]
-
-
-@pytest.mark.parametrize("compressors", [None, "auto"])
-def test_where_chunks_are_is_found_out_once(tmp_path, monkeypatch, compressors):
-    """zarr makes another, equal prototype for each selection: each of them found it out again."""
-    found = []
-
-    def find_chunks(*arguments):
-        found.append(chunk_finder.find_chunks(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(reads, "find_chunks", find_chunks)
-    array = zarr.create_array(
-        tmp_path, shape=(8,), chunks=(4,), dtype="i4", compressors=compressors
-    )
-    for _ in range(3):
-        assert not array[2:6].any()
-    assert len(found) == 1
-    assert (found[0].find is None) == (compressors == "auto")
 
 
 def test_references_of_three_digits(folder, monkeypatch):
