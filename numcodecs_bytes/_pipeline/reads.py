@@ -145,13 +145,14 @@ class ReadsParts(KnowsLayouts):
         if finder.source_of is None:
             leave(chunks, LeftToZarr(finder.why_by_zarr))
         batch = Batch(self._is_v2(), self._num_threads(), finder.gap)
-        output: Any = Output.of_caller(array, drop_axes)
+        on_host = Output.of_caller(array, drop_axes)
+        output: Output | GPUOutput = on_host
         if is_on_gpu:
-            from numcodecs_bytes._read.to_gpu import GPUOutput, leave_what_is_faster
+            from numcodecs_bytes._read import to_gpu  # only if it is needed
 
             if not batch.is_v2:  # zarr can't read all of them
-                leave_what_is_faster(chunks)
-            output = GPUOutput(array, output, partial(self._note_own_bug, bugs))
+                to_gpu.leave_what_is_faster(chunks)
+            output = to_gpu.GPUOutput(array, on_host, partial(self._note_own_bug, bugs))
         return _Plan(batch, chunks, output, out, drop_axes, bugs)
 
     async def _run(self, plan: _Plan, chunks: Sequence[ChunkRead], out: Output) -> None:

@@ -292,10 +292,11 @@ def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
     """Return what selects the indices of pieces along the first axes, up to one that is cut.
 
     Pieces have as many indices along it as can be read in `most` bytes, one index along each axis
-    before it, and all along those after it.
+    before it, and all along those after it: of 2 planes of 10 rows, each a run of 1 KiB, 4 KiB are
+    4 rows of a plane: ``[[0:1, 1:2], [0:4, 4:8, 8:10]]``.
     """
-    cuts, num_runs, length = list[list[Selector]](), plan.num_runs, plan.length
-    most_runs = min(most // length, 1 + most // constants.RUN_BYTES)
+    cuts, num_runs, hull_bytes = list[list[Selector]](), plan.num_runs, plan.length
+    most_runs = min(most // hull_bytes, 1 + most // constants.RUN_BYTES)
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)
         if position < plan.num_outer:
@@ -303,9 +304,9 @@ def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
             num = most_runs // num_runs
         else:
             low, high = axis.bounds
-            length -= (high - low) * axis.stride  # of the hull for each index
+            hull_bytes -= (high - low) * axis.stride  # for each index
             step = axis.indices.step if type(axis.indices) is range else 1
-            num = 1 + (most - length) // (axis.stride * step)
+            num = 1 + (most - hull_bytes) // (axis.stride * step)
             if num > 0 and type(axis.indices) is not range:
                 return [*cuts, list(_blocks(axis.indices, low, high, num))]
         firsts = range(0, size, max(num, 1))

@@ -55,8 +55,8 @@ class RemoteObject:
         """Whether the versions of parts of a range can be compared."""
         return self.remote.tells_versions and self.state.tells_versions
 
-    def _check(self, num_bytes: int | None, version: object) -> None:
-        """Raise if an answer states a length or version other than the expected one."""
+    def _note_head(self, num_bytes: int | None, version: object) -> None:
+        """Note the length and version that an answer states; raise if they are not as expected."""
         if num_bytes is None and self.remote.must_tell_length:
             raise LeftToZarr("the store does not tell the length of a file")
         if self._expected is not None and num_bytes not in (None, self._expected):
@@ -99,7 +99,7 @@ class RemoteObject:
         begin = time.monotonic()
         self.num_requests += 1
         try:
-            return await self.remote.get(start, end, self._check)
+            return await self.remote.get(start, end, self._note_head)
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything

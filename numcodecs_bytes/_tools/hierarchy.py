@@ -140,10 +140,14 @@ def _consolidated(
         consolidated = document_at(store, join(path, ".zmetadata"))
     documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
     for key, data in documents.items() if isinstance(documents, dict) else ():
-        name, _, file = key.rpartition("/") if group is None else (key, "", ".zarray")
         document = _object(data, key)
-        is_group = isinstance(document, dict) and document.get("node_type") == "group"
-        if file == ".zarray" and not is_group:
+        if group is None:  # Zarr v2: by the key of each document
+            name, _, file = key.rpartition("/")
+            is_array = file == ".zarray"
+        else:  # Zarr v3: by the path of each node
+            name = key
+            is_array = not isinstance(document, dict) or document.get("node_type") != "group"
+        if is_array:
             yield join(path, name), document
 
 

@@ -124,21 +124,28 @@ class WritableFile(ABC, Generic[Runs]):
         plan = self._plan
         if not plan.elements.size * self._layout.item_size:
             return
+        for _ in range(MAX_TRIES):
+            with contextlib.suppress(ReplacedError):
+                if self._try_once(plan, is_wanted):
+                    return
+        raise LeftToZarr("it keeps being replaced")
+
+    def _try_once(self, plan: WritePlan[Runs], is_wanted: IsWanted) -> bool:
+        """Write to the file, or to a new one; return False if another lock is needed for that."""
         # Hulls hold bytes of others, too, who must not write meanwhile. Beside writers who never
         # stop, runs are written instead.
         planned = Lock.EXCLUSIVE_IF_FREE if plan.in_hulls else Lock.SHARED
-        for _ in range(MAX_TRIES):
-            lock = Lock.EXCLUSIVE if self._lacks_space else planned
-            with contextlib.suppress(ReplacedError), locks.locked(self.chunk.path, lock) as file:
-                space = self._find_space(file) if file else Space(None, [], [plan.elements])
-                if self._adds_nothing(space.missing):
-                    self._write_in_place(space, is_wanted)
-                    return
-                if file is None or file.is_exclusive:
-                    self._write_new_file(space, is_wanted)
-                    return
+        lock = Lock.EXCLUSIVE if self._lacks_space else planned
+        with locks.locked(self.chunk.path, lock) as file:
+            space = self._find_space(file) if file else Space(None, [], [plan.elements])
+            if not space.missing or self.chunk.would_be_empty(space.missing):
+                self._write_in_place(space, is_wanted)
+            elif file is None or file.is_exclusive:
+                self._write_new_file(space, is_wanted)
+            else:
                 self._lacks_space = True
-        raise LeftToZarr("it keeps being replaced")
+                return False
+        return True
 
     def _write_in_place(self, space: Space, is_wanted: IsWanted) -> None:
         """Write to what has space in a file."""
@@ -167,10 +174,6 @@ class WritableFile(ABC, Generic[Runs]):
         """Write parts, in hulls if that is allowed and faster."""
         in_hulls &= self._plan.in_hulls
         write_file.write_all(target, self._layout, parts, in_hulls=in_hulls)
-
-    def _adds_nothing(self, missing: Sequence[Array]) -> bool:
-        """Whether zarr would not store chunks of these elements."""
-        return not missing or self.chunk.would_be_empty(missing)
 
     def _stored_fill_value(self) -> UInt8Array:
         fill_value: Array = np.full(1, self.chunk.fill_value, self._layout.dtype)
