@@ -67,7 +67,7 @@ async def run_while_wanted(pool: Executor, function: Callable[[IsWanted], None])
     the function to return, for at most `LAST_SECONDS`. Returns whether the pool had a thread.
     """
     is_wanted, context = True, contextvars.copy_context()
-    future = submit(pool, functools.partial(context.run, function, lambda: is_wanted))
+    future = submit(pool, lambda: context.run(function, lambda: is_wanted))
     if future is None:
         function(lambda: True)
         return False

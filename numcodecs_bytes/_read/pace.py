@@ -9,6 +9,7 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numcodecs_bytes._plan import constants
@@ -82,16 +83,16 @@ def helps_prefetching(prefetched: Sequence[float], seconds: float) -> bool:
     return not prefetched or min(prefetched) < seconds / 2
 
 
+@dataclass
 class Waits:
     """How long a batch has waited for files, besides reading runs; more threads wait together.
 
     Its threads share it without a lock: at worst, a wait is not counted.
     """
 
-    def __init__(self) -> None:
-        self.are_long = False
-        self.workers: Workers[Any] | None = None  # the threads of the batch, while they run
-        self._seconds = 0.0  # beyond `SHORT_SECONDS` each
+    are_long: bool = False
+    seconds: float = 0.0  # beyond `SHORT_SECONDS` each
+    workers: "Workers[Any] | None" = None  # the threads of the batch, while they run
 
     def note(self, seconds: float) -> None:
         """Note how long it took to open a file, or to read an index; start helpers if it helps."""
@@ -101,8 +102,8 @@ class Waits:
 
     def add(self, seconds: float) -> None:
         """Count a wait."""
-        self._seconds = max(self._seconds + seconds - SHORT_SECONDS, 0.0)
-        self.are_long |= self._seconds > CERTAIN_WAIT_SECONDS
+        self.seconds = max(self.seconds + seconds - SHORT_SECONDS, 0.0)
+        self.are_long |= self.seconds > CERTAIN_WAIT_SECONDS
 
     def start_helpers(self, *, wait_for_files: bool) -> None:
         """Have other threads help, if there are any: as many as help."""
