@@ -108,6 +108,7 @@ OF_ZARR = [
     np.array(1),
     np.timedelta64(1, "D"),
     np.array([1, 3], "u8"),
+    np.array([1, 3], "i1"),  # zarr 3.1.6 computes with these in int8, in which long chunks overflow
 ]
 
 

@@ -10,12 +10,10 @@ class Getter(Protocol):
     """What zarr asks for a chunk, as a `StorePath` is, or what names it in messages."""
 
     @property
-    def store(self) -> Any:
-        """The store that holds the chunk."""
+    def store(self) -> Any: ...  # that holds the chunk
 
     @property
-    def path(self) -> str:
-        """The path of the chunk in the store."""
+    def path(self) -> str: ...  # of the chunk in the store
 
 
 class Item(NamedTuple):

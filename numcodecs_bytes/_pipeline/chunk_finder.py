@@ -1,6 +1,6 @@
 """Where the chunks of an array are, and which of them zarr reads anyway."""
 
-import copy
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ class ChunkFinder(NamedTuple):
     """
 
     store: Any
+    attributes: list[object] | None  # of the store, such as its folder; None if it does not tell
     state: StoreState
     options: object  # of this package, which may name the class of the store
     prototype: object  # the kind of memory that chunks are read into
@@ -40,11 +41,14 @@ class ChunkFinder(NamedTuple):
 
     def is_valid(self, item: Item) -> bool:
         """Whether it still says where a chunk is."""
-        store = getattr(item.byte_getter, "store", None)
+        if self.attributes is None or getattr(item.byte_getter, "store", None) is not self.store:
+            return False
+        # A store may be moved, opened, or given another file system: then its attributes are other
+        # objects. Those that are equal, but not the same, only cost the time to find it out again.
+        is_same = all(map(operator.is_, vars(self.store).values(), self.attributes))
         # zarr makes an equal prototype for each selection.
-        is_same = store is self.store and item.spec.prototype == self.prototype
-        is_same = is_same and getattr(store, "_is_open", False) and _options() == self.options
-        return is_same and not self.state.is_struck
+        is_same = is_same and item.spec.prototype == self.prototype
+        return is_same and _options() == self.options and not self.state.is_struck
 
     def file_of(self, path: str) -> File:
         """Return the file of a chunk; raise `LeftToZarr` if it is not in a file."""
@@ -67,8 +71,8 @@ class ChunkFinder(NamedTuple):
 def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     """Return where the chunks of an array are, given one of them."""
     store = store_of(first.byte_getter)
-    options, prototype = copy.copy(_options()), first.spec.prototype
-    finder = ChunkFinder(store, state_of(store), options, prototype)
+    attributes = list(vars(store).values()) if hasattr(store, "__dict__") else None
+    finder = ChunkFinder(store, attributes, state_of(store), _options(), first.spec.prototype)
     try:
         layout, find = layout_of(first.spec), sources_of(store)
     except LeftToZarr as why:
@@ -78,9 +82,13 @@ def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
 
 
 def _options() -> object:
-    """Return the options that are set, faster than `zarr.config.get`."""
+    """Return a copy of the options that are set, faster than `zarr.config.get`."""
     config = zarr.config.config
-    return config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as a file may write it
+    options = config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as YAML may write it
+    if not isinstance(options, dict):
+        return options
+    # The list of classes may be changed in place.
+    return {name: list(v) if isinstance(v, list) else v for name, v in options.items()}
 
 
 def _is_short_object(find: SourceOf, path: str, layout: AnyLayout) -> bool:

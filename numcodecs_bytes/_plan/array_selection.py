@@ -115,10 +115,9 @@ def _indices_of_array(array: Any, size: int) -> Indices:
     """Return the indices in an array, none of which is negative."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise _unknown()
-    # Versions of zarr refuse unsigned indices of 64 bits, and add the size to negative indices in
-    # their own small data type, where it overflows.
-    is_short = array.dtype != np.intp and array.min() < 0
-    if is_short or not np.can_cast(array.dtype, np.intp):
+    # Versions of zarr refuse unsigned indices, and compute with short ones in their own data type,
+    # where that may overflow.
+    if array.dtype != np.intp or size > np.iinfo(np.intp).max:
         raise LeftToZarr("the indices are of a data type that zarr may refuse")
     indices: Indices = array.astype(np.intp)
     indices[indices < 0] += size

@@ -512,6 +512,62 @@ def test_a_closed_store_whose_folder_is_gone(folder):
         array[:]
 
 
+class TestStoresThatChange:
+    """What was read once was looked for where the store had been: the fill value, or old data."""
+
+    @pytest.fixture
+    def folders(self, tmp_path):
+        for number in (1, 2):
+            create(tmp_path / f"v{number}", (200, 200))[:] = number
+        return [str(tmp_path / f"v{number}") for number in (1, 2)]
+
+    @pytest.mark.parametrize("kind", ["local", "obstore", "fsspec"])
+    def test_to_another_folder(self, folders, kind):
+        if kind == "local":
+            store, other = map(zarr.storage.LocalStore, folders)
+            name = "root"
+        elif kind == "obstore":
+            store, other = (of_obstore("LocalStore", folder) for folder in folders)
+            name = "store"
+        else:
+            files = importlib.import_module("fsspec.implementations.local").LocalFileSystem()
+            store, other = (wrapped(files, folder) for folder in folders)
+            name = "path"
+        array = zarr.open_array(store, mode="r")
+        reader = numcodecs_bytes.SyncReader(array)
+        assert (array[3, 3], reader[3, 3]) == (1, 1)
+        setattr(array.store, name, getattr(other, name))
+        assert (array[3, 3], reader[3, 3]) == (2, 2)
+
+    def test_moved(self, folders, tmp_path):
+        array = zarr.open_array(folders[0])
+        reader = numcodecs_bytes.SyncReader(array)
+        assert (array[3, 3], reader[3, 3]) == (1, 1)
+        zarr.core.sync.sync(array.store.move(tmp_path / "moved"))
+        assert (array[3, 3], reader[3, 3]) == (1, 1)
+        array[3, 3] = 7
+        assert (array[3, 3], reader[3, 3]) == (7, 7)
+
+    def test_closed_and_opened_again(self, folders):
+        """zarr read all chunks from then on."""
+        array = zarr.open_array(folders[0], mode="r")
+        array.store.close()
+        assert array[3, 3] == 1  # zarr opens the store
+        assert self.bytes_fetched(array) == 8
+
+    def bytes_fetched(self, array):
+        with numcodecs_bytes.trace() as traced:
+            assert array[3, 3] == 1
+        return traced.report()["total"]["bytes_fetched"]
+
+    def test_the_list_of_named_classes_is_changed_in_place(self, folders):
+        array = zarr.open_array(Subclass(folders[0], read_only=True), mode="r")
+        with zarr.config.set({"numcodecs_bytes.stores_with_ranges": []}):
+            assert self.bytes_fetched(array) == 200 * 200 * 8
+            zarr.config.get("numcodecs_bytes.stores_with_ranges").append(Subclass)
+            assert self.bytes_fetched(array) == 8
+
+
 def test_a_link_that_is_pointed_elsewhere(tmp_path):
     """obstore's LocalStore looks at it once; the other folder was read."""
     for number in (1, 2):
