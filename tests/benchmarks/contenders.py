@@ -122,12 +122,17 @@ def readers(folder: Path, values: Any, endian: str, settings: dict[str, Any]) ->
 
         spec = {"driver": "zarr3", "kvstore": f"file://{path}/", "open": True}
         arrays["TensorStore"] = tensorstore.open(spec).result()
-    if has("rasterio") and "shards" not in settings:  # which its GDAL can't open
+    if has("rasterio"):
         import rasterio
 
         warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
-        arrays["GDAL"] = functools.partial(rasterio.open, f'ZARR:"{path}"')
-        arrays["GDAL, kept open"] = functools.partial(contextlib.nullcontext, arrays["GDAL"]())
+        open_it = functools.partial(rasterio.open, f'ZARR:"{path}"')
+        with contextlib.suppress(
+            rasterio.errors.RasterioIOError
+        ):  # it has no shards, or no Zarr v3
+            dataset = open_it()
+            arrays["GDAL"] = open_it
+            arrays["GDAL, kept open"] = functools.partial(contextlib.nullcontext, dataset)
     return arrays
 
 

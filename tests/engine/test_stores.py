@@ -530,6 +530,7 @@ class TestStoresThatChange:
             store, other = (of_obstore("LocalStore", folder) for folder in folders)
             name = "store"
         else:
+            import_optional("fsspec")
             files = importlib.import_module("fsspec.implementations.local").LocalFileSystem()
             store, other = (wrapped(files, folder) for folder in folders)
             name = "path"
