@@ -30,7 +30,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.store_states import Unexpected, state_of
-from numcodecs_bytes._sources.stores import find_source
+from numcodecs_bytes._sources.stores import locate_chunk
 from numcodecs_bytes._tools.check_chunks import check_chunks
 from numcodecs_bytes._tools.check_report import (
     ArrayReport,
@@ -140,7 +140,7 @@ def _check_array(
 async def _request_a_byte(array: AnyArray, index: Index) -> None:
     """Request one byte of a chunk; note a strike if that fails, but its store returns the chunk."""
     chunk = array.store_path / array.metadata.encode_chunk_key(index)
-    source = find_source(chunk)
+    source = locate_chunk(chunk)
     if isinstance(source, File):
         return
     # Not all stores serve the end of an object, where most shards have their index.

@@ -192,7 +192,7 @@ class SyncReader:
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
             getter = _Getter(self._array.store, path)
             item = Item(getter, snapshot.spec, selection, place, is_complete=False)
-            chunk = ChunkRead(item, selection, place, snapshot.layout, finder.file_of(path))
+            chunk = ChunkRead(item, place, snapshot.layout, finder.file_of(path))
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)

@@ -21,7 +21,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import zarr
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from zarr.core.buffer import ArrayLike, Buffer, NDArrayLike, NDBuffer
     from zarr.core.common import JSON
 
-T = TypeVar("T")
 
 # Writing chunks of at least this size that need byte-swapping is 1.1 to 2 times as fast in threads
 # (zarr's default pipeline, two cores). For chunks of half the size it makes no difference.

@@ -83,7 +83,6 @@ OTHERS |= {
     "_replace",
     "_dtypes",
     "_read_by_zarr",
-    "_find_source",
     "_layout_of",
 }
 

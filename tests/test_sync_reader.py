@@ -361,6 +361,7 @@ class TestLikeAnArray:
         total = traced.report()["total"]
         assert (total["chunks"], total["bytes_selected"]) == (2 + 4, 7 * 8 + 42 * 8)
         assert total["why_not_direct"] == {"the selection is of another kind": 1}
+        assert "1 selection of " in str(traced)  # not 1 chunk
         assert "left to zarr by SyncReader: the selection is of another kind" in str(traced)
 
 

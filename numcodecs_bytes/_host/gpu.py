@@ -57,7 +57,7 @@ class _Buffers:
             return None
         try:
             return _page_locked() if buffer is None else buffer
-        except MemoryError:
+        except BaseException:  # of CuPy, or an interrupt
             self._unused.append(None)
             raise
 

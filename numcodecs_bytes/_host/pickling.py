@@ -42,7 +42,7 @@ class PickledAsConfigured:
         return self._evolve, (_Call(from_codecs, configured),)
 
     def __copy__(self) -> Any:
-        """Return the pipeline itself, which never changes; `copy` would not make these calls."""
+        """Return the pipeline itself: only what it caches changes."""
         return self
 
     def __deepcopy__(self, memo: Any) -> Any:

@@ -82,6 +82,7 @@ class Trace:
         them, and ``bytes_zarr_alone`` what zarr alone fetches, also to write part of a chunk.
         ``chunks_in_place`` and ``bytes_in_place`` count what was written in place, and
         ``why_not_in_place`` the other chunks by reason, if the option ``write_in_place`` is on.
+        ``why_not_direct`` counts the selections that `SyncReader` left to zarr, by reason.
 
         "not_seen" holds the number of chunks that zarr read itself, by reason, and
         "arrays_not_seen" the same for each array.
@@ -184,14 +185,14 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
     """Yield the lines of the table, and the reasons; `paths` are shorter names of arrays."""
     arrays, total = report["arrays"], report["total"]
     reasons = {
-        what: {name: counts[key] for name, counts in arrays.items()}
-        for what, key in (
-            ("read whole", "why_whole"),
-            ("not written in place", "why_not_in_place"),
-            ("left to zarr by SyncReader", "why_not_direct"),
+        (noun, what): {name: counts[key] for name, counts in arrays.items()}
+        for noun, what, key in (
+            ("chunk", "read whole", "why_whole"),
+            ("chunk", "not written in place", "why_not_in_place"),
+            ("selection", "left to zarr by SyncReader", "why_not_direct"),
         )
     }
-    reasons["read by zarr, whole"] = report["arrays_not_seen"]
+    reasons["chunk", "read by zarr, whole"] = report["arrays_not_seen"]
     if not arrays and not report["not_seen"]:
         yield _why_nothing()
     rows = {name: counts for name, counts in arrays.items() if any(map(counts.get, _COLUMNS))}
@@ -200,14 +201,14 @@ def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:
     yield from _table(rows)
     if num := total["chunks_missing"]:
         yield f"{count(num, 'chunk')} missing, read as the fill value"
-    for what, by_array in reasons.items():
+    for (noun, what), by_array in reasons.items():
         for why in dict.fromkeys(itertools.chain(*by_array.values())):
             numbers = {name: counts[why] for name, counts in by_array.items() if why in counts}
-            chunks = count(sum(numbers.values()), "chunk")
+            counted = count(sum(numbers.values()), noun)
             names = [paths.get(name, name) for name in numbers]
             more = [f"{len(names) - 5} more"] if len(names) > 5 else []
             reason = " ".join(why.split()).replace(": ", " - ")  # on one line, with one colon
-            yield f"{chunks} of {', '.join(names[:5] + more)} {what}: {reason}"
+            yield f"{counted} of {', '.join(names[:5] + more)} {what}: {reason}"
 
 
 def _why_nothing() -> str:

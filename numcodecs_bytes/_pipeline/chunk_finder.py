@@ -14,7 +14,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.store_states import StoreState, state_of
-from numcodecs_bytes._sources.stores import Remote, SourceOf, may_be_cached, sources_of, store_of
+from numcodecs_bytes._sources.stores import Locator, Remote, locator_of, may_be_cached, store_of
 
 
 class ChunkFinder(NamedTuple):
@@ -29,7 +29,7 @@ class ChunkFinder(NamedTuple):
     state: StoreState
     options: object  # of this package, which may name the class of the store
     prototype: object  # the kind of memory that chunks are read into
-    source_of: SourceOf | None = None  # None: zarr reads all chunks
+    source_of: Locator | None = None  # None: zarr reads all chunks
     why_by_zarr: str = ""
     gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
     are_short_objects: bool = False  # whether chunks are too short to be requested in parts
@@ -44,7 +44,8 @@ class ChunkFinder(NamedTuple):
         if self.attributes is None or getattr(item.byte_getter, "store", None) is not self.store:
             return False
         # A store may be moved, opened, or given another file system: then its attributes are other
-        # objects. Those that are equal, but not the same, only cost the time to find it out again.
+        # objects. Those that are equal, but not the same, only cost the time to find it out again;
+        # one that is new was not used.
         is_same = all(map(operator.is_, vars(self.store).values(), self.attributes))
         # zarr makes an equal prototype for each selection.
         is_same = is_same and item.spec.prototype == self.prototype
@@ -74,7 +75,7 @@ def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     attributes = list(vars(store).values()) if hasattr(store, "__dict__") else None
     finder = ChunkFinder(store, attributes, state_of(store), _options(), first.spec.prototype)
     try:
-        layout, find = layout_of(first.spec), sources_of(store)
+        layout, find = layout_of(first.spec), locator_of(store)
     except LeftToZarr as why:
         return finder._replace(why_by_zarr=str(why))
     is_short = _is_short_object(find, first.byte_getter.path, layout)
@@ -91,7 +92,7 @@ def _options() -> object:
     return {name: list(v) if isinstance(v, list) else v for name, v in options.items()}
 
 
-def _is_short_object(find: SourceOf, path: str, layout: AnyLayout) -> bool:
+def _is_short_object(find: Locator, path: str, layout: AnyLayout) -> bool:
     """Whether a chunk is an object that is requested, and that no request for it is split."""
     try:
         source = find(path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TypeVar
 
 from zarr.storage import StorePath
 
@@ -15,8 +14,6 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import LayoutOf
 from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard
-
-T = TypeVar("T")
 
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, because its length is said to be 0, an error costs at most a dozen requests.

@@ -24,20 +24,20 @@ from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, finder_of
 from numcodecs_bytes._pipeline.explain import has_asked_for_lengths
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
-from numcodecs_bytes._read.chunks import Batch, ChunkRead, chunk_reads
+from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings, chunk_reads
 from numcodecs_bytes._read.output import Output, check_output
 from numcodecs_bytes._sources.files import File
 from numcodecs_bytes._sources.stores import Remote, is_in_shard
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._read.object_reads import ObjectRead
+    from numcodecs_bytes._read.object_plans import ObjectPlan
     from numcodecs_bytes._read.to_gpu import GPUOutput
 
 
-class _Plan(NamedTuple):
+class _BatchPlan(NamedTuple):
     """What is read of a batch: each chunk knows where it is, or that zarr reads it."""
 
-    batch: Batch
+    settings: ReadSettings
     chunks: Sequence[ChunkRead]
     output: "Output | GPUOutput"  # of what is read here
     zarr_output: NDBuffer  # the same, as zarr takes it
@@ -66,7 +66,7 @@ class ReadsParts(KnowsLayouts):
                 return await self._read_by_zarr(items, out, drop_axes)
             await self._read(plan)
         except Exception as error:
-            self._reconcile(bugs, error)
+            self._forget_or_mention_bugs(bugs, error)
             raise
         finally:
             if bugs:
@@ -74,7 +74,7 @@ class ReadsParts(KnowsLayouts):
         results = tuple({"status": chunk.outcome.status} for chunk in plan.chunks)
         return results if HAS_RESULTS else None
 
-    async def _read(self, plan: _Plan) -> None:
+    async def _read(self, plan: _BatchPlan) -> None:
         """Read what is planned, and let zarr read the rest; tell `trace` what became of each."""
         try:
             await plan.output.read_chunks(plan.chunks, partial(self._run, plan))
@@ -84,7 +84,7 @@ class ReadsParts(KnowsLayouts):
             if trace.active:
                 with own_bugs.Caught(own_bugs.log):
                     for chunk in plan.chunks:
-                        chunk.trace(is_v2=plan.batch.is_v2)
+                        chunk.trace(is_v2=plan.settings.is_v2)
 
     def _plan(
         self,
@@ -92,7 +92,7 @@ class ReadsParts(KnowsLayouts):
         out: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
-    ) -> _Plan | None:
+    ) -> _BatchPlan | None:
         """Return what to read; None if zarr has to read all of it."""
         if not items or (self._own_bug and not trace.active):
             return None
@@ -134,7 +134,7 @@ class ReadsParts(KnowsLayouts):
         out: NDBuffer,
         drop_axes: tuple[int, ...],
         bugs: list[Exception],
-    ) -> _Plan:
+    ) -> _BatchPlan:
         spec = items[0].spec
         if type(out) is not spec.prototype.nd_buffer:
             raise LeftToZarr(f"the output is a {name_of_class(out)}")
@@ -144,18 +144,18 @@ class ReadsParts(KnowsLayouts):
         chunks = chunk_reads(items, self._layout_of, finder.source_of)
         if finder.source_of is None:
             leave(chunks, LeftToZarr(finder.why_by_zarr))
-        batch = Batch(self._is_v2(), self._num_threads(), finder.gap)
+        settings = ReadSettings(self._is_v2(), self._num_threads(), finder.gap)
         on_host = Output.of_caller(array, drop_axes)
         output: Output | GPUOutput = on_host
         if is_on_gpu:
             from numcodecs_bytes._read import to_gpu  # only if it is needed
 
-            if not batch.is_v2:  # zarr can't read all of them
+            if not settings.is_v2:  # zarr can't read all of them
                 to_gpu.leave_what_is_faster(chunks)
             output = to_gpu.GPUOutput(array, on_host, partial(self._note_own_bug, bugs))
-        return _Plan(batch, chunks, output, out, drop_axes, bugs)
+        return _BatchPlan(settings, chunks, output, out, drop_axes, bugs)
 
-    async def _run(self, plan: _Plan, chunks: Sequence[ChunkRead], out: Output) -> None:
+    async def _run(self, plan: _BatchPlan, chunks: Sequence[ChunkRead], out: Output) -> None:
         """Read chunks of files and objects into an output in host memory, while zarr reads others.
 
         What can't be read is left to zarr.
@@ -178,35 +178,35 @@ class ReadsParts(KnowsLayouts):
                 partial(self._read_objects, plan, objects, out, limit),
             )
 
-    async def _read_files(self, plan: _Plan, chunks: Sequence[ChunkRead], out: Output) -> None:
+    async def _read_files(self, plan: _BatchPlan, chunks: Sequence[ChunkRead], out: Output) -> None:
         if chunks:
             with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, chunks)):
-                await local.read(plan.batch, chunks, out)
+                await local.read(plan.settings, chunks, out)
 
     def _plan_objects(
-        self, plan: _Plan, requested: Sequence[ChunkRead], num_in_flight: int
-    ) -> Sequence["ObjectRead"]:
-        """Return what is requested of objects; see `object_reads`."""
+        self, plan: _BatchPlan, requested: Sequence[ChunkRead], num_in_flight: int
+    ) -> Sequence["ObjectPlan"]:
+        """Return what is requested of objects; see `object_plans`."""
         if not requested:
             return ()
-        from numcodecs_bytes._read.object_reads import object_reads  # only if it is needed
+        from numcodecs_bytes._read.object_plans import object_plans  # only if it is needed
 
         with own_bugs.Caught(partial(self._note_own_bug, plan.bugs, requested)):
-            return object_reads(requested, num_in_flight, plan.batch.gap, plan.drop_axes)
+            return object_plans(requested, num_in_flight, plan.settings.gap, plan.drop_axes)
         return ()
 
     async def _read_objects(
-        self, plan: _Plan, objects: Sequence["ObjectRead"], out: Output, limit: int | None
+        self, plan: _BatchPlan, objects: Sequence["ObjectPlan"], out: Output, limit: int | None
     ) -> None:
         if objects:
             from numcodecs_bytes._read import remote  # only if it is needed
 
             note_own_bug = partial(self._note_own_bug, plan.bugs)
             fallback = remote.Fallback(partial(self._let_zarr_read, plan), note_own_bug)
-            await remote.read(plan.batch, objects, out, limit, fallback)
+            await remote.read(plan.settings, objects, out, limit, fallback)
 
     async def _let_zarr_read(
-        self, plan: _Plan, chunks: Sequence[ChunkRead], limit: int | None = None
+        self, plan: _BatchPlan, chunks: Sequence[ChunkRead], limit: int | None = None
     ) -> None:
         """Let zarr read chunks, all together, or `limit` at a time; note what became of each."""
 
@@ -238,7 +238,7 @@ class ReadsParts(KnowsLayouts):
         vars(self)["_own_bug"] = f"{type(error).__name__}: {error}"
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
-    def _reconcile(self, bugs: list[Exception], error: Exception) -> None:
+    def _forget_or_mention_bugs(self, bugs: list[Exception], error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""
         if own_bugs.forget_alike(bugs, error):
             vars(self).pop("_own_bug", None)
@@ -248,10 +248,10 @@ class ReadsParts(KnowsLayouts):
 
 
 def in_flight(num_chunks: int) -> contextlib.AbstractAsyncContextManager[int]:
-    """Return a context in which so many chunks are requested; see `object_reads.InFlight`."""
+    """Return a context in which so many chunks are requested; see `object_plans.InFlight`."""
     if not num_chunks:
         return contextlib.nullcontext(0)
-    from numcodecs_bytes._read.object_reads import InFlight  # only if it is needed
+    from numcodecs_bytes._read.object_plans import InFlight  # only if it is needed
 
     return InFlight(num_chunks)
 

@@ -23,7 +23,7 @@ class ChunkSelection(NamedTuple):
     place: Place  # in the result
 
 
-class _AxisPart(NamedTuple):
+class _AxisPiece(NamedTuple):
     """What is selected of the chunks at a position along an axis of the grid."""
 
     position: int
@@ -37,7 +37,7 @@ class ArraySelection(NamedTuple):
     shape: tuple[int, ...]  # of the result
     num_chunks: int
     has_ellipsis: bool  # then zarr returns a single element as a NumPy scalar
-    axes: list[list[_AxisPart]]
+    axes: list[list[_AxisPiece]]
 
     def chunks(self) -> Iterator[ChunkSelection]:
         """Yield what is selected of each chunk."""
@@ -56,11 +56,11 @@ def select(
     an error.
     """
     keys, has_ellipsis = _keys_of(selection, len(shape))
-    sizes, axes, num_chunks = list[int](), list[list[_AxisPart]](), 1
+    sizes, axes, num_chunks = list[int](), list[list[_AxisPiece]](), 1
     for key, size, length in zip(keys, shape, chunk_shape, strict=True):
         indices = _index_or_indices(key, size)
         if isinstance(indices, int):
-            parts = [_AxisPart(indices // length, indices % length, None)]
+            parts = [_AxisPiece(indices // length, indices % length, None)]
         else:
             parts = _cut(indices, length, max_chunks)
             sizes.append(len(indices))
@@ -126,16 +126,16 @@ def _indices_of_array(array: Any, size: int) -> Indices:
     return indices
 
 
-def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[_AxisPart]:
+def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[_AxisPiece]:
     """Cut indices at the edges of chunks; if they are in more than `max_chunks`, not all."""
-    parts = list[_AxisPart]()
+    parts = list[_AxisPiece]()
     for position, within, place in cut_at_chunks(indices, length):
         selector: Selector
         if isinstance(within, range):
             selector = slice(within.start, within.stop, within.step)
         else:
             selector = within
-        parts.append(_AxisPart(position, selector, place))
+        parts.append(_AxisPiece(position, selector, place))
         if len(parts) > max_chunks:
             break
     return parts

@@ -29,7 +29,7 @@ RUN_BYTES = 1 << 7
 # - A transposed chunk that is written: 2 to 8 MB took 0.6 to 0.9 of the time in blocks.
 GROUP_BYTES = 1 << 23
 
-# At how many positions of a file, far apart, it is looked at.
+# How many positions of a file are probed.
 NUM_LOOKED_AT = 5
 
 # Of a longer range, Linux prefetches only the first part, which has this size by default.

@@ -12,8 +12,8 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
     """
 
 
-class NothingLost(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is in memory, or missing."""
+class NothingToFetch(LeftToZarr):
+    """A chunk is left to zarr, which need not fetch it: it is in memory or missing, for example."""
 
 
 class Fetched(NamedTuple):
@@ -56,7 +56,7 @@ class HasOutcome(Protocol):
 def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
     """Leave chunks to zarr: the one place where the reason becomes an outcome.
 
-    It is a `LeftToZarr`, or an error of the system.
+    It is a `LeftToZarr`, or an error that zarr may raise as well.
     """
     for chunk in chunks:
         chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__)

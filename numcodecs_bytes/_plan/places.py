@@ -45,7 +45,8 @@ def is_within(place: Place, shape: tuple[int, ...]) -> bool:
 def place_of(selector: Any) -> Place:
     """Return a place, given zarr's: with slices instead of the arrays that it makes of them.
 
-    NumPy takes much longer to assign to arrays along each axis. If they are short, so would this.
+    NumPy takes much longer to assign to arrays along each axis. For short ones, this takes as long
+    as it saves.
     """
     place = selector if isinstance(selector, tuple) else (selector,)
     num = len(place)

@@ -267,7 +267,8 @@ def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
         is_transposed = list(plan.stored_axes) != sorted(plan.stored_axes)
         group = max(constants.GROUP_BYTES, item_size)
         # A longer hull around indices is read in blocks.
-        if plan.num_bytes <= group if plan.needs_index else is_transposed:
+        fills_group = plan.num_bytes <= group if plan.needs_index else is_transposed
+        if fills_group:
             most = group
     if plan.memory_bytes <= most:
         yield whole, plan

@@ -55,13 +55,13 @@ def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator
             stop = first + int(np.searchsorted(ends[first:end], most, "right"))
             whole = Range(int(starts[first]), int(ends[stop - 1]), runs.between(first, stop))
             num_bytes = whole.end - whole.start
-            step = -(-num_bytes // num_parts(num_bytes, longest)) if may_split else num_bytes
+            step = -(-num_bytes // num_pieces(num_bytes, longest)) if may_split else num_bytes
             for start in range(whole.start, whole.end, step):
                 yield Range(start, min(start + step, whole.end), whole.runs)
             first = stop
 
 
-def num_parts(num_bytes: int, longest: int) -> int:
+def num_pieces(num_bytes: int, longest: int) -> int:
     """Return how many parts of about `longest` bytes a range is cut into."""
     return max(1, round(num_bytes / longest))
 

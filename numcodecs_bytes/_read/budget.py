@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from numcodecs_bytes._host.zarr_versions import concurrency
-from numcodecs_bytes._plan.ranges import num_parts
+from numcodecs_bytes._plan.ranges import num_pieces
 
 # The gap that takes as long as another request, if a chunk has one request in flight: a latency of
 # 30 ms at 100 MB/s is worth 3 MB. The requests in flight share it. Reads took up to 20 times as
@@ -11,12 +11,12 @@ from numcodecs_bytes._plan.ranges import num_parts
 LATENCY_BYTES = 2_500_000
 
 # Long ranges are requested in parts of at least this size, because a connection has a limited rate.
-PART_BYTES = 1 << 21
+PIECE_BYTES = 1 << 21
 
-# No range over gaps is longer, so that each request in flight takes no more memory, and no gap in a
-# shard or from a near store, unless the user has set it: zarr 3.4 has the same limits. From a near
-# store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB took 240 MiB of
-# memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in a single range (zarr 3.1.6: 138).
+# LONGEST_RANGE_BYTES limits ranges over gaps, and so the memory of a request; LONGEST_GAP_BYTES the
+# gaps in shards and from near stores, unless the user has set the gap: zarr 3.4 has the same. From
+# a near store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB took 240
+# MiB of memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in one (zarr 3.1.6: 138).
 LONGEST_RANGE_BYTES = 1 << 24
 LONGEST_GAP_BYTES = 1 << 20
 NEAR_RANGE_BYTES = 1 << 22
@@ -57,11 +57,11 @@ class Budget(NamedTuple):
         """Return the largest length of a range, if all ranges have `num_bytes` together."""
         if self.is_exact:
             return LONGEST_RANGE_BYTES
-        return min(max(PART_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
+        return min(max(PIECE_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
 
     def would_split(self, num_bytes: int, longest: int) -> bool:
         """Whether a run of that length is split, if its parts can be compared."""
-        return not self.is_exact and num_parts(num_bytes, longest) > 1
+        return not self.is_exact and num_pieces(num_bytes, longest) > 1
 
     @property
     def copied_gap(self) -> int:
@@ -80,4 +80,4 @@ class Budget(NamedTuple):
 
 def may_be_split(num_bytes: int) -> bool:
     """Whether an object of that length may be requested in parts."""
-    return num_parts(num_bytes, PART_BYTES) > 1
+    return num_pieces(num_bytes, PIECE_BYTES) > 1

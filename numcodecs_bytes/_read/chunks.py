@@ -15,7 +15,7 @@ from numcodecs_bytes._plan.places import Place, place_of, size_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._sources.files import File
-from numcodecs_bytes._sources.stores import IN_MEMORY, Remote, Source, SourceOf
+from numcodecs_bytes._sources.stores import IN_MEMORY, Locator, Remote, Source
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +23,6 @@ class ChunkRead:
     """What is read of a chunk, where that belongs, and what became of it."""
 
     item: Item  # passed on if the chunk is left to zarr
-    selection: object
     place: Place  # in the output
     layout: AnyLayout
     source: Source | None = None
@@ -99,7 +98,7 @@ class ChunkRead:
         note(trace.counts_of_read(num_bytes, num_selected, by_zarr, fetched, outcome.why))
 
 
-class Batch(NamedTuple):
+class ReadSettings(NamedTuple):
     """How the chunks of an array that are read together are read."""
 
     is_v2: bool  # whether the array is of Zarr v2
@@ -108,13 +107,13 @@ class Batch(NamedTuple):
 
 
 def chunk_reads(
-    items: Sequence[Item], layout_of: LayoutOf, source_of: SourceOf | None = None
+    items: Sequence[Item], layout_of: LayoutOf, source_of: Locator | None = None
 ) -> list[ChunkRead]:
     """Return what is read, given what zarr passes; `source_of` says where chunks are."""
     chunks = []
     for item in items:
         place = place_of(item.place)
-        chunk = ChunkRead(item, item.selection, place, layout_of(item.spec))
+        chunk = ChunkRead(item, place, layout_of(item.spec))
         try:
             chunk.source = source_of(item.byte_getter.path) if source_of else None
         except LeftToZarr as why:

@@ -41,14 +41,14 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
     else:
         if file.num_bytes != chunk.layout.num_bytes:
             chunk.check_length(file.num_bytes)
-        plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.speed.gap)
-        # Of one short run, a probe could only tell that more threads help, which may be known.
+        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, pace.speed.gap)
+        # For one short run, a probe could only show that threads wait, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
-        if not (is_one_request and pace.waits.are_long) and pace.is_probe_due(plan.num_runs):
+        if not (is_one_request and pace.waits.are_long) and pace.count_chunk(plan.num_runs):
             pace.probe(file.descriptor, plan.sample(file.start))
         if pace.speed.is_slow:
             file = file._replace(is_prefetched=pace.speed.prefetching_helps)
-            plan = plan_of(chunk.selection, chunk.layout, out.drop_axes, pace.speed.gap)
+            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, pace.speed.gap)
         fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
     chunk.outcome = Outcome("present", fetched=fetched)
 
@@ -63,7 +63,7 @@ def _read_shard(
     pace.note_index(time.perf_counter() - begin)
 
     def find() -> InnerChunks:
-        shard_plan = shard.plan_of(chunk.selection, out.drop_axes, pace.speed.gap)
+        shard_plan = shard.plan_of(chunk.item.selection, out.drop_axes, pace.speed.gap)
         return shard_plan.inner_chunks(index, file.start, file.num_bytes)
 
     inner_chunks = _find_at_pace(find, file, pace)
@@ -84,7 +84,7 @@ def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -
     inner_chunks = find()
     inner_chunks.present.sort(key=operator.attrgetter("start"))
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]
-    if pace.is_probe_due(sum([plan.num_runs for plan, _ in placed])):
+    if pace.count_chunk(sum([plan.num_runs for plan, _ in placed])):
         pace.probe(file.descriptor, sample(placed))
     if not pace.speed.is_slow:
         return inner_chunks
@@ -175,7 +175,7 @@ def _read_long_runs(
     long, a cancelled caller would have gone on when the bytes arrive. So what is cold passes
     through a block.
     """
-    cold: list[tuple[int, memoryview]] = []
+    unread: list[tuple[int, memoryview]] = []
     with out.lock:
         out.check()
         for start, first in zip(starts, range(0, len(memory), length), strict=True):
@@ -184,8 +184,8 @@ def _read_long_runs(
             if num_bytes is None:
                 return False
             if num_bytes < length:
-                cold.append((start + num_bytes, run[num_bytes:]))
-    for start, run in cold:
+                unread.append((start + num_bytes, run[num_bytes:]))
+    for start, run in unread:
         _read_cold_run(descriptor, start, run, out)
     return True
 

@@ -22,7 +22,7 @@ from numcodecs_bytes._host.threads import (
 from numcodecs_bytes._host.workers import Workers, num_threads_for
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, leave
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
+from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings
 from numcodecs_bytes._read.in_file import read_chunk
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
@@ -30,7 +30,7 @@ from numcodecs_bytes._read.pace import Pace
 _InFile = tuple[Hashable, Sequence[ChunkRead]]  # chunks in the same file, and what identifies it
 
 
-async def read(batch: Batch, chunks: Sequence[ChunkRead], out: Output) -> None:
+async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output) -> None:
     """Read the selections of chunks in local files, and note what became of each.
 
     Raises ValueError if a file has the wrong length.
@@ -38,9 +38,10 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead], out: Output) -> None:
     outputs = list[Output]()
     try:
         if len(chunks) == 1:
-            await run_while_wanted(file_pool(), partial(_read_alone, batch, chunks, out, outputs))
+            read_alone = partial(_read_alone, settings, chunks, out, outputs)
+            await run_while_wanted(file_pool(), read_alone)
         else:
-            await _read_together(batch, chunks, out, outputs)
+            await _read_together(settings, chunks, out, outputs)
     finally:
         # If the read was cancelled, a thread may be changing the output; it checks before the next.
         for each in outputs:
@@ -49,21 +50,21 @@ async def read(batch: Batch, chunks: Sequence[ChunkRead], out: Output) -> None:
 
 
 def _read_alone(
-    batch: Batch,
+    settings: ReadSettings,
     chunks: Sequence[ChunkRead],
     out: Output,
     outputs: list[Output],
     is_wanted: IsWanted,
 ) -> None:
     outputs.append(out.for_thread(is_wanted))
-    read_file(iter(chunks), outputs[-1], Pace(batch.gap))
+    read_file(iter(chunks), outputs[-1], Pace(settings.gap))
 
 
 async def _read_together(
-    batch: Batch, chunks: Sequence[ChunkRead], out: Output, outputs: list[Output]
+    settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output, outputs: list[Output]
 ) -> None:
     """Read several chunks, by as many threads as help."""
-    pace = Pace(batch.gap, probes_first=True)
+    pace = Pace(settings.gap, probes_first=True)
 
     def work(workers: "Workers[_InFile]", groups: "Iterator[_InFile]") -> None:
         pace.waits.workers, of_thread = workers, out.for_thread(workers.is_wanted)
@@ -73,9 +74,9 @@ async def _read_together(
             read_file((chunk for _, some in in_file for chunk in some), of_thread, pace)
 
     workers = Workers(
-        list(_grouped_by_file(chunks, batch.num_threads or concurrency() or MAX_FILE_THREADS)),
+        list(_grouped_by_file(chunks, settings.num_threads or concurrency() or MAX_FILE_THREADS)),
         work,
-        num_threads=batch.num_threads,
+        num_threads=settings.num_threads,
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
         begins_alone=True,
     )

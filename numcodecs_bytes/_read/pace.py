@@ -136,7 +136,7 @@ class Pace:
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
 
-    def is_probe_due(self, num_runs: int) -> bool:
+    def count_chunk(self, num_runs: int) -> bool:
         """Count a chunk of which so many runs are read; return whether to probe its file."""
         if not num_runs:
             return False

@@ -23,13 +23,13 @@ from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan
 from numcodecs_bytes._plan.shards import AnyShardPlan, ShardLayout
-from numcodecs_bytes._read.chunks import Batch, ChunkRead
-from numcodecs_bytes._read.object_reads import ObjectRead
+from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings
+from numcodecs_bytes._read.object_plans import ObjectPlan
 from numcodecs_bytes._read.output import Output, memory_of, write_selected
 from numcodecs_bytes._read.remote_object import RemoteObject
 from numcodecs_bytes._sources.shard_index import index_of
 from numcodecs_bytes._sources.store_states import Changed, Missing, RequestError, Unexpected
-from numcodecs_bytes._sources.stores import Remote, sources_of
+from numcodecs_bytes._sources.stores import Remote, locator_of
 
 
 class Fallback(NamedTuple):
@@ -42,8 +42,8 @@ class Fallback(NamedTuple):
 
 
 async def read(
-    batch: Batch,
-    reads: Sequence[ObjectRead],
+    settings: ReadSettings,
+    reads: Sequence[ObjectPlan],
     out: Output,
     limit: int | None,
     fallback: Fallback,
@@ -53,7 +53,7 @@ async def read(
     After an error, no other object is requested; it is raised when all requests in flight have
     ended.
     """
-    reader = _ObjectReader(batch.is_v2, out, fallback)
+    reader = _ObjectReader(settings.is_v2, out, fallback)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -70,37 +70,37 @@ class _ObjectReader:
     is_v2: bool
     out: Output
     fallback: Fallback
-    probing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     error: Exception | None = None  # the first one, after which nothing is read
     wrong_answer: str = ""  # what was wrong with the first one, after which nothing is requested
 
-    async def read(self, object_read: ObjectRead) -> None:
+    async def read(self, object_plan: ObjectPlan) -> None:
         """Read an object, or let zarr read its chunks."""
-        state = object_read.target.state
+        state = object_plan.target.state
         num_failures = state.num_failures
         try:
-            failure = None if self.error else await self._try(object_read)
+            failure = None if self.error else await self._try(object_plan)
             if failure is not None and not self.error:
-                await self.fallback.read(object_read.chunks)
-                await self._note_failure(object_read, failure, num_failures)
+                await self.fallback.read(object_plan.chunks)
+                await self._note_failure(object_plan, failure, num_failures)
         except Exception as error:  # noqa: BLE001 # raised when all have ended
             self.error = self.error or error
 
-    async def _try(self, object_read: ObjectRead) -> LeftToZarr | None:
+    async def _try(self, object_plan: ObjectPlan) -> LeftToZarr | None:
         """Read an object, or leave its chunks to zarr; return how the store has failed, if so."""
-        with own_bugs.Caught(partial(self.fallback.note_own_bug, object_read.chunks)):
+        with own_bugs.Caught(partial(self.fallback.note_own_bug, object_plan.chunks)):
             try:
                 if self.wrong_answer:
                     raise Unexpected(self.wrong_answer)
-                object_read.target.state.check()
-                await self._read_or_fill(object_read)
+                object_plan.target.state.check()
+                await self._read_or_fill(object_plan)
             except LeftToZarr as why:
-                return self._leave(object_read, why)
+                return self._leave(object_plan, why)
         return None
 
-    def _leave(self, object_read: ObjectRead, why: LeftToZarr) -> LeftToZarr | None:
+    def _leave(self, object_plan: ObjectPlan, why: LeftToZarr) -> LeftToZarr | None:
         """Leave the chunks of an object to zarr; return how the store has failed, if so."""
-        target, chunks = object_read.target, object_read.chunks
+        target, chunks = object_plan.target, object_plan.chunks
         leave(chunks, why)
         fetched = Fetched(target.num_requests, target.num_received)
         chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
@@ -112,79 +112,79 @@ class _ObjectReader:
         return None
 
     async def _note_failure(
-        self, object_read: ObjectRead, failure: LeftToZarr, num_failures: int
+        self, object_plan: ObjectPlan, failure: LeftToZarr, num_failures: int
     ) -> None:
         """Note a strike if the store has failed in a way of its own: zarr has read the chunks.
 
         A chunk that is missing for zarr, too, is no failure.
         """
-        state, chunk = object_read.target.state, object_read.chunks[0]
+        state, chunk = object_plan.target.state, object_plan.chunks[0]
         if isinstance(failure, RequestError) and not state.note_failure(num_failures):
             return
         if not (isinstance(failure, Missing) and await _is_missing(chunk)):
             state.strike(chunk.getter.store, failure)
 
-    async def _read_or_fill(self, object_read: ObjectRead) -> None:
-        target = object_read.target
+    async def _read_or_fill(self, object_plan: ObjectPlan) -> None:
+        target = object_plan.target
         try:
             try:
-                await self._read(object_read)
+                await self._read(object_plan)
             except Changed:
                 target.forget()
-                await self._read(object_read)
+                await self._read(object_plan)
         except Missing:
-            if target.remote.num_bytes is not None or not await self._serves_ranges(object_read):
+            if target.remote.num_bytes is not None or not await self._serves_ranges(object_plan):
                 raise
             fetched = Fetched(target.num_requests, target.num_received)
-            object_read.chunks[0].read_as_missing(self.out, fetched)
+            object_plan.chunks[0].read_as_missing(self.out, fetched)
 
-    async def _serves_ranges(self, object_read: ObjectRead) -> bool:
+    async def _serves_ranges(self, object_plan: ObjectPlan) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
-        state, chunk = object_read.target.state, object_read.chunks[0]
-        async with self.probing:
+        state, chunk = object_plan.target.state, object_plan.chunks[0]
+        async with self.metadata_lock:
             if not (state.has_answered or self.wrong_answer):
                 num_axes, is_v2 = len(chunk.item.spec.shape), self.is_v2
                 path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
                 metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
-                object_read.target.num_requests += 1
+                object_plan.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    source = sources_of(chunk.getter.store)(metadata)
+                    source = locator_of(chunk.getter.store)(metadata)
                     if isinstance(source, Remote):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(source).ask(0, 1, is_timed=False)
         return state.has_answered
 
-    async def _read(self, object_read: ObjectRead) -> None:
+    async def _read(self, object_plan: ObjectPlan) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
-        target, num_by_zarr = object_read.target, None
-        if object_read.shard is not None:
-            placed, num_by_zarr = await self._place_inner_chunks(object_read, *object_read.shard)
+        target, num_by_zarr = object_plan.target, None
+        if object_plan.shard is not None:
+            placed, num_by_zarr = await self._place_inner_chunks(object_plan, *object_plan.shard)
         else:
-            starts = [chunk.remote.start for chunk in object_read.chunks]
-            places = [chunk.place for chunk in object_read.chunks]
-            placed = list(map(PlacedPlan, object_read.plans, starts, places))
+            starts = [chunk.remote.start for chunk in object_plan.chunks]
+            places = [chunk.place for chunk in object_plan.chunks]
+            placed = list(map(PlacedPlan, object_plan.plans, starts, places))
         array = self.out.array
         memory = None  # in the output, if that holds just what is fetched
         if len(placed) == 1:
-            memory = memory_of(array, placed[0].place, placed[0].plan, object_read.layout)
-        raws = await target.fetch(placed, object_read.budget, memory)
+            memory = memory_of(array, placed[0].place, placed[0].plan, object_plan.layout)
+        raws = await target.fetch(placed, object_plan.budget, memory)
         if memory is None:
             for raw, (plan, _, place) in zip(raws, placed, strict=True):
-                write_selected(raw, plan, object_read.layout, array, place)
+                write_selected(raw, plan, object_plan.layout, array, place)
         num_requests = target.num_requests
-        shares = _bytes_of_each(target.num_received, object_read.plans)
-        for chunk, share in zip(object_read.chunks, shares, strict=True):
+        shares = _bytes_of_each(target.num_received, object_plan.plans)
+        for chunk, share in zip(object_plan.chunks, shares, strict=True):
             chunk.outcome = Outcome("present", fetched=Fetched(num_requests, share, num_by_zarr))
             num_requests = 0  # the others are requested with the first
 
     async def _place_inner_chunks(
-        self, object_read: ObjectRead, shard: ShardLayout, shard_plan: AnyShardPlan
+        self, object_plan: ObjectPlan, shard: ShardLayout, shard_plan: AnyShardPlan
     ) -> tuple[list[PlacedPlan], int | None]:
         """Return what to read of a shard, by its index, and how many bytes zarr alone reads.
 
         Fills what is missing.
         """
-        (chunk,), target = object_read.chunks, object_read.target
+        (chunk,), target = object_plan.chunks, object_plan.target
         raw = await target.ask(*_range_of_index(target.remote, shard))
         try:
             index = index_of(shard, raw)

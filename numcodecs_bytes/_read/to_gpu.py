@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import Array, GPUArray
@@ -34,15 +33,21 @@ class GPUOutput(NamedTuple):
         if len(here) < len(chunks):
             await read([chunk for chunk in chunks if chunk.source is None], self.on_host)
 
+        waiting = {
+            id(chunk): chunk for chunk in here
+        }  # until they are uploaded, or zarr reads them
+
         async def read_group(group: Group[ChunkRead], host: Array) -> None:
             await read(group.chunks, self.on_host._replace(array=host))
-            on_host = [chunk for chunk in group.chunks if chunk.outcome.is_read_here]
-            # CuPy may be other than we know it.
-            with own_bugs.Caught(partial(self.note_own_bug, on_host)):
-                through_host.upload(group, host, self.array, on_host)
+            read_here = [chunk for chunk in group.chunks if chunk.outcome.is_read_here]
+            through_host.upload(group, host, self.array, read_here)
+            for chunk in group.chunks:
+                del waiting[id(chunk)]
 
-        groups = through_host.groups_in_buffers(here, self.array)
-        await through_host.each_group(groups, self.array, read_group)
+        # CuPy may be other than we know it.
+        with own_bugs.Caught(lambda bug: self.note_own_bug(list(waiting.values()), bug)):
+            groups = through_host.groups_in_buffers(here, self.array)
+            await through_host.each_group(groups, self.array, read_group)
 
 
 def leave_what_is_faster(chunks: Sequence[ChunkRead]) -> None:

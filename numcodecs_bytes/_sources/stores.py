@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.names import name_of_class, name_of_type
 from numcodecs_bytes._host.options import stores_with_ranges
-from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.files import File, opens, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
@@ -55,15 +55,15 @@ class Remote(NamedTuple):
 
 
 Source = File | Remote
-SourceOf = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
+Locator = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
 # Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
-SourceOfPart = Callable[[str, int, int | None], Source]
+PartLocator = Callable[[str, int, int | None], Source]
 IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
 
 
-def find_source(byte_getter: Any) -> Source:
+def locate_chunk(byte_getter: Any) -> Source:
     """Return where a chunk is; raise `LeftToZarr` if that is not known."""
-    return sources_of(store_of(byte_getter))(byte_getter.path)
+    return locator_of(store_of(byte_getter))(byte_getter.path)
 
 
 def store_of(byte_getter: object) -> Any:
@@ -85,7 +85,7 @@ def is_in_shard(byte_getter: object) -> bool:
     return type(byte_getter).__module__ == zarr.codecs.sharding.__name__
 
 
-def sources_of(store: object) -> SourceOf:
+def locator_of(store: object) -> Locator:
     """Return a function that says where the chunks of a store are.
 
     Raises `LeftToZarr` if all of them are left to zarr.
@@ -96,12 +96,12 @@ def sources_of(store: object) -> SourceOf:
     if _is_named(store):
         return _of_any(store)
     if isinstance(store, MemoryStore):
-        raise NothingLost(IN_MEMORY)
+        raise NothingToFetch(IN_MEMORY)
     raise LeftToZarr(_why_unknown(store))
 
 
 def may_be_cached(store: object) -> bool:
-    """Whether what `sources_of` returns stays right: URLs may be registered with VirtualiZarr."""
+    """Whether what `locator_of` returns stays right: URLs may be registered with VirtualiZarr."""
     return _SOURCES.get(name_of_class(store)) is not _of_manifest_store
 
 
@@ -126,18 +126,18 @@ def _why_unknown(instance: object) -> str:
     return why
 
 
-def _of_memory_store(_store: MemoryStore) -> SourceOf:
-    raise NothingLost(IN_MEMORY)
+def _of_memory_store(_store: MemoryStore) -> Locator:
+    raise NothingToFetch(IN_MEMORY)
 
 
-def _of_local_store(store: LocalStore) -> SourceOf:
+def _of_local_store(store: LocalStore) -> Locator:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
-        raise NothingLost("the store is not open")
+        raise NothingToFetch("the store is not open")
     return lambda path: File(opens(path_of_file(root, path)), NOT_FOUND)
 
 
-def _of_zip_store(store: ZipStore) -> SourceOf:
+def _of_zip_store(store: ZipStore) -> Locator:
     if not hasattr(os, "pread"):
         raise LeftToZarr("this system can't read members of a zip file in several threads")
     if type(store.path) is not type(Path()):  # zarr 3.3 and newer take open file objects as well
@@ -147,15 +147,15 @@ def _of_zip_store(store: ZipStore) -> SourceOf:
     return lambda path: File(open_it, (), key, find_member=partial(find_member, store, path))
 
 
-def _of_any(store: Any) -> SourceOf:
+def _of_any(store: Any) -> Locator:
     """Return a function that says where the chunks are in a store that serves ranges."""
     return lambda path: Remote(partial(from_store, store, path), store)
 
 
-def _of_manifest_store(store: Any) -> SourceOf:
+def _of_manifest_store(store: Any) -> Locator:
     """Return a function that says where VirtualiZarr's chunks are: what its manifests refer to."""
     request_of = requests_of(store)
-    sources: dict[int, SourceOfPart] = {}  # by the `id` of an object store, which is kept with them
+    sources: dict[int, PartLocator] = {}  # by the `id` of an object store, which is kept with them
 
     def find(path: str) -> Source:
         request = request_of(path)
@@ -169,15 +169,15 @@ def _of_manifest_store(store: Any) -> SourceOf:
     return find
 
 
-def _of_object_store(store: ObjectStore[Any]) -> SourceOf:
+def _of_object_store(store: ObjectStore[Any]) -> Locator:
     return _whole_files(_in_objects(store, store.store))
 
 
-def _in_objects(store: object, objects: object) -> SourceOfPart:
+def _in_objects(store: object, objects: object) -> PartLocator:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        raise NothingLost(IN_MEMORY)
+        raise NothingToFetch(IN_MEMORY)
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:
@@ -197,7 +197,7 @@ def _in_file(path: str, missing: Errors, start: int, num_bytes: int | None) -> F
     return File(opens(path), (), path, start, num_bytes)
 
 
-def _of_fsspec_store(store: FsspecStore) -> SourceOf:
+def _of_fsspec_store(store: FsspecStore) -> Locator:
     root, file_system = store.path.rstrip("/"), store.fs
     name = name_of_class(file_system)
     if name == "fsspec.implementations.reference.ReferenceFileSystem":
@@ -207,15 +207,15 @@ def _of_fsspec_store(store: FsspecStore) -> SourceOf:
     return lambda path: find((f"{root}/{path}" if root else path).rstrip("/"))
 
 
-def _whole_files(find: SourceOfPart) -> SourceOf:
+def _whole_files(find: PartLocator) -> Locator:
     return lambda path: find(path, 0, None)
 
 
-def _behind_references(store: FsspecStore, file_system: Any) -> SourceOf:
+def _behind_references(store: FsspecStore, file_system: Any) -> Locator:
     """Return a function that says where references point: to a part of a file, or to a file."""
     from fsspec.core import split_protocol  # optional, but installed with references
 
-    sources: dict[int, SourceOfPart] = {}  # by the `id` of a file system, which is kept with them
+    sources: dict[int, PartLocator] = {}  # by the `id` of a file system, which is kept with them
 
     def find(path: str) -> Source:
         reference = _reference_to(path, file_system)
@@ -250,13 +250,13 @@ def _reference_to(path: str, file_system: Any) -> Any:
     except Exception as error:
         raise LeftToZarr("its reference can't be read") from error
     if reference is None:
-        raise NothingLost("there is no reference to it")
+        raise NothingToFetch("there is no reference to it")
     if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
-        raise NothingLost("it is inlined in its reference")
+        raise NothingToFetch("it is inlined in its reference")
     return reference
 
 
-def _in_file_system(store: FsspecStore, file_system: Any) -> SourceOfPart:
+def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
     """Return a function that says where the files of a file system, or parts of them, are.
 
     Raises `LeftToZarr` if all of them are left to zarr.
@@ -293,7 +293,7 @@ _FILE_SYSTEMS: dict[str, Callable[..., Awaitable[UInt8Array | None]]] = {
     "gcsfs.extended_gcsfs.ExtendedGcsFileSystem": from_file_system,
     "s3fs.core.S3FileSystem": from_file_system,
 }
-_SOURCES: dict[str, Callable[[Any], SourceOf]] = {
+_SOURCES: dict[str, Callable[[Any], Locator]] = {
     "zarr.storage._local.LocalStore": _of_local_store,
     "zarr.storage._memory.MemoryStore": _of_memory_store,
     "zarr.storage._zip.ZipStore": _of_zip_store,

@@ -31,10 +31,10 @@ from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, NothingLost
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
-from numcodecs_bytes._sources.stores import find_source
+from numcodecs_bytes._sources.stores import locate_chunk
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -236,10 +236,10 @@ def read_in_part(array: AnyArray) -> Layout:
 
     layout = layout_of_array(array)
     first = array.metadata.encode_chunk_key((0,) * array.ndim)
-    source = result_of(find_source, array.store_path / first)
+    source = result_of(locate_chunk, array.store_path / first)
     found: object = result_of(length_of_file, source) if isinstance(source, File) else source
     # Other errors say that it is missing, or damaged, which is checked later.
-    if isinstance(found, LeftToZarr) and not isinstance(found, NothingLost):
+    if isinstance(found, LeftToZarr) and not isinstance(found, NothingToFetch):
         raise found
     return layout if isinstance(layout, Layout) else layout.inner
 
@@ -350,7 +350,7 @@ async def _sizes_of(store: Store, keys: list[str]) -> list[int | Exception | Non
 
     def size_of_file(key: str) -> int | Exception | None:
         """Return the same for a chunk in a local file, which is opened; `LeftToZarr` for others."""
-        source = result_of(find_source, StorePath(store, key))
+        source = result_of(locate_chunk, StorePath(store, key))
         if not isinstance(source, File):  # in an archive, compressed members are left, too
             return LeftToZarr("not a file")
         size = result_of(length_of_file, source)

@@ -37,13 +37,13 @@ class WriteBatch(NamedTuple):
     is_required: bool  # whether they must be written in place
 
 
-Runs = TypeVar("Runs")  # the plan of a selection, without gaps: `Plan`, or of a shard
+SelectionPlan = TypeVar("SelectionPlan")  # without gaps: a `Plan`, or that of a shard
 
 
-class WritePlan(NamedTuple, Generic[Runs]):
+class WritePlan(NamedTuple, Generic[SelectionPlan]):
     """What is written to a file, planned before it is opened."""
 
-    runs: Runs
+    runs: SelectionPlan
     elements: Array  # the values, in the shape of the selection
     in_hulls: bool  # whether it is faster to rewrite hulls, with the exclusive lock
 
@@ -59,13 +59,13 @@ class Space:
     end: int = 0  # of the inner chunks of a shard
 
 
-class WritableFile(ABC, Generic[Runs]):
+class WritableFile(ABC, Generic[SelectionPlan]):
     """The file of a chunk, or of a shard, and what is written to it."""
 
     def __init__(self, chunk: ChunkWrite, layout: Layout, batch: WriteBatch) -> None:
         self.chunk, self._batch = chunk, batch
         self._layout = layout  # of the chunk, or of the inner chunks of a shard
-        self._planned: WritePlan[Runs] | None = None
+        self._planned: WritePlan[SelectionPlan] | None = None
         self._lacks_space = False  # whether the file must be replaced, with the exclusive lock
 
     def attempt(self, is_wanted: IsWanted) -> bool:
@@ -89,13 +89,13 @@ class WritableFile(ABC, Generic[Runs]):
         return True
 
     @property
-    def _plan(self) -> WritePlan[Runs]:
+    def _plan(self) -> WritePlan[SelectionPlan]:
         # Not a cached_property: on Python 3.11, a child process might find its lock taken.
         self._planned = self._planned or self._make_plan()
         return self._planned
 
     @abstractmethod
-    def _make_plan(self) -> WritePlan[Runs]:
+    def _make_plan(self) -> WritePlan[SelectionPlan]:
         """Return what is written, and how."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class WritableFile(ABC, Generic[Runs]):
                     return
         raise LeftToZarr("it keeps being replaced")
 
-    def _try_once(self, plan: WritePlan[Runs], is_wanted: IsWanted) -> bool:
+    def _try_once(self, plan: WritePlan[SelectionPlan], is_wanted: IsWanted) -> bool:
         """Write to the file, or to a new one; return False if another lock is needed for that."""
         # Hulls hold bytes of others, too, who must not write meanwhile. Beside writers who never
         # stop, runs are written instead.

@@ -31,7 +31,7 @@ from numcodecs_bytes._write.write_file import Target, make_file, raise_if_cancel
 # took twice the time of four.
 LARGE_WHOLE_BYTES = 1 << 17
 
-# If the first file takes longer than this for each 128 KiB that it has begun, as many threads
+# If the first file takes longer than this for each 128 KiB of it, rounded up, as many threads
 # write as zarr itself would use. If each rename takes 10 or 50 ms, chunks of 1 MiB take 0.5 of
 # zarr's time; if it takes 1 ms, chunks of 4 KiB take 0.3, and 2.6 in one thread.
 SLOW_SECONDS = 5e-4

@@ -22,7 +22,7 @@ from servers import (
 SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {
     "LATENCY_BYTES": 400,
-    "PART_BYTES": 1500,
+    "PIECE_BYTES": 1500,
     "BESIDE_BYTES": 16,
     "WORTH_BYTES": 0,
     "PATIENCE_SECONDS": 60,  # however busy the machine is; less of it: test_named_stores.py

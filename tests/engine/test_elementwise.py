@@ -278,7 +278,7 @@ def test_random_selections(tmp_path, set_constants, layout, seed):
         set_constants(
             BLOCK_BYTES=rng.choice([1, 30, 1 << 20]),
             WORTH_BYTES=rng.choice([1, 1 << 16]),
-            PART_BYTES=rng.choice([1, 100, 1 << 21]),
+            PIECE_BYTES=rng.choice([1, 100, 1 << 21]),
         )
         expected = made.open(made.path, PIPELINES[0])
         for store in (made.path, CountingStore(made.path)):

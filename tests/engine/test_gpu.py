@@ -465,6 +465,20 @@ class TestHostMemory:
         assert page_locked == MIB
         assert other < 4 * MIB
 
+    def test_an_error_loses_no_buffer(self, array, monkeypatch):
+        """Any but a MemoryError did; reads then waited for buffers that nobody used."""
+
+        def fail(_):
+            raise AttributeError("a CuPy that is not as we know it")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(standin_cupy.cuda, "PinnedMemory", fail)
+            for _ in range(gpu.MAX_BUFFERS + 1):
+                with pytest.raises(AttributeError):
+                    array[:]
+        page_locked, _ = memory_of(lambda: array[:])
+        assert page_locked == MIB
+
     @pytest.mark.needs("fcntl")
     def test_a_large_write(self, array):
         values = standin_cupy.asarray(np.full(array.shape, 2, np.float32))
@@ -614,7 +628,7 @@ class TestIfSomethingFails:
         return array
 
     @pytest.mark.needs("fcntl")
-    @pytest.mark.parametrize("name", ["upload", "download"])
+    @pytest.mark.parametrize("name", ["upload", "download", "groups_in_buffers", "place_in_box"])
     def test_zarr_reads_and_writes(self, array, monkeypatch, caplog, name):
         def fail(*_, **__):
             raise AttributeError("a CuPy that is not as we know it")

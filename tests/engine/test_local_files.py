@@ -189,7 +189,7 @@ class TestSystems:
         r"""On Windows, long paths begin with \\\\?\\, and then have no slashes."""
         store = opened(folder).store
         monkeypatch.setattr(os, "sep", "\\")
-        assert stores.sources_of(store)("a/c/0").open.args[0] == rf"{folder}\a\c\0"
+        assert stores.locator_of(store)("a/c/0").open.args[0] == rf"{folder}\a\c\0"
 
     @pytest.mark.needs("os.preadv")
     def test_a_short_answer_is_not_the_end_of_a_file(self, folder, monkeypatch, set_constants):

@@ -124,7 +124,7 @@ def test_a_mistake_about_the_codecs_hides_no_error_of_zarr_s(tmp_path):
 @pytest.mark.parametrize(
     "place",
     [
-        "numcodecs_bytes._read.object_reads.plan_of",
+        "numcodecs_bytes._read.object_plans.plan_of",
         "numcodecs_bytes._read.remote_object.copy_runs",
         "numcodecs_bytes._read.remote.memory_of",
     ],

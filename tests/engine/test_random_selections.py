@@ -36,7 +36,7 @@ def random_numbers(rng):
         "PROBE_FROM": rng.choice([1, 3, 5]),
         "PARALLEL_BYTES": rng.choice([10, 1 << 19]),
         "LATENCY_BYTES": rng.choice([1, 30, 1000, 2_500_000]),
-        "PART_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
+        "PIECE_BYTES": rng.choice([1, 30, 1000, 1 << 21]),
         "MESH_FROM": rng.choice([0, 0, 1 << 12]),
         "WORTH_BYTES": rng.choice([1, 30, 1000, 1 << 16]),
     }

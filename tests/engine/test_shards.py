@@ -294,7 +294,7 @@ class TestDamage:
         begin = 0 if location == "start" else len(raw) - size
         num_same = 0
         for _ in range(30 if EVERYTHING else 15):
-            set_constants(PART_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
+            set_constants(PIECE_BYTES=rng.choice([1, 20, 50]), LATENCY_BYTES=rng.choice([1, 100]))
             changed = bytearray(raw)
             entries = np.frombuffer(changed, "<u8", 16, begin).reshape(8, 2)
             for entry in [entries[k] for k in rng.sample(range(8), rng.randint(1, 8))]:

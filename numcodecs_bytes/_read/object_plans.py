@@ -56,7 +56,7 @@ class InFlight:
         self._of_thread["num"] -= self._num
 
 
-class ObjectRead(NamedTuple):
+class ObjectPlan(NamedTuple):
     """What is read of an object: chunks that it holds, and the plan for each; or a shard."""
 
     target: RemoteObject
@@ -67,19 +67,19 @@ class ObjectRead(NamedTuple):
     shard: tuple[ShardLayout, AnyShardPlan] | None = None
 
 
-def object_reads(
+def object_plans(
     chunks: Sequence[ChunkRead], num_in_flight: int, gap: int | None, drop_axes: tuple[int, ...]
-) -> list[ObjectRead]:
+) -> list[ObjectPlan]:
     """Return what to read of chunks that are requested; zarr reads others, whose source is dropped.
 
     The event loop requests `num_in_flight` chunks at once, these and others. `gap` is the largest
     one, if the user has set it.
     """
     planner = _Planner(num_in_flight, gap, drop_axes)
-    reads = list[ObjectRead]()
+    reads = list[ObjectPlan]()
     for group in planner.grouped(chunks):
         try:
-            read = planner.object_read(group)
+            read = planner.object_plan(group)
         except LeftToZarr as why:
             leave(group, why)
         else:
@@ -126,7 +126,7 @@ class _Planner:
     ) -> Iterator[list[ChunkRead]]:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
         gap = self._budget_of_one.gap if self._budget.is_exact else BESIDE_BYTES
-        most_bytes = min(budgets.PART_BYTES, total // self._budget_of_one.num_requests)
+        most_bytes = min(budgets.PIECE_BYTES, total // self._budget_of_one.num_requests)
         group = list[ChunkRead]()
         for chunk in sorted(chunks, key=lambda chunk: chunk.remote.start):
             end = group[-1].remote.start + num_bytes if group else 0
@@ -137,7 +137,7 @@ class _Planner:
             group.append(chunk)
         yield group
 
-    def object_read(self, chunks: list[ChunkRead]) -> ObjectRead | None:
+    def object_plan(self, chunks: list[ChunkRead]) -> ObjectPlan | None:
         """Return what to read of chunks in an object, or of a shard.
 
         Returns None if zarr reads it just as fast.
@@ -152,23 +152,23 @@ class _Planner:
         gap = (self._budget if is_alone else self._budget_of_one).gap
         budget = self._budget._replace(gap=gap)
         how = layout, self._drop_axes, budget.copied_gap
-        plans = [plan_of(chunk.selection, *how) for chunk in chunks]
+        plans = [plan_of(chunk.item.selection, *how) for chunk in chunks]
         if is_alone and not _pays(target, budget, layout.num_bytes, plans, self._least_saving):
             return None
-        return ObjectRead(target, chunks, layout, budget, plans)
+        return ObjectPlan(target, chunks, layout, budget, plans)
 
-    def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectRead | None:
+    def _shard_read(self, chunk: ChunkRead, shard: ShardLayout) -> ObjectPlan | None:
         """Return what to read of a shard; None if zarr reads it just as fast."""
         target = RemoteObject(chunk.remote)
         budget = self._budget_of_one.of_shard()  # as zarr has for each
-        shard_plan = shard.plan_of(chunk.selection, self._drop_axes, budget.copied_gap)
+        shard_plan = shard.plan_of(chunk.item.selection, self._drop_axes, budget.copied_gap)
         # Those of points are not known before the index.
         plans = shard_plan.plans if isinstance(shard_plan, ShardPlan) else []
         is_all = len(plans) == shard.num_chunks
         # The index takes one more request, which is worth a gap.
         if is_all and not _pays(target, budget, shard.num_bytes, plans, budget.gap):
             return None
-        return ObjectRead(target, [chunk], shard.inner, budget, shard=(shard, shard_plan))
+        return ObjectPlan(target, [chunk], shard.inner, budget, shard=(shard, shard_plan))
 
 
 def _pays(
