@@ -235,7 +235,7 @@ read_like(References, zarr.storage.FsspecStore)
 
 def _open_references(location: str, options: JSONObject) -> Store:
     _need("fsspec", "kerchunk")
-    if options.keys().isdisjoint({"target_options", "remote_options"}):
+    if options.keys().isdisjoint({"target_options", "remote_options", "remote_protocol"}):
         target = {"target_options": options} if "://" in location else {}
         options = {"remote_options": options, **target}
     source: str | JSONObject = location

@@ -88,6 +88,18 @@ class TestStorageOptions:
             why = "holds 3 bytes, expected 4: it is truncated"
             assert report.problems == [f"chunk a/c/0 (s3://data/file) {why}"]
 
+    def test_the_protocol_of_files_that_references_name(self, tmp_path):
+        """By a path and by a URL: it was taken for an option of the file, and had no effect."""
+        metadata = {}
+        zarr.create_array(metadata, name="a", shape=8, chunks=4, dtype="i1", compressors=None)
+        (tmp_path / "file").write_bytes(bytes(8))
+        refs = {"a/zarr.json": metadata["a/zarr.json"].to_bytes().decode()}
+        refs["a/c/0"] = [str(tmp_path / "file"), 0, 4]
+        refs["a/c/1"] = [(tmp_path / "file").as_uri(), 4, 4]
+        (tmp_path / "a.json").write_text(json.dumps({"version": 1, "refs": refs}))
+        (report,) = check(tmp_path / "a.json", storage_options={"remote_protocol": "file"})
+        assert not report.problems
+
     def test_not_for_local_files_or_open_stores(self, tmp_path):
         """There is nothing to pass them to, so they are an error, not ignored."""
         with pytest.raises(ValueError, match="not for local files"):
