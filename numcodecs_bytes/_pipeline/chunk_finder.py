@@ -46,7 +46,7 @@ class ChunkFinder(NamedTuple):
         # A store may be moved, opened, or given another file system: then its attributes are other
         # objects. Those that are equal, but not the same, only cost the time to find it out again;
         # one that is new was not used.
-        is_same = all(map(operator.is_, vars(self.store).values(), self.attributes))
+        is_same = all(map(operator.is_, list(vars(self.store).values()), self.attributes))
         # zarr makes an equal prototype for each selection.
         is_same = is_same and item.spec.prototype == self.prototype
         return is_same and _options() == self.options and not self.state.is_struck
@@ -88,8 +88,9 @@ def _options() -> object:
     options = config.get("numcodecs_bytes") or config.get("numcodecs-bytes")  # as YAML may write it
     if not isinstance(options, dict):
         return options
-    # The list of classes may be changed in place.
-    return {name: list(v) if isinstance(v, list) else v for name, v in options.items()}
+    # Other threads may set options meanwhile, and the list of classes may be changed in place.
+    names_and_values = list(options.items())
+    return {name: list(v) if isinstance(v, list) else v for name, v in names_and_values}
 
 
 def _is_short_object(find: Locator, path: str, layout: AnyLayout) -> bool:

@@ -62,7 +62,7 @@ def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator
 
 
 def num_pieces(num_bytes: int, longest: int) -> int:
-    """Return how many parts of about `longest` bytes a range is cut into."""
+    """Return how many pieces of about `longest` bytes a range is cut into."""
     return max(1, round(num_bytes / longest))
 
 

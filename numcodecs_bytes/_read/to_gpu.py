@@ -33,9 +33,8 @@ class GPUOutput(NamedTuple):
         if len(here) < len(chunks):
             await read([chunk for chunk in chunks if chunk.source is None], self.on_host)
 
-        waiting = {
-            id(chunk): chunk for chunk in here
-        }  # until they are uploaded, or zarr reads them
+        # Until they are uploaded, or zarr has read them.
+        waiting = {id(chunk): chunk for chunk in here}
 
         async def read_group(group: Group[ChunkRead], host: Array) -> None:
             await read(group.chunks, self.on_host._replace(array=host))

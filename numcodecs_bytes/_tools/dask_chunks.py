@@ -101,8 +101,8 @@ def _plan_chunks(array: Any, size: int, given: dict[int, Lengths]) -> tuple[Leng
         num = math.ceil(end / longest[axis])
         num_that_fit = max(size // max(math.prod(longest) * array.dtype.itemsize, 1), 1)
         if num > num_that_fit:
-            num_pieces = math.ceil(num / num_that_fit)
-            lengths[axis] = _split(num, num_pieces, longest[axis], shape[axis])
+            num_parts = math.ceil(num / num_that_fit)
+            lengths[axis] = _split(num, num_parts, longest[axis], shape[axis])
             break
         lengths[axis] = end
     return tuple(lengths.values())
@@ -114,13 +114,13 @@ def _longest(lengths: Lengths, length: int) -> int:
     return max(min(longest, length), 1)
 
 
-def _split(num: int, num_pieces: int, unit: int, length: int) -> int:
-    """Return a length that splits every `num` units along an axis into about `num_pieces` parts."""
+def _split(num: int, num_parts: int, unit: int, length: int) -> int:
+    """Return a length that splits every `num` units along an axis into about `num_parts` parts."""
     if num * unit < length:  # equal parts, if they are not too small, end where stored chunks do
-        for divisor in range(num_pieces, 2 * num_pieces):
+        for divisor in range(num_parts, 2 * num_parts):
             if num % divisor == 0:
                 return num // divisor * unit
-    return math.ceil(num / num_pieces) * unit
+    return math.ceil(num / num_parts) * unit
 
 
 def _chunks_of_group(group: "zarr.Group", size: int) -> dict[str, Lengths]:

@@ -236,6 +236,17 @@ class TestWhatIsRead:
         create(tmp_path / "large", data.shape, endian="little")[:] = data
         return data, opened(tmp_path / "large")
 
+    @pytest.mark.needs("os.pread")
+    @pytest.mark.parametrize("selection", [np.s_[0, 3:5], np.s_[:, 7]], ids=str)
+    def test_of_a_file_system_that_returns_less(self, large, monkeypatch, selection):
+        """Than it is asked for, as some of FUSE do: zarr read the chunk, 8 MiB for 16 bytes."""
+        data, array = large
+        pread = os.pread
+        monkeypatch.setattr(os, "pread", lambda fd, num, start: pread(fd, min(num, 5), start))
+        with numcodecs_bytes.trace() as traced:
+            assert np.array_equal(array[selection], data[selection])
+        assert traced.report()["total"]["bytes_fetched"] == data[selection].nbytes
+
     @pytest.mark.parametrize(
         ("selection", "num_reads", "num_bytes"),
         [
