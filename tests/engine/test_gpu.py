@@ -453,13 +453,22 @@ class TestHostMemory:
     def array(self, tmp_path, in_buffers_of, monkeypatch):
         in_buffers_of(MIB)
         monkeypatch.setattr(standin_cupy.PinnedMemory, "counted", standin_cupy.PageLocked())
-        # Each thread that converts elements has a block of 1 MiB: not the idle ones of other tests.
-        threads.file_pool.cache_clear()
-        threads.write_pool.cache_clear()
         array = on_host(lambda: create(tmp_path / "a", (64, 1 << 18), (1, 1 << 15), "f4"))
         on_host(lambda: array.set_basic_selection(..., 1))
         return array
 
+    @pytest.fixture
+    def _one_thread(self, monkeypatch):
+        """Let one thread read and write files: each that converts elements has a block of 1 MiB."""
+        pools = threads.file_pool, threads.write_pool
+        monkeypatch.setattr(threads, "MAX_FILE_THREADS", 1)
+        for pool in pools:
+            pool.cache_clear()
+        yield
+        for pool in pools:
+            pool.cache_clear()
+
+    @pytest.mark.usefixtures("_one_thread")
     def test_a_large_read(self, array):
         page_locked, other = memory_of(lambda: array[:])
         assert page_locked == MIB
@@ -480,6 +489,7 @@ class TestHostMemory:
         assert page_locked == MIB
 
     @pytest.mark.needs("fcntl")
+    @pytest.mark.usefixtures("_one_thread")
     def test_a_large_write(self, array):
         values = standin_cupy.asarray(np.full(array.shape, 2, np.float32))
         page_locked, other = memory_of(lambda: array.__setitem__(slice(None), values))

@@ -90,6 +90,7 @@ class TestStorageOptions:
 
     def test_the_protocol_of_files_that_references_name(self, tmp_path):
         """By a path and by a URL: it was taken for an option of the file, and had no effect."""
+        pytest.importorskip("fsspec", reason="the extra stores is not installed")
         metadata = {}
         zarr.create_array(metadata, name="a", shape=8, chunks=4, dtype="i1", compressors=None)
         (tmp_path / "file").write_bytes(bytes(8))
