@@ -288,8 +288,12 @@ def check_length(
     """Raise LengthError unless `num_bytes` is the length of a chunk of this shape and dtype."""
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
-        why = "truncated" if num_bytes < expected else "compressed or have another shape"
+        why = (
+            "truncated: restore or rewrite it, or delete it to read the fill value"
+            if num_bytes < expected
+            else "compressed or have another shape: correct the metadata, or rewrite it"
+        )
         raise LengthError(
             f"{name} holds {num_bytes} bytes, expected {expected} for shape {shape} of {dtype}; "
-            f"it may be {why}"
+            f"it may be {why} (`numcodecs-bytes check` finds all such chunks)"
         )

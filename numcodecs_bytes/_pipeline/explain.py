@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
 
 from numcodecs_bytes._core.dtypes import LengthError
@@ -13,10 +14,10 @@ from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import LayoutOf
 from numcodecs_bytes._read.chunks import chunk_reads
-from numcodecs_bytes._sources.stores import is_in_shard
+from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
 
 # How many chunks are asked for their length after an error, so that with the one that may have to
-# be fetched, because its length is said to be 0, an error costs at most a dozen requests.
+# be fetched, an error costs at most a dozen requests (with last bytes, two dozen).
 _NUM_LENGTHS = 11
 # Whether a read has asked for lengths, which is done after the first of its errors only: zarr goes
 # on with other chunks, which may fail as well.
@@ -50,15 +51,20 @@ async def _check_lengths(items: Sequence[Item], layout_of: LayoutOf) -> None:
     for chunk in chunk_reads(items, layout_of):
         if not isinstance(chunk.layout, Layout):  # a shard has no certain length
             continue
-        getter = chunk.getter
-        stated = await async_result_of(getter.store.getsize(getter.path))
-        if isinstance(stated, Exception):  # it is missing, or can't be asked for
+        getter, get = chunk.getter, chunk.item.byte_getter.get
+        num_bytes = await async_result_of(getter.store.getsize(getter.path))
+        if isinstance(num_bytes, Exception):  # it is missing, or can't be asked for
             continue
-        num_bytes: int | None = stated
-        if stated == 0:  # some file systems say that of files that are not empty
-            buffer = await chunk.item.byte_getter.get(chunk.item.spec.prototype)
-            num_bytes = None if buffer is None else len(buffer)
-        if num_bytes is not None:
+        if num_bytes:
             chunk.check_length(num_bytes)
-        if stated == 0:
-            break
+            if not only_states_lengths(getter.store):
+                continue
+            last = RangeByteRequest(num_bytes - 1, num_bytes)
+            end = await async_result_of(get(chunk.item.spec.prototype, last))
+            if end is not None and not isinstance(end, Exception) and len(end) == 1:
+                continue
+        # Some file systems say 0 of files that are not empty.
+        buffer = await get(chunk.item.spec.prototype)
+        if buffer is not None:
+            chunk.check_length(len(buffer))
+        break

@@ -100,6 +100,12 @@ def locator_of(store: object) -> Locator:
     raise LeftToZarr(_why_unknown(store))
 
 
+def only_states_lengths(store: object) -> bool:
+    """Whether a store states how long chunks are, whatever the files hold that they are in."""
+    has_references = hasattr(getattr(store, "fs", None), "references")
+    return has_references or name_of_class(store) == "icechunk.store.IcechunkStore"
+
+
 def may_be_cached(store: object) -> bool:
     """Whether what `locator_of` returns stays right: URLs may be registered with VirtualiZarr."""
     return _SOURCES.get(name_of_class(store)) is not _of_manifest_store

@@ -34,7 +34,7 @@ from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
-from numcodecs_bytes._sources.stores import locate_chunk
+from numcodecs_bytes._sources.stores import locate_chunk, only_states_lengths
 
 Index = tuple[int, ...]
 # A metadata document, or the error from reading it.
@@ -387,9 +387,7 @@ async def _size_of(store: Any, key: str, references: Any) -> int | None:
         if isinstance(reference, str | bytes):  # it holds the chunk itself
             return len(await store.get(key, default_buffer_prototype()))
     size = int(await store.getsize(key))
-    # References and Icechunk's manifests state a size, whatever their files hold.
-    is_stated = references is not None or name_of_class(store) == "icechunk.store.IcechunkStore"
-    if size and is_stated:
+    if size and only_states_lengths(store):
         last = RangeByteRequest(size - 1, size)
         end = await store.get(key, default_buffer_prototype(), last)
         if end is None or len(end) != 1:

@@ -275,6 +275,22 @@ def test_a_chunk_of_the_wrong_length(open_store, folder, name, length):
                 array[selection]
 
 
+@pytest.mark.usefixtures("our_pipeline")
+def test_references_of_zarr_v2_beyond_the_end_of_a_file(folder):
+    """zarr's error was NumPy's, "cannot reshape array": references state any length."""
+    zarr.create_array(folder / "v2", data=DATA, chunks=(32, 1100), compressors=None, zarr_format=2)
+    (folder / "file").write_bytes(DATA.tobytes()[:-1000])
+    half = NUM_BYTES // 2
+    parts = {f"{k}.0": [(folder / "file").as_uri(), half * k, half] for k in range(2)}
+    parts[".zarray"] = (folder / "v2/.zarray").read_text()
+    array = zarr.open_array(reference_store(parts), mode="r")
+    assert np.array_equal(array[:32], DATA[:32])
+    for selection in (np.s_[63], np.s_[:]):
+        message = f"chunk '1.0' .* holds {half - 1000} bytes, expected {half}"
+        with pytest.raises(ValueError, match=message):
+            array[selection]
+
+
 def test_references_of_three_digits(folder, monkeypatch):
     """They are the bytes of a chunk, and no name of a file, offset and length."""
     create(folder / "b", 3, dtype="u1", endian=None)
