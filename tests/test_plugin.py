@@ -400,15 +400,19 @@ class TestReport:
     @pytest.mark.parametrize(
         ("key", "value", "status", "said"),
         [
-            (KEYS[1], PIPELINES[0], 0, f"partial reads: off: zarr uses {PIPELINES[0]}"),
+            (KEYS[1], PIPELINES[0], 1, f"partial reads: off: zarr uses {PIPELINES[0]}"),
             *[
-                (KEYS[1], path, 0, rf"zarr uses {path} \({ours} is the same with partial reads\)")
+                (KEYS[1], path, 1, rf"zarr uses {path} \({ours} is the same with partial reads\)")
                 for path, ours in zip(PIPELINES[1:], OUR_PIPELINES[1:], strict=True)
             ],
             ("numcodecs_bytes.write_in_place", "require", 0, "writes in place: on"),
             (
                 *("numcodecs_bytes.write_in_place", "always", 1),
                 "writes in place: off: .*'require', got 'always'",
+            ),
+            (
+                *("numcodecs_bytes.stores_with_ranges", "not_here.Store", 0),
+                r"is \[\] \(ignored, because their packages are not installed: not_here.Store\)",
             ),
             # zarr opens no array then, whichever codec it would use.
             (KEYS[1], "numcodecs_bytes.No", 1, r"partial reads: off: BadConfigError.*\]\."),

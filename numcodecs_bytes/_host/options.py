@@ -54,10 +54,14 @@ def _resolve(name: str) -> object:
         return None
 
 
+def _as_list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def _parse_classes(value: object) -> list[type]:
     """Return those classes that are installed."""
     classes = []
-    for named in value if isinstance(value, list | tuple) else [value]:
+    for named in _as_list(value):
         kind = _resolve(named) if isinstance(named, str) else named
         if kind is None:
             continue
@@ -111,6 +115,12 @@ write_in_place = Option[WriteMode](
 )
 OPTIONS = (max_gap_bytes, stores_with_ranges, untested_zarr, write_in_place)
 NAMES = tuple(option.key.partition(".")[2] for option in OPTIONS)
+
+
+def classes_not_installed() -> list[str]:
+    """Return the names in `stores_with_ranges` that are ignored: their packages are missing."""
+    named = _as_list(zarr.config.get(stores_with_ranges.key, None))
+    return [name for name in named if isinstance(name, str) and result_of(_resolve, name) is None]
 
 
 def unknown_keys() -> list[str]:

@@ -20,7 +20,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.names import name_of_class, name_of_type
-from numcodecs_bytes._host.options import stores_with_ranges
+from numcodecs_bytes._host.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.files import File, opens, path_of_file
@@ -129,6 +129,8 @@ def _why_unknown(instance: object) -> str:
     why = f"{name} is not known to have reliable byte ranges"
     if not _is_of_fsspec(instance):
         why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
+        if missing := classes_not_installed():
+            why += f" (which can't import {', '.join(missing)})"
     return why
 
 

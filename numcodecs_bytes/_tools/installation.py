@@ -36,7 +36,7 @@ def report() -> JSONObject:
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
         why_no_writes = f"{in_place} is {mode!r}, but {why_left}"
-    is_wrong = why_no_writes or pipeline is None or any(error for _, error in values.values())
+    is_wrong = why_no_writes or any(error for _, error in values.values())
     why_no_writes = why_no_writes or ("" if mode else f"{in_place} is neither True nor 'require'")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
@@ -50,9 +50,12 @@ def report() -> JSONObject:
         meant = options.did_you_mean(key)
         error = f"{key}{meant} has no effect: it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
-    is_left = unknown or defaults.why_aside
+    if missing := options.classes_not_installed():
+        named, error = values[options.stores_with_ranges.key]
+        ignored = f"ignored, because their packages are not installed: {', '.join(missing)}"
+        values[options.stores_with_ranges.key] = f"{named} ({ignored})", error
     return {
-        "is_in_use": not (why_no_codec or why_no_filter or is_wrong or is_left),
+        "is_in_use": not (why_no_parts or why_no_codec or why_no_filter or is_wrong or unknown),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
         "newest_tested_zarr": ".".join(map(str, defaults.NEWEST_MINOR)),
         "parts": [

@@ -498,8 +498,9 @@ class TestNamed:
         """While a module that is not installed is no error."""
         message = rf"must be a list of classes such as 'package.module.Store', got .*'{name}'.* \("
         array = zarr.open_array(Subclass(folder, read_only=True), mode="r")
-        with ranges_from("not_here.stores.Store"):
+        with ranges_from("not_here.stores.Store"), numcodecs_bytes.trace() as traced:
             assert not is_read_in_part(array)
+        assert "which can't import not_here.stores.Store" in str(traced)
         with ranges_from("not_here.Store", name), pytest.raises(ValueError, match=message):
             array[7]
 
