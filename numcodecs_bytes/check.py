@@ -39,7 +39,9 @@ from numcodecs_bytes._tools.check_report import (
     describe_error,
     explain_error,
 )
+from numcodecs_bytes._tools.consolidated import deleted_arrays, stale_metadata
 from numcodecs_bytes._tools.hierarchy import (
+    Consolidated,
     Document,
     Index,
     array_of,
@@ -89,12 +91,21 @@ def check(
     """
     opened = open_store(store, storage_options=storage_options, version=version)
     with contextlib.nullcontext() if opened is store else contextlib.closing(opened):
-        for path, document in find_arrays(opened):
+        consolidated: list[Consolidated] = []
+        found = set[str]()
+        for path, document in find_arrays(opened, consolidated):
+            found.add(path)
             report = ArrayReport(path)
             store_path = StorePath(opened, path)
             error = result_of(_check_array, store_path, document, report, limits or Limits(), bar)
             if error is not None:  # the other arrays must still be checked
                 report.add_problem(f"it can't be checked: {describe_error(error)}")
+            for problem in stale_metadata(store_path, document, consolidated):
+                report.add_problem(problem)
+            yield report
+        for path, problem in deleted_arrays(opened, consolidated, found):
+            report = ArrayReport(path)
+            report.add_problem(problem)
             yield report
 
 

@@ -24,7 +24,15 @@ from numcodecs_bytes._core.configuration import JSONObject
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.zarr_versions import HAS_STRUCT
 from numcodecs_bytes._tools.check_report import ProgressBar, explain_error, printable
-from numcodecs_bytes._tools.hierarchy import METADATA_NAMES, document_at, join, names_in, walk
+from numcodecs_bytes._tools.hierarchy import (
+    METADATA_NAMES,
+    as_json,
+    differing,
+    document_at,
+    join,
+    names_in,
+    walk,
+)
 from numcodecs_bytes._tools.locations import open_store
 from numcodecs_bytes._tools.v2_to_v3 import compare, v3_document
 from numcodecs_bytes._tools.xarray_attributes import convert_attributes
@@ -239,8 +247,8 @@ def _why_kept(documents: _Documents) -> str:
     document = result_of(_convert, documents, [])
     if isinstance(document, Exception):
         return explain_error(document)
-    differing = _differing(_without_consolidated(documents["zarr.json"]), document)
-    return differing and f"zarr.json differs from what migrate writes in {differing}"
+    names = differing(_without_consolidated(documents["zarr.json"]), document)
+    return names and f"zarr.json differs from what migrate writes in {names}"
 
 
 @dataclass
@@ -278,14 +286,14 @@ class _Migration:
         if isinstance(document, Exception):
             report.status, report.reasons, report.notes = "refused", [explain_error(document)], []
             return
-        if existing is None or _differing(existing, document):
+        if existing is None or differing(existing, document):
             documents["zarr.json"] = self.changes[join(path, "zarr.json")] = document
             report.status = "migrated"
 
     def _document(self, path: str, documents: _Documents, notes: list[str]) -> JSONObject:
         """Return the document that a node needs, or raise the error that prevents its migration."""
         document, existing = _convert(documents, notes), documents.get("zarr.json")
-        if existing is None or _differing(_without_consolidated(existing), document):
+        if existing is None or differing(_without_consolidated(existing), document):
             if ".zarray" in documents:
                 compare(zarr.storage.StorePath(self.store, path), documents[".zarray"], document)
             if existing is not None:
@@ -320,10 +328,10 @@ class _Migration:
             more.append(f"shape {shape}")
         # zarr's own tool keeps attributes that are converted here.
         attributes = [*documents.get(".zattrs", {}).items(), *document["attributes"].items()]
-        texts_in_v2 = set(map(_text, attributes))
+        texts_in_v2 = set(map(as_json, attributes))
         others = existing.get("attributes") or {}
         items = others.items() if isinstance(others, dict) else [(repr(others), None)]
-        more += [f"attribute {item[0]}" for item in items if _text(item) not in texts_in_v2]
+        more += [f"attribute {item[0]}" for item in items if as_json(item) not in texts_in_v2]
         without_v2 = [node for node, others in self.nodes.items() if not _has_v2(others)]
         more += [f"node {node}" for node in _below(path, without_v2)]
         if more:
@@ -333,7 +341,7 @@ class _Migration:
             )
         if not self.overwrite:
             raise ValueError(
-                f"zarr.json differs from what migrate writes in {_differing(existing, document)}; "
+                f"zarr.json differs from what migrate writes in {differing(existing, document)}; "
                 "--overwrite replaces it"
             )
 
@@ -359,16 +367,6 @@ def _convert(documents: _Documents, notes: list[str]) -> JSONObject:
             "implementations, such as TensorStore, may not read the array"
         )
     return new | for_xarray
-
-
-def _text(value: object) -> str:
-    """Return a value as JSON, in which NaN equals itself."""
-    return json.dumps(value, sort_keys=True)
-
-
-def _differing(existing: JSONObject, document: JSONObject) -> str:
-    names = {**existing, **document}
-    return ", ".join(n for n in names if _text(existing.get(n)) != _text(document.get(n)))
 
 
 def _without_consolidated(document: JSONObject) -> JSONObject:

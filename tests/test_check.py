@@ -565,6 +565,74 @@ class TestPermissions:
         assert report.problems == [f"chunk {key} {why}" for key in keys]
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+class TestConsolidatedMetadata:
+    """zarr opens arrays by them from a group, and reads the fill value of arrays that are gone."""
+
+    @pytest.fixture(params=[2, 3])
+    @staticmethod
+    def group(tmp_path, request):
+        """Return a group of five arrays; two groups have consolidated metadata."""
+        group = zarr.open_group(tmp_path, mode="w", zarr_format=request.param)
+        settings = {"shape": 8, "chunks": 4, "dtype": "f8", "compressors": None}
+        attributes = {"_FillValue": np.nan, "units": "m"}
+        for name in ("a", "b", "c", "same", "below/e"):
+            array = group.create_array(name, fill_value=np.nan, attributes=attributes, **settings)
+            array[:] = 1
+        for path in ("below", ""):
+            zarr.consolidate_metadata(group.store, path=path, zarr_format=request.param)
+        return zarr.open_group(tmp_path, use_consolidated=False)
+
+    def test_those_that_are_right(self, group):
+        assert not any(report.problems for report in checks.check(group.store))
+
+    @pytest.mark.parametrize("kind", ["a folder", "a zip file"])
+    def test_those_that_are_not(self, group, kind, tmp_path):
+        group["a"].resize(12)
+        group["b"].attrs["units"] = "km"
+        del group["c"]
+        group["below/e"].append(np.ones(4))
+        group.create_array("new", shape=8, chunks=4, dtype="f8", compressors=None)[:] = 1
+        store = group.store
+        if kind == "a zip file":
+            store = shutil.make_archive(tmp_path.parent / "zipped", "zip", tmp_path)
+        reports = {report.path: report.problems for report in checks.check(store)}
+        again = "consolidate them again, with zarr.consolidate_metadata"
+        of_root, name = "the consolidated metadata of group /", ".zarray"
+        if group.metadata.zarr_format == 3:
+            name = "zarr.json"
+        assert reports == {
+            "a": [f"{of_root} differ from its own in shape: {again}"],
+            "b": [f"{of_root} differ from its own in attributes: {again}"],
+            "c": [f"it has no {name}, but {of_root} have it: {again}"],
+            "same": [],
+            "below/e": [
+                f"{of_root}{path} differ from its own in shape: {again}" for path in ("", "below")
+            ],
+            "new": [f"{of_root} lack it: {again}"],
+        }
+
+    def test_one_that_zarr_can_not_open(self, group):
+        is_v2 = group.metadata.zarr_format == 2
+        file = group.store.root / (".zmetadata" if is_v2 else "zarr.json")
+        document = json.loads(file.read_text())
+        documents = document if is_v2 else document["consolidated_metadata"]
+        documents["metadata"]["a/.zarray" if is_v2 else "a"]["shape"] = "x"
+        file.write_text(json.dumps(document))
+        problems = {report.path: report.problems for report in checks.check(group.store)}
+        again = "consolidate them again, with zarr.consolidate_metadata"
+        why = "have it in a way that zarr can't open"
+        assert problems.pop("a") == [f"the consolidated metadata of group / {why}: {again}"]
+        assert not any(problems.values())
+
+    def test_an_array_of_the_other_format(self, group):
+        """A group of Zarr v3 does not show arrays of Zarr v2, which `migrate` may have excluded."""
+        other = 5 - group.metadata.zarr_format
+        settings = {"shape": 8, "chunks": 4, "dtype": "f8", "zarr_format": other}
+        zarr.create_array(group.store, name="other", **settings)
+        assert not any(report.problems for report in checks.check(group.store))
+
+
 @contextlib.contextmanager
 def serving(folder, status, failing=None):
     """Serve files, but answer with a status for folders, and with others for failing paths."""

@@ -98,14 +98,21 @@ def _local_path(store: Any, path: str) -> Path | None:
     return None if folder is None else Path(folder, path)
 
 
-def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
-    """Yield the path and metadata document of each array; an error if a document can't be read."""
+class Consolidated(NamedTuple):
+    """The consolidated metadata of a group."""
+
+    group: str  # its path
+    zarr_format: int
+    arrays: dict[str, Document]  # by their paths; in Zarr v2, too, with attributes
+
+
+def find_arrays(store: Store, consolidated: list[Consolidated]) -> Iterator[tuple[str, Document]]:
+    """Yield the path and metadata document of each array; an error if a document can't be read.
+
+    The consolidated metadata of each group are appended before its arrays are yielded.
+    """
     for path, to_visit in walk(store):
-        document = document_at(store, join(path, "zarr.json"))
-        node_type = document.get("node_type") if isinstance(document, dict) else None
-        if document is None:
-            document = document_at(store, join(path, ".zarray"))
-            node_type = "array" if isinstance(document, dict) else None
+        document, node_type = _node_at(store, path)
         if document is not None and node_type == "array":
             yield path, document
             continue
@@ -124,31 +131,51 @@ def find_arrays(store: Store) -> Iterator[tuple[str, Document]]:
             yield path, document
             # It may be an array: do not search its chunks for arrays.
             to_visit += [name for name in names if name != "c" and not name[0].isdigit()]
-        elif names:
-            to_visit += [name for name in names if not _METADATA.fullmatch(name)]
         else:
-            yield from _consolidated(store, path, document)
+            to_visit += [name for name in names if not _METADATA.fullmatch(name)]
+            arrays = _consolidated(store, path, document, names)
+            if not names:  # web servers do not list folders
+                yield from (arrays or {}).items()
+            elif arrays is not None:
+                consolidated.append(Consolidated(path, 2 if document is None else 3, arrays))
+
+
+def _node_at(store: Store, path: str) -> tuple[Document | None, object]:
+    """Return the document of a node of Zarr v3 or of an array of Zarr v2, and the node's type."""
+    document = document_at(store, join(path, "zarr.json"))
+    if document is not None:
+        return document, document.get("node_type") if isinstance(document, dict) else None
+    document = document_at(store, join(path, ".zarray"))
+    return document, "array" if isinstance(document, dict) else None
 
 
 def _consolidated(
-    store: Store, path: str, group: Document | None
-) -> Iterator[tuple[str, Document]]:
-    """Yield the arrays in a group's consolidated metadata: web servers do not list folders."""
+    store: Store, path: str, group: Document | None, names: list[str]
+) -> dict[str, Document] | None:
+    """Return the arrays in the consolidated metadata of a group with these names, or None."""
+    if group is None and names and ".zmetadata" not in names:
+        return None
     if isinstance(group, dict):
         consolidated = group.get("consolidated_metadata")
     else:
         consolidated = document_at(store, join(path, ".zmetadata"))
-    documents = consolidated.get("metadata") if isinstance(consolidated, dict) else None
-    for key, data in documents.items() if isinstance(documents, dict) else ():
+    found = consolidated.get("metadata") if isinstance(consolidated, dict) else None
+    if not isinstance(found, dict):
+        return None
+    arrays = {}
+    for key, data in found.items():
         document = _object(data, key)
         if group is None:  # Zarr v2: by the key of each document
             name, _, file = key.rpartition("/")
             is_array = file == ".zarray"
+            if is_array and isinstance(document, dict):
+                document = document | {"attributes": found.get(join(name, ".zattrs"), {})}
         else:  # Zarr v3: by the path of each node
             name = key
             is_array = not isinstance(document, dict) or document.get("node_type") != "group"
         if is_array:
-            yield join(path, name), document
+            arrays[join(path, name)] = document
+    return arrays
 
 
 def document_at(store: Store, key: str) -> Document | None:
@@ -199,6 +226,17 @@ def names_in(store: Store, path: str) -> list[str]:
         return sync(names()) if store.supports_listing else []
     except NotADirectoryError:
         return []
+
+
+def as_json(value: object) -> str:
+    """Return a value as JSON, in which NaN equals itself."""
+    return json.dumps(value, sort_keys=True)
+
+
+def differing(document: JSONObject, other: JSONObject) -> str:
+    """Return the names whose values differ in two documents."""
+    names = {**document, **other}
+    return ", ".join(n for n in names if as_json(document.get(n)) != as_json(other.get(n)))
 
 
 def join(path: str, name: str) -> str:

@@ -50,10 +50,6 @@ def report() -> JSONObject:
         meant = options.did_you_mean(key)
         error = f"{key}{meant} has no effect: it is not an option ({', '.join(options.NAMES)})"
         values[key] = None, error
-    if missing := options.classes_not_installed():
-        named, error = values[options.stores_with_ranges.key]
-        ignored = f"ignored, because their packages are not installed: {', '.join(missing)}"
-        values[options.stores_with_ranges.key] = f"{named} ({ignored})", error
     return {
         "is_in_use": not (why_no_parts or why_no_codec or why_no_filter or is_wrong or unknown),
         "versions": {n: version(n) for n in ("numcodecs-bytes", "zarr", "numcodecs", "numpy")},
@@ -107,9 +103,13 @@ def _numcodecs_class() -> type:
 def _value_of(option: options.Option[Any]) -> tuple[object, str]:
     """Return the value of an option, and what is wrong with it, or ""."""
     try:
-        return option(), ""
+        value = option()
     except ValueError as error:
         return None, str(error).removesuffix(options.set_by(option.key))
+    if option is options.stores_with_ranges and (missing := options.classes_not_installed()):
+        ignored = f"ignored, because their packages are not installed: {', '.join(missing)}"
+        return f"{value} ({ignored})", ""
+    return value, ""
 
 
 def _class_in_use(find_class: Callable[[], type]) -> tuple[str | None, str]:
