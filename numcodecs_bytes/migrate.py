@@ -141,8 +141,8 @@ def _plan(
     excluded = {path.strip("/") if isinstance(path, str) else path for path in exclude}
     if unknown := [path for path in excluded if path not in nodes or not path]:
         raise ValueError(
-            f"can't exclude {unknown[0]!r}: expected the path of an array or group below the root, "
-            "such as 'group/array'"
+            f"can't exclude {unknown[0]!r}: the store has no such array or group below its root; "
+            "expected a path such as 'group/array'"
         )
     if undo:
         return _plan_undo(nodes, bar)

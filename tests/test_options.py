@@ -137,8 +137,8 @@ class TestWhereTheyAreSet:
             array[0] = 1
         said = str(caught.value)
         assert f"{KEY} is 'require', set in this program by zarr.config.set: compressed" in said
-        remedy = "create the array with compressors=None, or set it to True to let zarr rewrite the"
-        assert said.endswith(f"; {remedy} chunk")
+        remedy = "create the array with compressors=None, or set the option to True to let zarr"
+        assert said.endswith(f"; {remedy} rewrite the chunk")
 
 
 class TestUnknownKeys:

@@ -224,6 +224,6 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
             name = name_of_chunk(chunk.item.byte_getter)
             raise RuntimeError(
                 f"part of {name} can't be written in place, but {key} is "
-                f"'require'{set_by(key)}: {why}; {remedy}set it to True to let zarr rewrite the "
-                "chunk"
+                f"'require'{set_by(key)}: {why}; {remedy}set the option to True to let zarr "
+                "rewrite the chunk"
             )
