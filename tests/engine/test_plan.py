@@ -168,6 +168,7 @@ def test_sparse_points_are_neither_sorted_nor_spread():
         (np.array([1, 2]), np.array([1, 8])),
         (np.array([1, 2]), np.array([1, 2, 3])),
         (np.array(1), np.array(2)),
+        (np.ma.masked_array([1, 2], [False, True]), slice(0, 8)),  # was an own bug
     ],
     ids=repr,
 )
