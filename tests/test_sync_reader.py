@@ -3,6 +3,7 @@
 import os
 import pickle
 import random
+import sys
 import threading
 import tracemalloc
 import zipfile
@@ -141,6 +142,22 @@ def test_in_the_calling_thread(array, monkeypatch):
     monkeypatch.setattr(zarr.core.sync, "sync", None)
     assert reader[1].tolist() == DATA[1].tolist()
     assert threads == [threading.current_thread()] * 2
+
+
+@pytest.mark.needs("os.preadv")
+def test_a_long_run_is_read_by_one_call(tmp_path, monkeypatch):
+    """On tmpfs and overlays, a call was refused, and the bytes were copied once more."""
+    array = create(tmp_path / "a", (8, 1 << 10), endian=sys.byteorder)
+    array[...] = 7
+    reader, calls, system = SyncReader(array), [], os.preadv
+
+    def note(descriptor, buffers, offset, flags=0):
+        calls.append((offset, flags))
+        return system(descriptor, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", note)
+    assert reader[3].tolist() == [7] * (1 << 10)
+    assert calls == [(3 << 13, 0)]
 
 
 def random_array(rng, folder):

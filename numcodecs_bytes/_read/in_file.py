@@ -173,8 +173,11 @@ def _read_long_runs(
 
     The system itself changes the output only while it does not wait for the file: if that took too
     long, a cancelled caller would have gone on when the bytes arrive. So what is cold passes
-    through a block.
+    through a block, unless the caller is this thread.
     """
+    if not out.may_be_cancelled:
+        files.read_runs_into(descriptor, starts, memory)
+        return True
     unread: list[tuple[int, memoryview]] = []
     with out.lock:
         out.check()
