@@ -22,6 +22,7 @@ from zarr.core.buffer import cpu
 import numcodecs_bytes
 from numcodecs_bytes import SyncReader
 from numcodecs_bytes._host import own_bugs
+from numcodecs_bytes._plan.plan import _cached_plan as plan_of_chunk
 
 # Of zarr and of numcodecs, for data types and filters that Zarr v3 does not specify.
 pytestmark = pytest.mark.filterwarnings("ignore:.*specification", "ignore:The data type:Warning")
@@ -158,6 +159,20 @@ def test_a_long_run_is_read_by_one_call(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "preadv", note)
     assert reader[3].tolist() == [7] * (1 << 10)
     assert calls == [(3 << 13, 0)]
+
+
+def test_samples_at_random_share_a_plan(tmp_path):
+    """Each was planned: with more samples than plans are cached, a read took twice as long."""
+    array = create(tmp_path / "a", (300, 9, 9), (300, 9, 9))
+    array[...] = values = np.arange(300 * 81.0).reshape(300, 9, 9)
+    reader = SyncReader(array)
+    assert reader[0, 1:4, 2:].tolist() == values[0, 1:4, 2:].tolist()
+    before = plan_of_chunk.cache_info().misses
+    for number in range(1, 300):
+        first = number % 5
+        window = number, slice(first, first + 3), slice(2, None)
+        assert reader[window].tolist() == values[window].tolist()
+    assert plan_of_chunk.cache_info().misses == before
 
 
 def random_array(rng, folder):
