@@ -20,7 +20,9 @@ from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import name_of_class, name_of_store
 from numcodecs_bytes._host.options import OptionError
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
+from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.local import read_file
@@ -188,11 +190,15 @@ class SyncReader:
         """Read what is selected of chunks to the result."""
         output, done = Output.of_caller(out), list[ChunkRead]()
         pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
+        layout = snapshot.layout
         for coordinates, selection, place in chunks:
+            at_start, distance = selection, 0
+            if isinstance(layout, Layout):  # so random samples share a plan
+                at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
             getter = _Getter(self._array.store, path)
-            item = Item(getter, snapshot.spec, selection, place, is_complete=False)
-            chunk = ChunkRead(item, place, snapshot.layout, finder.file_of(path))
+            item = Item(getter, snapshot.spec, at_start, place, is_complete=False)
+            chunk = ChunkRead(item, place, layout, finder.file_of(path), distance=distance)
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)

@@ -86,7 +86,7 @@ class Layout:
         self.axis_order = tuple(range(len(shape))) if axis_order is None else axis_order
         self.item_size = stored_dtype.itemsize
         self.geometry = Geometry(shape, self.axis_order, self.item_size)
-        self.num_bytes = self.geometry.num_bytes
+        self.num_bytes, self.strides = self.geometry.num_bytes, self.geometry.strides
         # Whether NumPy's copy converts stored elements: it can swap them, and no bits are invalid.
         self.is_converted_by_copy = copied_as(dtype) == dtype and not has_unused_bits(dtype)
         # Whether stored elements equal elements in memory, byte for byte.

@@ -58,6 +58,32 @@ def selection_of(key: object) -> object:
     return tuple([slice(*of_axis) if type(of_axis) is tuple else of_axis for of_axis in key])
 
 
+def moved_to_start(
+    selection: tuple[Any, ...], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[Any, ...], int]:
+    """Return a selection moved to the start of its chunk, and how far it was moved, in bytes.
+
+    Selections that differ only in where they begin, such as samples at random, then share a plan:
+    to plan each took a third of the time of a read by `SyncReader`.
+    """
+    distance = 0
+    for axis, selector in enumerate(selection):
+        first = selector.start if type(selector) is slice else selector
+        if type(first) is not int or not 0 < first < shape[axis]:
+            continue
+        at_start: Any = 0
+        if type(selector) is slice:
+            stop, step = selector.stop, selector.step
+            if type(stop) is not int or not first < stop <= shape[axis]:
+                continue
+            if step is not None and step < 1:
+                continue
+            at_start = slice(0, stop - first, step)
+        selection = (*selection[:axis], at_start, *selection[axis + 1 :])
+        distance += first * strides[axis]
+    return selection, distance
+
+
 def axes_of(
     selection: object, geometry: Geometry, drop_axes: tuple[int, ...] = ()
 ) -> tuple[Axis, ...]:
@@ -73,6 +99,8 @@ def axes_of(
     if not isinstance(selection, tuple) or len(selection) != len(shape):
         raise _unknown(selection)
     arrays = [s for s in selection if isinstance(s, np.ndarray)]
+    if any([isinstance(array, np.ma.MaskedArray) for array in arrays]):
+        raise _unknown(selection)
     # zarr passes an array for every axis, the k-th is that of axis k; or for one axis only.
     is_mesh = [a.ndim == len(shape) and a.size == a.shape[k] for k, a in enumerate(arrays)]
     if len(arrays) > 1 and not all(is_mesh):

@@ -27,6 +27,7 @@ class ChunkRead:
     layout: AnyLayout
     source: Source | None = None
     outcome: Outcome = PENDING
+    distance: int = 0  # in bytes, from what the item selects to what is read
 
     @property
     def getter(self) -> Getter:

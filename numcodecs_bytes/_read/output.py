@@ -36,7 +36,12 @@ class Output(NamedTuple):
     @classmethod
     def of_caller(cls, array: Array, drop_axes: tuple[int, ...] = ()) -> "Output":
         """Return an output that the calling thread fills, which always wants it."""
-        return cls(array, drop_axes, lambda: True, threading.Lock())
+        return cls(array, drop_axes, _always, threading.Lock())
+
+    @property
+    def may_be_cancelled(self) -> bool:
+        """Whether a caller may want the array back while it is filled."""
+        return self.is_wanted is not _always
 
     async def read_chunks(
         self, chunks: Sequence[T], read: "Callable[[Sequence[T], Output], Awaitable[None]]"
@@ -52,6 +57,10 @@ class Output(NamedTuple):
         """Raise CancelledError if the array must not be changed any more."""
         if not self.is_wanted():
             raise CancelledError("the read was cancelled")
+
+
+def _always() -> bool:
+    return True
 
 
 def check_output(out: Array | GPUArray, dtype: AnyDType, *, is_on_gpu: bool = False) -> None:

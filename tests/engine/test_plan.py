@@ -13,6 +13,7 @@ from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import plan_of, split
+from numcodecs_bytes._plan.selection import moved_to_start
 
 I4, BIG_I4, U1 = np.dtype("i4"), np.dtype(">i4"), np.dtype("u1")
 
@@ -70,8 +71,13 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
         raw = bytes(5) + array.astype(BIG_I4).transpose(order).tobytes()
         selection, drop_axes = random_selection(rng, shape)
         expected = array[selection].squeeze(axis=drop_axes)
-        plan = plan_of(selection, layout, drop_axes, rng.choice([None, 0, 5]))
+        gap = rng.choice([None, 0, 5])
+        plan = plan_of(selection, layout, drop_axes, gap)
         np.testing.assert_array_equal(apply(plan, raw, layout, 5), expected)
+        at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
+        moved = plan_of(at_start, layout, drop_axes, gap)
+        assert moved.starts(distance).tolist() == plan.starts().tolist()
+        np.testing.assert_array_equal(apply(moved, raw, layout, 5 + distance), expected)
         for _ in range(2):  # the second time, plans may be cached
             out = np.full(expected.shape, -1, I4)
             for where, part in split(plan, 4):
@@ -86,6 +92,25 @@ def test_plans_and_their_parts_select_what_numpy_selects(set_constants):
             read = {b for s in plan.starts().tolist() for b in range(s, s + plan.length)}
             selected = apply(plan, np.arange(len(raw) // 4, dtype=BIG_I4).tobytes(), layout)
             assert read == {4 * int(k) + b for k in selected.ravel() for b in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("selection", "moved"),
+    [
+        ((5, slice(2, 9, 3)), ((0, slice(0, 7, 3)), 5 * 40 + 2 * 4)),
+        ((5, slice(2, 9)), ((0, slice(0, 7, None)), 5 * 40 + 2 * 4)),
+        ((0, slice(0, 9)), ((0, slice(0, 9)), 0)),
+        *[
+            (odd, (odd, 0))
+            for odd in [(-1, slice(9, 2)), (8, slice(2, 11)), (True, slice(9, 2, -1))]
+        ],
+    ],
+    ids=repr,
+)
+def test_a_selection_that_is_moved_to_the_start(selection, moved):
+    """What is out of bounds, or of another kind, is not moved: it is refused when it is planned."""
+    layout = Layout((8, 10), I4, I4)
+    assert repr(moved_to_start(selection, layout.shape, layout.strides)) == repr(moved)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +193,7 @@ def test_sparse_points_are_neither_sorted_nor_spread():
         (np.array([1, 2]), np.array([1, 8])),
         (np.array([1, 2]), np.array([1, 2, 3])),
         (np.array(1), np.array(2)),
+        (np.ma.masked_array([1, 2], [False, True]), slice(0, 8)),  # was an own bug
     ],
     ids=repr,
 )
