@@ -1,5 +1,7 @@
 """Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
 
+import asyncio
+from asyncio import Future
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -19,9 +21,9 @@ from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, an error costs at most a dozen requests (with last bytes, two dozen).
 _NUM_LENGTHS = 11
-# Whether a read has asked for lengths, which is done after the first of its errors only: zarr goes
-# on with other chunks, which may fail as well.
-has_asked_for_lengths: ContextVar[list[bool]] = ContextVar("has_asked_for_lengths")
+# What a read has learnt by asking for lengths, which is done after the first of its errors only:
+# zarr goes on with other chunks, which may fail as well, and then wait for the answer.
+wrong_length: ContextVar[list[Future[object]]] = ContextVar("wrong_length")
 
 
 async def explain(
@@ -31,13 +33,18 @@ async def explain(
     first, spec = items[0].byte_getter, items[0].spec
     if is_in_shard(first):  # the shard will be named
         return
-    wrong, has_asked = None, has_asked_for_lengths.get([])
-    if isinstance(error, ValueError) and type(first) is StorePath and not has_asked:
-        has_asked.append(True)
-        # If this fails, zarr's error says enough.
-        wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
-    if isinstance(wrong, LengthError):
-        raise wrong from error
+    if isinstance(error, ValueError) and type(first) is StorePath:
+        wrong: object = None
+        if asked := wrong_length.get([]):
+            wrong = await asyncio.shield(asked[0])
+        else:
+            asked.append(asyncio.get_running_loop().create_future())
+            try:  # if this fails, zarr's error says enough
+                wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
+            finally:
+                asked[0].set_result(wrong)
+        if isinstance(wrong, LengthError):
+            raise wrong from error
     if len(items) == 1:
         add_name(error, first)
         return

@@ -21,7 +21,7 @@ from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS, concurrency
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder, finder_of
-from numcodecs_bytes._pipeline.explain import has_asked_for_lengths
+from numcodecs_bytes._pipeline.explain import wrong_length
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._read import local
 from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings, chunk_reads
@@ -56,7 +56,7 @@ class ReadsParts(KnowsLayouts):
         self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
-        has_asked_for_lengths.set([])
+        wrong_length.set([])
         items, finder, bugs = items_of(batch_info), self._finder, list[Exception]()
         if items and finder and finder.leaves_all_to_zarr(items) and finder.is_valid(items[0]):
             return await self._read_by_zarr(items, out, drop_axes)
