@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
-WHY_SIZE = f"it selects nothing, or more than {MAX_CHUNKS} chunks or {MAX_BYTES >> 20} MiB"
 
 # How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
 # read and check it takes most of the time of a row.
@@ -174,8 +173,12 @@ class SyncReader:
         shape, dtype = snapshot.metadata.shape, snapshot.layout.dtype
         selected = select(selection, shape, snapshot.spec.shape, MAX_CHUNKS)
         num_bytes = math.prod(selected.shape) * dtype.itemsize
-        if not 0 < selected.num_chunks <= MAX_CHUNKS or not 0 < num_bytes <= MAX_BYTES:
-            raise LeftToZarr(WHY_SIZE)
+        if not num_bytes:
+            raise LeftToZarr("it selects nothing")
+        if selected.num_chunks > MAX_CHUNKS:
+            raise LeftToZarr(f"it selects more than {MAX_CHUNKS} chunks or shards")
+        if num_bytes > MAX_BYTES:
+            raise LeftToZarr(f"it selects more than {MAX_BYTES >> 20} MiB")
         out: Array = np.empty(selected.shape, dtype, self._array.order)
         self._read_chunks(snapshot, finder, selected.chunks(), out)
         return out[()] if selected.has_ellipsis and not selected.shape else out

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import tempfile
 import threading
+import zipfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -836,7 +837,7 @@ class TestCommand:
         assert lines[1].startswith(f"{bad}/ ")
         assert lines[-1] == "2 arrays, 2 chunks, 1 problem"
         assert main(["--json", "check", *stores]) == 2
-        printed, why = capsys.readouterr(), "there is no such file or folder"
+        printed, why = capsys.readouterr(), f"there is no such file or folder: {nowhere}"
         found = json.loads(printed.out)
         assert [array["store"] for array in found["arrays"]] == [good, bad]
         assert found["unreadable"] == [{"store": nowhere, "error": why}]
@@ -921,6 +922,14 @@ class TestCommand:
         with pytest.raises(ValueError, match="this is a FITS image with BZERO") as raised:
             open_store(tmp_path / "u2.fits")
         assert_recipes_exist(str(raised.value))
+
+    def test_a_zip_file_that_is_truncated(self, tmp_path):
+        """It was called neither a zip file nor references."""
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.writestr("zarr.json", "{}")
+        os.truncate(tmp_path / "a.zip", 40)
+        with pytest.raises(ValueError, match="the zip archive is damaged or truncated"):
+            open_store(tmp_path / "a.zip")
 
     def test_a_file_that_is_not_known(self, tmp_path):
         """The answer names recipes."""

@@ -613,8 +613,16 @@ class TestCommand:
     def test_status_without_anything_to_migrate(self, tmp_path, capsys):
         assert main(["migrate", str(tmp_path)]) == 1
         assert "no Zarr v2 metadata" in capsys.readouterr().out
-        assert main(["migrate", str(tmp_path / "nowhere"), "--json"]) == 2
-        assert json.loads(capsys.readouterr().out) == {"error": "there is no such file or folder"}
+        nowhere, file = tmp_path / "nowhere", tmp_path / "a.nc"
+        file.write_bytes(b"CDF")
+        need = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
+        of_file = f"this is a file: {need}"
+        for path, why in (
+            (nowhere, f"there is no such file or folder: {nowhere}"),
+            (file, of_file),
+        ):
+            assert main(["migrate", str(path), "--json"]) == 2
+            assert json.loads(capsys.readouterr().out) == {"error": why}
 
     @pytest.mark.parametrize("command", ["migrate", pytest.param("check", marks=pytest.mark.long)])
     def test_a_closed_pipe_ends_the_report_alone(self, tmp_path, command):

@@ -347,7 +347,7 @@ class TestReport:
         alone = f"off: this zarr does not load {them}; import numcodecs_bytes.zarr_data_types first"
         assert lines[1:] == [
             "partial reads: on",
-            "writes in place: off: numcodecs_bytes.write_in_place is neither True nor 'require'",
+            "writes in place: off: numcodecs_bytes.write_in_place is False, as by default",
             'codec "bytes" of Zarr v3: on',
             'filter "bytes" of Zarr v2: on',
             f"data types r24, complex_float32, ...: {'on' if LOADS_DATA_TYPES else alone}",
@@ -393,7 +393,7 @@ class TestReport:
         newest = ".".join(map(str, NEWEST_MINOR))
         assert f"; the newest zarr that was tested is {newest}\n" in done.stdout
         assert (done.stdout + done.stderr).count("and this is 99.1.0") == 1
-        off = "write_in_place is neither True nor 'require'"
+        off = "write_in_place is False"
         expected = "arrays are left to zarr alone" if mode else off
         assert re.search(f"writes in place: off: .*{expected}", done.stdout)
 

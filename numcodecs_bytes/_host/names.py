@@ -76,7 +76,8 @@ def add_name_of_array(error: Exception) -> None:
 
 
 def add_note(error: Exception, note: str) -> None:
-    """Add a note that begins with "while" to an error, unless it has one."""
+    """Add a note to an error, unless it has one with the same first word, such as "while"."""
+    first_word = f"{note.partition(' ')[0]} "
     with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
-        if not any(other.startswith("while ") for other in getattr(error, "__notes__", ())):
+        if not any(other.startswith(first_word) for other in getattr(error, "__notes__", ())):
             error.add_note(note)

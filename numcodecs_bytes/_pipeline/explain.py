@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
 
-from numcodecs_bytes._core.dtypes import LengthError
+from numcodecs_bytes._core.dtypes import TRUNCATED, LengthError
 from numcodecs_bytes._host import trace
-from numcodecs_bytes._host.foreign import async_result_of
+from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import LayoutOf
+from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
 from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
 
@@ -34,23 +34,30 @@ async def explain(
     if is_in_shard(first):  # the shard will be named
         return
     if isinstance(error, ValueError) and type(first) is StorePath:
-        wrong: object = None
-        if asked := wrong_length.get([]):
-            wrong = await asyncio.shield(asked[0])
-        else:
-            asked.append(asyncio.get_running_loop().create_future())
-            try:  # if this fails, zarr's error says enough
-                wrong = await async_result_of(_check_lengths(items[:_NUM_LENGTHS], layout_of))
-            finally:
-                asked[0].set_result(wrong)
+        wrong = await _find_wrong_length(items[:_NUM_LENGTHS], layout_of)
         if isinstance(wrong, LengthError):
             raise wrong from error
     if len(items) == 1:
         add_name(error, first)
-        return
-    name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
-    check = "`numcodecs-bytes check` finds damaged ones"
-    add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+    else:
+        name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+        check = "`numcodecs-bytes check` finds damaged ones"
+        add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+    if isinstance(error, ValueError) and isinstance(result_of(layout_of, spec), ShardLayout):
+        add_note(error, f"a shard may be {TRUNCATED}")
+
+
+async def _find_wrong_length(items: Sequence[Item], layout_of: LayoutOf) -> object:
+    """Return the error of a chunk that has the wrong length, if any; a read looks for it once."""
+    if asked := wrong_length.get([]):
+        return await asyncio.shield(asked[0])
+    asked.append(asyncio.get_running_loop().create_future())
+    wrong: object = None
+    try:  # if this fails, zarr's error says enough
+        wrong = await async_result_of(_check_lengths(items, layout_of))
+    finally:
+        asked[0].set_result(wrong)
+    return wrong
 
 
 async def _check_lengths(items: Sequence[Item], layout_of: LayoutOf) -> None:

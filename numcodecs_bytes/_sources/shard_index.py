@@ -30,7 +30,8 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
     try:
         return decode_index(shard.codec, raw, shard.grid_shape)
     except ValueError as error:
-        raise LeftToZarr("the index of the shard is damaged") from error
+        why = "the index of the shard is damaged: restore the shard, or write all of it"
+        raise LeftToZarr(why) from error
 
 
 def read_index(shard: ShardLayout, file: OpenFile) -> UInt64Array:

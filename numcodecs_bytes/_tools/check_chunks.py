@@ -241,7 +241,8 @@ async def _problem_in(array: AnyArray, run: list[Index]) -> str:
     for region in _regions_of(array, run[0], run[-1]):
         decoded = await async_result_of(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            return f"can't be read: {describe_error(decoded)}"
+            why = " (the shard may be damaged or truncated)" if array.shards else ""
+            return f"can't be read: {describe_error(decoded)}{why}"
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:
         return ""

@@ -35,12 +35,13 @@ def report() -> JSONObject:
     mode, why_no_writes = values.pop(in_place)
     why_left = "arrays are left to zarr alone" if why_aside else why_no_parts  # said once
     if mode and why_left:
-        why_no_writes = f"{in_place} is {mode!r}, but {why_left}"
+        why_no_writes = f"{in_place} is {mode!r}{options.set_by(in_place)}, but {why_left}"
     is_wrong = why_no_writes or any(error for _, error in values.values())
-    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is neither True nor 'require'")
+    by_default = "" if options.origin_of(in_place) else ", as by default"
+    why_no_writes = why_no_writes or ("" if mode else f"{in_place} is False{by_default}")
     rows = [
         ("partial reads", pipeline, why_no_parts, "codec_pipeline.path"),
-        ("writes in place", pipeline, why_no_writes, in_place),
+        ("writes in place", pipeline, why_no_writes, "" if mode and why_left else in_place),
         ('codec "bytes" of Zarr v3', codec, why_no_codec, "codecs.bytes"),
         ('filter "bytes" of Zarr v2', filter_, explain_other_codec() or why_no_filter, ""),
         ("data types r24, complex_float32, ...", None, why_no_types, ""),

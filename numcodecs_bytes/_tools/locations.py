@@ -46,6 +46,7 @@ _REFERABLE = (
         _KERCHUNK.format("fits", "process_file({file!r})", ", default=bytes.decode"),
     ),
 )
+_WRITABLE = "migrate needs a folder, or a URL that fsspec can write to, with Zarr v2 metadata"
 _PAGE = "in docs/recipes.md"
 _REPOSITORY_LINES = """this is an Icechunk repository at a URL, which you can check from Python
 (if it is not on S3, with icechunk.gcs_storage, azure_storage, http_storage, ...):
@@ -122,7 +123,7 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
         raise ValueError(f"this is Zarr metadata: give its folder, {folder or '.'}")
     if location.endswith((".json", ".parq", ".parquet")):
         if not read_only:
-            raise ValueError("kerchunk references are read-only")
+            raise ValueError(f"kerchunk references are read-only: {_WRITABLE}")
         return _open_references(location, options)
     if is_url:
         _need("fsspec", "stores")
@@ -136,6 +137,8 @@ def _open_location(location: str, options: JSONObject, *, read_only: bool) -> St
             "storage options are for URLs and kerchunk references, not for local files"
         )
     if is_file:
+        if not read_only:
+            raise ValueError(f"this is a file: {_WRITABLE}")
         return _open_zip(location)
     return zarr.storage.LocalStore(path, read_only=read_only)
 
@@ -148,7 +151,7 @@ def _is_file(path: Path) -> bool:
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise FileNotFoundError("there is no such file or folder") from error
+        raise FileNotFoundError(f"there is no such file or folder: {path}") from error
 
 
 def _is_zip(location: Store | str | Path) -> bool:
@@ -170,6 +173,8 @@ def _open_zip(location: str) -> Store:
     try:
         archive: Store = sync(zarr.storage.ZipStore.open(location, mode="r"))
     except zipfile.BadZipFile as error:
+        if start.startswith(b"PK"):
+            raise ValueError("the zip archive is damaged or truncated: restore it") from error
         raise ValueError(
             "this is a file, but neither a zip file nor references, whose name must end in .json: "
             'see the recipes "How do I read an ENVI image?" and "How do I read a raw binary file?" '

@@ -225,5 +225,5 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
             raise RuntimeError(
                 f"part of {name} can't be written in place, but {key} is "
                 f"'require'{set_by(key)}: {why}; {remedy}set the option to True to let zarr "
-                "rewrite the chunk"
+                "write the chunk, if it can"
             )

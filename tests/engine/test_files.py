@@ -96,6 +96,8 @@ class TestLength:
             array[1:]
         assert store.num_requests - num_before <= num_alone + 12
         name = f"chunk 'a/b/c/{damaged}' of MemoryStore.*"
+        notes = getattr(caught.value, "__notes__", [])
+        assert any("a shard may be truncated: restore" in note for note in notes) == bool(shards)
         if "Batched" in our_pipeline and shards:
             assert re.match(f"while reading {name}", caught.value.__notes__[0])
         elif "Batched" in our_pipeline or (damaged == 1 and not lies and not shards):
