@@ -150,7 +150,7 @@ class SyncReader:
         return f"<SyncReader of {self._array!r}: {how}>"
 
     def __getitem__(self, selection: Any) -> Any:
-        bugs = list[Exception]()
+        bugs: list[Exception] = []
         with own_bugs.Caught(bugs.append):
             try:
                 return self._read(selection)
@@ -191,7 +191,7 @@ class SyncReader:
         out: Array,
     ) -> None:
         """Read what is selected of chunks to the result."""
-        output, done = Output.of_caller(out), list[ChunkRead]()
+        output, done = Output.of_caller(out), []
         pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
         layout = snapshot.layout
         for coordinates, selection, place in chunks:

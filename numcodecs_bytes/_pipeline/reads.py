@@ -57,9 +57,10 @@ class ReadsParts(KnowsLayouts):
     ) -> Any:
         """Read the selections of chunks into `out`, like zarr's pipeline."""
         wrong_length.set([])
-        items, finder, bugs = items_of(batch_info), self._finder, list[Exception]()
+        items, finder = items_of(batch_info), self._finder
         if items and finder and finder.leaves_all_to_zarr(items) and finder.is_valid(items[0]):
             return await self._read_by_zarr(items, out, drop_axes)
+        bugs: list[Exception] = []
         try:
             plan = self._plan(items, out, drop_axes, bugs)
             if plan is None:

@@ -31,7 +31,8 @@ class WritesParts(KnowsLayouts):
         can't be written in place. Other chunks may have been written by then. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
-        items, bugs = items_of(batch_info), list[Exception]()
+        items = items_of(batch_info)
+        bugs: list[Exception] = []
         try:
             await self._write(items, value, drop_axes, bugs)
         except Exception as error:  # whichever it is: it is only given a note

@@ -56,7 +56,9 @@ def select(
     an error.
     """
     keys, has_ellipsis = _keys_of(selection, len(shape))
-    sizes, axes, num_chunks = list[int](), list[list[_AxisPiece]](), 1
+    sizes: list[int] = []
+    axes: list[list[_AxisPiece]] = []
+    num_chunks = 1
     for key, size, length in zip(keys, shape, chunk_shape, strict=True):
         indices = _index_or_indices(key, size)
         if isinstance(indices, int):
@@ -128,7 +130,7 @@ def _indices_of_array(array: Any, size: int) -> Indices:
 
 def _cut(indices: range | Indices, length: int, max_chunks: int) -> list[_AxisPiece]:
     """Cut indices at the edges of chunks; if they are in more than `max_chunks`, not all."""
-    parts = list[_AxisPiece]()
+    parts: list[_AxisPiece] = []
     for position, within, place in cut_at_chunks(indices, length):
         selector: Selector
         if isinstance(within, range):

@@ -29,7 +29,7 @@ def groups_of(chunks: Sequence[Chunk], most: int) -> list[Group[Chunk]]:
     zarr passes chunks in C order. So those that follow each other fill their box, unless some in
     between are left out.
     """
-    groups = list[Group[Chunk]]()
+    groups: list[Group[Chunk]] = []
     for chunk in chunks:
         box = _box_around(chunk.place)
         if groups and are_slices(groups[-1].box):

@@ -61,7 +61,7 @@ def place_within(outer: Place, inner: Place) -> Place:
 
     `outer` is that of the whole selection; its slices have steps of 1.
     """
-    place = list[Selector]()
+    place: list[Selector] = []
     for along_outer, along_inner in zip(outer, inner, strict=True):
         if not isinstance(along_outer, slice):
             selected = np.reshape(along_outer, -1)[along_inner]

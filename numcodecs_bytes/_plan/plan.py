@@ -276,7 +276,8 @@ def split(plan: Plan, item_size: int) -> Iterator[tuple[Place, Plan]]:
     cuts = _cut_first_axes(plan, most)
     is_in_hull = len(cuts) > plan.num_outer  # the last axis that is cut
     for selectors in itertools.product(*cuts):
-        axes, place = list(plan.axes), list[Selector](whole)
+        axes = list(plan.axes)
+        place: list[Selector] = list(whole)
         for position, selector in enumerate(selectors):
             axes[position] = axis = axes[position].at(selector)
             if axis.selection_axis is not None:
@@ -296,7 +297,8 @@ def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
     before it, and all along those after it: of 2 planes of 10 rows, each a run of 1 KiB, 4 KiB are
     4 rows of a plane: ``[[0:1, 1:2], [0:4, 4:8, 8:10]]``.
     """
-    cuts, num_runs, hull_bytes = list[list[Selector]](), plan.num_runs, plan.length
+    cuts: list[list[Selector]] = []
+    num_runs, hull_bytes = plan.num_runs, plan.length
     most_runs = min(most // hull_bytes, 1 + most // constants.RUN_BYTES)
     for position, axis in enumerate(plan.axes):
         size = len(axis.indices)

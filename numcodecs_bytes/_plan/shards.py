@@ -220,7 +220,7 @@ class _GridSlice(NamedTuple):
 
 def _grid_slices(axis: Axis, size: int) -> Iterator[_GridSlice]:
     """Cut what is selected along an axis of a shard at the edges of its inner chunks."""
-    by_range = dict[range, Axis]()
+    by_range: dict[range, Axis] = {}
     for position, indices, place in cut_at_chunks(axis.indices, size):
         inner = axis._replace(indices=indices)
         if type(indices) is range:

@@ -35,7 +35,7 @@ async def read(settings: ReadSettings, chunks: Sequence[ChunkRead], out: Output)
 
     Raises ValueError if a file has the wrong length.
     """
-    outputs = list[Output]()
+    outputs: list[Output] = []
     try:
         if len(chunks) == 1:
             read_alone = partial(_read_alone, settings, chunks, out, outputs)
@@ -110,7 +110,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     """Read chunks in the same file, or fill them if it is missing; leave to zarr what fails."""
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
-    opened = list[int]()
+    opened: list[int] = []
     try:
         try:
             # Without a step of Python between the system's answer and the list: at one, a

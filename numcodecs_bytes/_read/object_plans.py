@@ -76,7 +76,7 @@ def object_plans(
     one, if the user has set it.
     """
     planner = _Planner(num_in_flight, gap, drop_axes)
-    reads = list[ObjectPlan]()
+    reads: list[ObjectPlan] = []
     for group in planner.grouped(chunks):
         try:
             read = planner.object_plan(group)
@@ -127,7 +127,7 @@ class _Planner:
         """Yield groups of chunks that are side by side, small enough to keep all requests busy."""
         gap = self._budget_of_one.gap if self._budget.is_exact else BESIDE_BYTES
         most_bytes = min(budgets.PIECE_BYTES, total // self._budget_of_one.num_requests)
-        group = list[ChunkRead]()
+        group: list[ChunkRead] = []
         for chunk in sorted(chunks, key=lambda chunk: chunk.remote.start):
             end = group[-1].remote.start + num_bytes if group else 0
             is_beside = 0 <= chunk.remote.start - end <= gap

@@ -156,7 +156,8 @@ class Pace:
         ahead, limit = deque(positions), self._limit()
         if self._leaves_slow_files:  # two slow ones are enough: how they are read does not matter
             ahead = deque(itertools.islice(ahead, 2))
-        probes, seconds = list[float](), 0.0
+        probes: list[float] = []
+        seconds = 0.0
         while ahead and not seconds:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
             seconds = seconds_waited(probes, limit, self._suspicion)

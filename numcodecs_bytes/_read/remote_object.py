@@ -162,7 +162,8 @@ class RemoteObject:
         self, ranges: Iterator[Range], memory: UInt8Array, num_requests: int
     ) -> int:
         """Request ranges, and copy the runs in them to their places in memory; count the runs."""
-        errors, begin, num_before = list[Exception](), time.monotonic(), self.num_received
+        errors: list[Exception] = []
+        begin, num_before = time.monotonic(), self.num_received
         num_runs = num_ranges = 0
 
         async def request(each: Range) -> None:

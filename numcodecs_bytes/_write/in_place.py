@@ -77,7 +77,7 @@ async def _try_all(
     batch: WriteBatch, waiting: Sequence[_AnyFile], num_threads: int | None
 ) -> tuple[list[_AnyFile], bool]:
     """Try all writes; return those whose files are locked, and whether a thread was to be had."""
-    locked = list[_AnyFile]()
+    locked: list[_AnyFile] = []
 
     def attempt(file: _AnyFile, is_wanted: IsWanted) -> None:
         try:
