@@ -83,6 +83,7 @@ OTHERS |= {
     "_replace",
     "_dtypes",
     "_read_by_zarr",
+    "_write_by_zarr",
     "_layout_of",
 }
 

@@ -620,6 +620,7 @@ class TestCommand:
         for path, why in (
             (nowhere, f"there is no such file or folder: {nowhere}"),
             (file, of_file),
+            ("", "expected the path or URL of a store, got an empty text"),
         ):
             assert main(["migrate", str(path), "--json"]) == 2
             assert json.loads(capsys.readouterr().out) == {"error": why}

@@ -255,9 +255,6 @@ class LengthError(ValueError):
     """A chunk has the wrong length."""
 
 
-TRUNCATED = "truncated: restore or rewrite it, or delete it to read the fill value"
-
-
 def missing_endian(dtype: AnyDType) -> EndianError:
     """Return the error for a multi-byte data type without `endian`."""
     return EndianError(
@@ -292,7 +289,7 @@ def check_length(
     expected = math.prod(shape) * stored.itemsize
     if num_bytes != expected:
         why = (
-            TRUNCATED
+            "truncated: restore or rewrite it, or remove it to read the fill value"
             if num_bytes < expected
             else "compressed or have another shape: correct the metadata, or rewrite it"
         )

@@ -57,6 +57,8 @@ def name_of_store(store: object) -> str:
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
+    if num > 1 and "chunk '" in str(result_of(str, error)):  # it names the one
+        return
     others = f", or another one of {num}" if num > 1 else ""
     add_note(error, f"while {doing} {name_of_chunk(byte_getter)}{others}")
 

@@ -8,13 +8,13 @@ from contextvars import ContextVar
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
 
-from numcodecs_bytes._core.dtypes import TRUNCATED, LengthError
+from numcodecs_bytes._core.dtypes import LengthError
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import add_name, add_note
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.shards import LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
 from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
 
@@ -27,7 +27,12 @@ wrong_length: ContextVar[list[Future[object]]] = ContextVar("wrong_length")
 
 
 async def explain(
-    error: Exception, items: Sequence[Item], layout_of: LayoutOf, *, is_v2: bool
+    error: Exception,
+    items: Sequence[Item],
+    layout_of: LayoutOf,
+    *,
+    is_v2: bool,
+    doing: str = "reading",
 ) -> None:
     """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
     first, spec = items[0].byte_getter, items[0].spec
@@ -36,15 +41,15 @@ async def explain(
     if isinstance(error, ValueError) and type(first) is StorePath:
         wrong = await _find_wrong_length(items[:_NUM_LENGTHS], layout_of)
         if isinstance(wrong, LengthError):
-            raise wrong from error
+            raise wrong from None  # zarr's error may be of another chunk
     if len(items) == 1:
-        add_name(error, first)
+        add_name(error, first, doing)
     else:
         name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
         check = "`numcodecs-bytes check` finds damaged ones"
-        add_note(error, f"while reading {len(items)} chunks of {name}; {check}")
+        add_note(error, f"while {doing} {len(items)} chunks of {name}; {check}")
     if isinstance(error, ValueError) and isinstance(result_of(layout_of, spec), ShardLayout):
-        add_note(error, f"a shard may be {TRUNCATED}")
+        add_note(error, f"a shard may be damaged: {REMEDY}")
 
 
 async def _find_wrong_length(items: Sequence[Item], layout_of: LayoutOf) -> object:

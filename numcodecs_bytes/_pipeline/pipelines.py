@@ -37,6 +37,18 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
             await explain(error, items_of(items), self._layout_of, is_v2=self._is_v2())
             raise
 
+    async def write_batch(
+        self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()
+    ) -> None:
+        """Write some of the chunks of a batch, by default one, like zarr's pipeline."""
+        items = items_of(batch_info)
+        try:
+            await super().write_batch(items, value, drop_axes)
+        except Exception as error:  # whichever it is: it is only explained
+            is_v2 = self._is_v2()
+            await explain(error, items, self._layout_of, is_v2=is_v2, doing="writing")
+            raise
+
 
 _PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
 if FusedCodecPipeline is not None:
@@ -56,13 +68,23 @@ if FusedCodecPipeline is not None:
                 await explain(error, items, self._layout_of, is_v2=self._is_v2())
                 raise
 
+        async def _write_by_zarr(
+            self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]
+        ) -> None:
+            try:
+                await super()._write_by_zarr(items, value, drop_axes)
+            except Exception as error:  # whichever it is: it is only explained
+                is_v2 = self._is_v2()
+                await explain(error, items, self._layout_of, is_v2=is_v2, doing="writing")
+                raise
+
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 
 
 def use_by_default() -> None:
     """Make the pipeline that extends zarr's default pipeline the default."""
     needed = ("read", "write", "array_array_codecs", "array_bytes_codec", "bytes_bytes_codecs")
-    check_class(BatchedBytesPipeline, (*needed, "read_batch"))
+    check_class(BatchedBytesPipeline, (*needed, "read_batch", "write_batch"))
     replaces = {}
     for pipeline, ours in _PIPELINES.items():
         check_class(ours, needed)

@@ -12,6 +12,7 @@ from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.options import WriteMode, write_in_place
 from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts, check_readable
+from numcodecs_bytes._pipeline.explain import wrong_length
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.stores import is_in_shard
 
@@ -31,13 +32,14 @@ class WritesParts(KnowsLayouts):
         can't be written in place. Other chunks may have been written by then. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
+        wrong_length.set([])
         items = items_of(batch_info)
         bugs: list[Exception] = []
         try:
             await self._write(items, value, drop_axes, bugs)
         except Exception as error:  # whichever it is: it is only given a note
             own_bugs.forget_alike(bugs, error)
-            if items:
+            if items and not is_in_shard(items[0].byte_getter):  # the shard will be named
                 add_name(error, items[0].byte_getter, "writing", len(items))
             raise
         finally:
@@ -52,7 +54,6 @@ class WritesParts(KnowsLayouts):
         bugs: list[Exception],
     ) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
-        pipeline: Any = super()
         mode, writes = write_in_place(), None
         try:
             try:
@@ -70,13 +71,20 @@ class WritesParts(KnowsLayouts):
                 items = [chunk.item for chunk in writes.left]
                 value = writes.values.buffer
             if items or writes is None:
-                await pipeline.write(items, value, drop_axes)
+                await self._write_by_zarr(items, value, drop_axes)
         finally:
             if trace.active and writes is not None:
                 with own_bugs.Caught(own_bugs.log):
                     for chunk in writes.chunks:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
                             chunk.trace(is_v2=self._is_v2())
+
+    async def _write_by_zarr(
+        self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]
+    ) -> None:
+        """Let zarr write chunks; the fused pipeline explains errors here."""
+        pipeline: Any = super()
+        await pipeline.write(items, value, drop_axes)
 
     async def _plan_writes(
         self, items: Sequence[Item], value: NDBuffer, *, mode: WriteMode

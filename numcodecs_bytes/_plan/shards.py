@@ -34,6 +34,8 @@ from numcodecs_bytes._plan.selection import (
 CACHED_SHARD_PLANS = 1 << 4
 CACHED_INNER_CHUNKS = 1 << 8
 
+REMEDY = "restore the shard, or remove it and write it again"  # of one that is damaged
+
 MISSING = np.iinfo(np.uint64).max  # offset and length of a missing inner chunk in the index
 
 
@@ -137,7 +139,7 @@ class ShardLayout:
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
         if num_bytes < self.index_bytes:
-            raise LeftToZarr("the shard is too short for its index")
+            raise LeftToZarr(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def plan_of(

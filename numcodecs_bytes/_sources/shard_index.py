@@ -10,7 +10,7 @@ import numpy as np
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host.zarr_versions import decode_index
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.shards import ShardLayout
+from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenFile
 
@@ -30,8 +30,7 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
     try:
         return decode_index(shard.codec, raw, shard.grid_shape)
     except ValueError as error:
-        why = "the index of the shard is damaged: restore the shard, or write all of it"
-        raise LeftToZarr(why) from error
+        raise LeftToZarr(f"the index of the shard is damaged: {REMEDY}") from error
 
 
 def read_index(shard: ShardLayout, file: OpenFile) -> UInt64Array:

@@ -26,6 +26,7 @@ from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_
 from numcodecs_bytes._host.foreign import async_result_of
 from numcodecs_bytes._host.names import count, target_of
 from numcodecs_bytes._host.zarr_versions import concurrency
+from numcodecs_bytes._plan.shards import REMEDY
 from numcodecs_bytes._tools.check_report import ArrayReport, Limits, ProgressBar, describe_error
 from numcodecs_bytes._tools.hierarchy import (
     MAX_UNLISTED,
@@ -241,7 +242,7 @@ async def _problem_in(array: AnyArray, run: list[Index]) -> str:
     for region in _regions_of(array, run[0], run[-1]):
         decoded = await async_result_of(array.async_array.getitem(region))
         if isinstance(decoded, Exception):
-            why = " (the shard may be damaged or truncated)" if array.shards else ""
+            why = f" (the shard may be damaged: {REMEDY})" if array.shards else ""
             return f"can't be read: {describe_error(decoded)}{why}"
         num_invalid += _count_invalid(np.asarray(decoded))
     if not num_invalid:

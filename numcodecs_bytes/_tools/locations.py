@@ -76,6 +76,8 @@ def open_store(
             raise ValueError(f"{what} are for paths and URLs, not for open stores")
         return location
     location, options = str(location), dict(storage_options or {})
+    if not location:  # as of a shell's variable that is not set; zarr takes it for this folder
+        raise ValueError("expected the path or URL of a store, got an empty text")
     store = _open_location(location, options, read_only=read_only)
     # An error is raised again when the store is read.
     if read_only and result_of(sync, _is_repository(store)) is True:

@@ -19,7 +19,7 @@ from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, leave
 from numcodecs_bytes._plan.places import Place, is_within, place_of
-from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import REMEDY, AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
@@ -220,10 +220,13 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
     for chunk in chunks:
         if not chunk.item.is_complete:
             key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
-            remedy = "create the array with compressors=None, or " if "compressed" in why else ""
+            remedy = "set the option to True to let zarr write the chunk"
+            if "compressed" in why:
+                remedy = f"create the array with compressors=None, or {remedy}"
+            elif REMEDY in why or "read-only" in why.lower():  # zarr would fail, too
+                remedy = ""
             name = name_of_chunk(chunk.item.byte_getter)
             raise RuntimeError(
                 f"part of {name} can't be written in place, but {key} is "
-                f"'require'{set_by(key)}: {why}; {remedy}set the option to True to let zarr "
-                "write the chunk, if it can"
+                f"'require'{set_by(key)}: {why}{remedy and f'; {remedy}'}"
             )

@@ -97,7 +97,7 @@ class TestLength:
         assert store.num_requests - num_before <= num_alone + 12
         name = f"chunk 'a/b/c/{damaged}' of MemoryStore.*"
         notes = getattr(caught.value, "__notes__", [])
-        assert any("a shard may be truncated: restore" in note for note in notes) == bool(shards)
+        assert any("a shard may be damaged: restore" in note for note in notes) == bool(shards)
         if "Batched" in our_pipeline and shards:
             assert re.match(f"while reading {name}", caught.value.__notes__[0])
         elif "Batched" in our_pipeline or (damaged == 1 and not lies and not shards):
@@ -105,6 +105,40 @@ class TestLength:
         else:
             note = "while reading 300 chunks of MemoryStore.*/a/b; `numcodecs-bytes check` finds"
             assert re.match(note, caught.value.__notes__[0])
+
+    @pytest.mark.parametrize("zarr_format", [2, 3])
+    @pytest.mark.parametrize("compressors", [None, "auto"])
+    def test_one_of_many_that_are_written(self, tmp_path, our_pipeline, zarr_format, compressors):
+        """Another one was named, whose name could be taken for that of the one to delete."""
+        settings = {"chunks": (10, 10), "compressors": compressors, "zarr_format": zarr_format}
+        zarr.create_array(tmp_path, shape=(100, 100), dtype="f4", **settings)[:] = 1
+        name = "5.0" if zarr_format == 2 else "c/5/0"
+        os.truncate(tmp_path / name, 7)
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            zarr.open_array(tmp_path)[5:95, 5:95] = 7
+        said = "; ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        if is_fused := "Fused" in our_pipeline:  # it does not tell of which chunk its error is
+            assert re.search("while writing [0-9]+ chunks of LocalStore", said)
+        elif compressors is None:
+            assert re.match(f"chunk '{name}' of .* holds 7 bytes, expected 400", said)
+        assert re.findall("chunk '([^']+)'", said) == ([] if is_fused else [name])
+
+    @pytest.mark.parametrize("mode", [False, True, "require"])
+    def test_a_shard_whose_index_is_damaged(self, tmp_path, mode):
+        """That zarr could write it, if the option were True, was not so."""
+        settings = {"shards": (32, 32), "chunks": (16, 16), "dtype": "f4", "compressors": None}
+        zarr.create_array(tmp_path, shape=(64, 64), **settings)[:] = 1
+        os.truncate(tmp_path / "c/1/0", 1000)
+        array = zarr.open_array(tmp_path)
+        with (
+            zarr.config.set({"numcodecs_bytes.write_in_place": mode}),
+            pytest.raises((ValueError, RuntimeError)) as caught,
+        ):
+            array[20:60, :4] = 7
+        said = "; ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert "damaged: restore the shard, or remove it and write it again" in said
+        assert set(re.findall("chunk '([^']+)'", said)) <= {"c/1/0"}
+        assert "set the option to True" not in said
 
     def test_many_of_many(self):
         """zarr goes on with others after the first error: each asked for its length."""

@@ -591,17 +591,3 @@ def test_a_file_system_that_writes_nothing(tmp_path, monkeypatch, selection):
     with zarr.config.set(IF_POSSIBLE):
         array[selection] = 5
     assert (array[selection] == 5).all()
-
-
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_errors_of_zarr_s_writes_name_the_chunk(tmp_path, zarr_format):
-    """NumPy's, of a chunk that is too short, name nothing."""
-    with zarr.config.set({"numcodecs_bytes.write_in_place": False}):
-        array = create(tmp_path, (8, 8), (4, 8), zarr_format=zarr_format)
-        array[...] = 1
-        (tmp_path / ("0.0" if zarr_format == 2 else "c/0/0")).write_bytes(bytes(13))
-        with pytest.raises(ValueError, match=".") as caught:
-            array[:, 1:] = 2
-    (note,) = caught.value.__notes__
-    assert note.startswith("while writing")
-    assert note.endswith(", or another one of 2")
