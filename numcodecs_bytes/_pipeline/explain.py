@@ -39,7 +39,9 @@ async def explain(
     if is_in_shard(first):  # the shard will be named
         return
     if isinstance(error, ValueError) and type(first) is StorePath:
-        wrong = await _find_wrong_length(items[:_NUM_LENGTHS], layout_of)
+        # A whole chunk that is written is not read before.
+        read = items if doing == "reading" else [each for each in items if not each.is_complete]
+        wrong = await _find_wrong_length(read[:_NUM_LENGTHS], layout_of)
         if isinstance(wrong, LengthError):
             raise wrong from None  # zarr's error may be of another chunk
     if len(items) == 1:
@@ -48,7 +50,11 @@ async def explain(
         name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(items)} chunks of {name}; {check}")
-    if isinstance(error, ValueError) and isinstance(result_of(layout_of, spec), ShardLayout):
+    # A store may refuse to write, for example.
+    is_of_data = isinstance(error, ValueError) and (
+        doing == "reading" or isinstance(error, LengthError) or "checksum" in str(error)
+    )
+    if is_of_data and isinstance(result_of(layout_of, spec), ShardLayout):
         add_note(error, f"a shard may be damaged: {REMEDY}")
 
 

@@ -123,6 +123,22 @@ class TestLength:
             assert re.match(f"chunk '{name}' of .* holds 7 bytes, expected 400", said)
         assert re.findall("chunk '([^']+)'", said) == ([] if is_fused else [name])
 
+    def test_of_what_is_replaced(self, folder, chunk):
+        """Does not matter: it would hide the error of the store."""
+
+        class Store(zarr.storage.LocalStore):
+            _supports_sync_io = False  # what the fused pipeline asks
+
+            async def set(self, *_):
+                raise ValueError("the store's own")
+
+        chunk.write_bytes(bytes(5))
+        array = zarr.open_array(Store(folder))
+        with pytest.raises(ValueError, match="the store's own"):
+            array[8:16, 20:30] = 1
+        with pytest.raises(ValueError, match="holds 5 bytes"):
+            array[8:16, 20:29] = 1
+
     @pytest.mark.parametrize("mode", [False, True, "require"])
     def test_a_shard_whose_index_is_damaged(self, tmp_path, mode):
         """That zarr could write it, if the option were True, was not so."""
@@ -139,6 +155,14 @@ class TestLength:
         assert "damaged: restore the shard, or remove it and write it again" in said
         assert set(re.findall("chunk '([^']+)'", said)) <= {"c/1/0"}
         assert "set the option to True" not in said
+
+    def test_a_shard_of_which_nothing_is_wrong(self, tmp_path):
+        """Its removal is not advised if the store refuses a write."""
+        settings = {"shards": (4,), "chunks": (2,), "dtype": "i4", "compressors": None}
+        zarr.create_array(tmp_path, shape=8, **settings)[:] = 1
+        with pytest.raises(ValueError, match="read-only") as caught:
+            zarr.open_array(tmp_path, mode="r")[1:7] = 2
+        assert "may be damaged" not in "; ".join(getattr(caught.value, "__notes__", []))
 
     def test_many_of_many(self):
         """zarr goes on with others after the first error: each asked for its length."""
