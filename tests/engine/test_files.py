@@ -139,6 +139,7 @@ class TestLength:
         with pytest.raises(ValueError, match="holds 5 bytes"):
             array[8:16, 20:29] = 1
 
+    @pytest.mark.needs("fcntl")
     @pytest.mark.parametrize("mode", [False, True, "require"])
     def test_a_shard_whose_index_is_damaged(self, tmp_path, mode):
         """That zarr could write it, if the option were True, was not so."""
