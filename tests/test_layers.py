@@ -85,6 +85,7 @@ OTHERS |= {
     "_read_by_zarr",
     "_write_by_zarr",
     "_layout_of",
+    "_is_v2",
 }
 
 

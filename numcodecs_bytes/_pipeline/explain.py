@@ -1,9 +1,10 @@
-"""Better errors for what zarr can't read: which chunk, and what is wrong with its length."""
+"""Better errors for what zarr can't read or write: which chunk, and what is wrong with it."""
 
 import asyncio
 from asyncio import Future
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
+from typing import Literal, TypeVar
 
 from zarr.abc.store import RangeByteRequest
 from zarr.storage import StorePath
@@ -13,26 +14,36 @@ from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import add_name, add_note
+from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
 from numcodecs_bytes._read.chunks import chunk_reads
 from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
 
+T = TypeVar("T")
+Doing = Literal["reading", "writing"]
+
 # How many chunks are asked for their length after an error, so that with the one that may have to
 # be fetched, an error costs at most a dozen requests (with last bytes, two dozen).
 _NUM_LENGTHS = 11
-# What a read has learnt by asking for lengths, which is done after the first of its errors only:
-# zarr goes on with other chunks, which may fail as well, and then wait for the answer.
+# What a read or write has learnt by asking for lengths, which is done after the first of its errors
+# only: zarr goes on with other chunks, which may fail as well, and then wait for the answer.
 wrong_length: ContextVar[list[Future[object]]] = ContextVar("wrong_length")
 
 
-async def explain(
-    error: Exception,
-    items: Sequence[Item],
-    layout_of: LayoutOf,
-    *,
-    is_v2: bool,
-    doing: str = "reading",
+async def explained(
+    zarrs: Awaitable[T], items: Sequence[Item], pipeline: KnowsLayouts, doing: Doing
+) -> T:
+    """Await what zarr does with chunks; name them in its error, or raise a better one."""
+    try:
+        return await zarrs
+    except Exception as error:  # whichever it is: it is only explained
+        await _explain(error, items, pipeline._layout_of, is_v2=pipeline._is_v2(), doing=doing)
+        raise
+
+
+async def _explain(
+    error: Exception, items: Sequence[Item], layout_of: LayoutOf, *, is_v2: bool, doing: Doing
 ) -> None:
     """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
     first, spec = items[0].byte_getter, items[0].spec
@@ -52,14 +63,16 @@ async def explain(
         add_note(error, f"while {doing} {len(items)} chunks of {name}; {check}")
     # A store may refuse to write, for example.
     is_of_data = isinstance(error, ValueError) and (
-        doing == "reading" or isinstance(error, LengthError) or "checksum" in str(error)
+        doing == "reading"
+        or isinstance(error, LengthError)
+        or "checksum" in str(result_of(str, error))
     )
     if is_of_data and isinstance(result_of(layout_of, spec), ShardLayout):
         add_note(error, f"a shard may be damaged: {REMEDY}")
 
 
 async def _find_wrong_length(items: Sequence[Item], layout_of: LayoutOf) -> object:
-    """Return the error of a chunk that has the wrong length, if any; a read looks for it once."""
+    """Return the error of a chunk that has the wrong length, if any; it is looked for once."""
     if asked := wrong_length.get([]):
         return await asyncio.shield(asked[0])
     asked.append(asyncio.get_running_loop().create_future())

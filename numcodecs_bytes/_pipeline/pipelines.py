@@ -11,7 +11,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from numcodecs_bytes._host.defaults import make_default
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.zarr_versions import FusedCodecPipeline, check_class
-from numcodecs_bytes._pipeline.explain import explain
+from numcodecs_bytes._pipeline.explain import explained
 from numcodecs_bytes._pipeline.reads import ReadsParts
 from numcodecs_bytes._pipeline.writes import WritesParts
 
@@ -30,24 +30,15 @@ class BatchedBytesPipeline(ReadsParts, WritesParts, BatchedCodecPipeline):
         self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> Any:
         """Read some of the chunks of a batch, by default one, like zarr's pipeline."""
-        items = list(batch_info)
-        try:
-            return await super().read_batch(items, out, drop_axes)
-        except Exception as error:  # whichever it is: it is only explained
-            await explain(error, items_of(items), self._layout_of, is_v2=self._is_v2())
-            raise
+        items = items_of(batch_info)
+        return await explained(super().read_batch(items, out, drop_axes), items, self, "reading")
 
     async def write_batch(
         self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: tuple[int, ...] = ()
     ) -> None:
         """Write some of the chunks of a batch, by default one, like zarr's pipeline."""
         items = items_of(batch_info)
-        try:
-            await super().write_batch(items, value, drop_axes)
-        except Exception as error:  # whichever it is: it is only explained
-            is_v2 = self._is_v2()
-            await explain(error, items, self._layout_of, is_v2=is_v2, doing="writing")
-            raise
+        await explained(super().write_batch(items, value, drop_axes), items, self, "writing")
 
 
 _PIPELINES: dict[type, type] = {BatchedCodecPipeline: BatchedBytesPipeline}
@@ -62,21 +53,14 @@ if FusedCodecPipeline is not None:
         async def _read_by_zarr(
             self, items: Sequence[Item], out: NDBuffer, drop_axes: tuple[int, ...]
         ) -> Any:
-            try:
-                return await super()._read_by_zarr(items, out, drop_axes)
-            except Exception as error:  # whichever it is: it is only explained
-                await explain(error, items, self._layout_of, is_v2=self._is_v2())
-                raise
+            reading = super()._read_by_zarr(items, out, drop_axes)
+            return await explained(reading, items, self, "reading")
 
         async def _write_by_zarr(
             self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]
         ) -> None:
-            try:
-                await super()._write_by_zarr(items, value, drop_axes)
-            except Exception as error:  # whichever it is: it is only explained
-                is_v2 = self._is_v2()
-                await explain(error, items, self._layout_of, is_v2=is_v2, doing="writing")
-                raise
+            writing = super()._write_by_zarr(items, value, drop_axes)
+            await explained(writing, items, self, "writing")
 
     _PIPELINES[FusedCodecPipeline] = FusedBytesPipeline
 
