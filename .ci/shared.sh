@@ -37,7 +37,7 @@ environment() {
   once environment install .venv python3 dev peers servers docs fuzz
 }
 newest_environment() {
-  once newest install "$work/newest.venv" "$newest" dev peers servers ecosystem
+  once newest install .venv.newest "$newest" dev peers servers ecosystem
 }
 
 # Install programs that some tests and steps need, where this machine allows it.
