@@ -18,7 +18,7 @@ from numcodecs_bytes._pipeline.array_layouts import KnowsLayouts
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.shards import REMEDY, LayoutOf, ShardLayout
 from numcodecs_bytes._read.chunks import chunk_reads
-from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths
+from numcodecs_bytes._sources.stores import is_in_shard, only_states_lengths, states_lengths
 
 T = TypeVar("T")
 Doing = Literal["reading", "writing"]
@@ -27,8 +27,9 @@ Doing = Literal["reading", "writing"]
 # be fetched, an error costs at most a dozen requests (with last bytes, two dozen).
 _NUM_LENGTHS = 11
 # What a read or write has learnt by asking for lengths, which is done after the first of its errors
-# only: zarr goes on with other chunks, which may fail as well, and then wait for the answer.
-wrong_length: ContextVar[list[Future[object]]] = ContextVar("wrong_length")
+# only: zarr goes on with other chunks, which may fail as well, and then wait for the answer. It is
+# a text, or "", because the task of the caller keeps it: an error has frames, and they the output.
+wrong_length: ContextVar[list[Future[str]]] = ContextVar("wrong_length")
 
 
 async def explained(
@@ -49,12 +50,12 @@ async def _explain(
     first, spec = items[0].byte_getter, items[0].spec
     if is_in_shard(first):  # the shard will be named
         return
-    if isinstance(error, ValueError) and type(first) is StorePath:
+    is_asked = type(first) is StorePath and states_lengths(first.store)
+    if isinstance(error, ValueError) and is_asked:
         # A whole chunk that is written is not read before.
         read = items if doing == "reading" else [each for each in items if not each.is_complete]
-        wrong = await _find_wrong_length(read[:_NUM_LENGTHS], layout_of)
-        if isinstance(wrong, LengthError):
-            raise wrong from None  # zarr's error may be of another chunk
+        if wrong := await _find_wrong_length(read[:_NUM_LENGTHS], layout_of):
+            raise LengthError(wrong) from error  # which may be of another chunk
     if len(items) == 1:
         add_name(error, first, doing)
     else:
@@ -71,14 +72,15 @@ async def _explain(
         add_note(error, f"a shard may be damaged: {REMEDY}")
 
 
-async def _find_wrong_length(items: Sequence[Item], layout_of: LayoutOf) -> object:
-    """Return the error of a chunk that has the wrong length, if any; it is looked for once."""
+async def _find_wrong_length(items: Sequence[Item], layout_of: LayoutOf) -> str:
+    """Return what is wrong with a chunk of the wrong length, or ""; it is looked for once."""
     if asked := wrong_length.get([]):
         return await asyncio.shield(asked[0])
     asked.append(asyncio.get_running_loop().create_future())
-    wrong: object = None
+    wrong = ""
     try:  # if this fails, zarr's error says enough
-        wrong = await async_result_of(_check_lengths(items, layout_of))
+        found = await async_result_of(_check_lengths(items, layout_of))
+        wrong = str(found) if isinstance(found, LengthError) else ""
     finally:
         asked[0].set_result(wrong)
     return wrong

@@ -19,6 +19,7 @@ import zarr.codecs.sharding
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, StorePath, ZipStore
 
 from numcodecs_bytes._core.dtypes import UInt8Array
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import name_of_class, name_of_type
 from numcodecs_bytes._host.options import classes_not_installed, stores_with_ranges
 from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
@@ -98,6 +99,14 @@ def locator_of(store: object) -> Locator:
     if isinstance(store, MemoryStore):
         raise NothingToFetch(IN_MEMORY)
     raise LeftToZarr(_why_unknown(store))
+
+
+def states_lengths(store: object) -> bool:
+    """Whether a store is known, so that the lengths that it states are those of its chunks."""
+    if name_of_class(store) not in _SOURCES and result_of(_is_named, store) is not True:
+        return False  # it may encrypt them
+    found = result_of(locator_of, store)
+    return callable(found) or isinstance(found, NothingToFetch)
 
 
 def only_states_lengths(store: object) -> bool:
