@@ -36,7 +36,7 @@ from numcodecs_bytes._pipeline.elementwise import (
     is_elementwise,
 )
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes.codec import Bytes
 from numcodecs_bytes.zarr import BytesCodec
@@ -51,18 +51,18 @@ class ArrayLayouts:
     """How the chunks of an array are stored: by their shape, as they differ in nothing else."""
 
     def __init__(self, pipeline: Any) -> None:
-        self._why_left = ""
+        self._why_left: LeftToZarr | None = None
         # By shape. Threads may share it: a dict needs no lock.
         self._layouts: dict[tuple[int, ...], AnyLayout] = {}
         try:
             self._layout_of = _find_layout_of(pipeline)
         except LeftToZarr as why:
-            self._why_left = str(why)
+            self._why_left = why.without_frames()
 
     def of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""
-        if self._why_left:
-            raise LeftToZarr(self._why_left)
+        if self._why_left is not None:
+            raise self._why_left.without_frames()
         if chunk_spec.prototype not in _PROTOTYPES:
             raise LeftToZarr("chunks in memory of an unknown kind")
         layout = self._layouts.get(chunk_spec.shape)
@@ -162,7 +162,10 @@ def _find_layout_of(pipeline: Any) -> LayoutOf:
         others += unknown or codecs  # several `Bytes`, or one and others
     if others:
         names = [getattr(c, "codec_id", None) or c.to_dict().get("name") or str(c) for c in others]
-        raise LeftToZarr(f"compressed or filtered by {' and '.join(names)}")
+        compressors = [*pipeline.bytes_bytes_codecs, getattr(codec, "compressor", None)]
+        are_compressors = all(any(c is each for each in compressors) for c in others)
+        kind = Compressed if are_compressors else LeftToZarr
+        raise kind(f"compressed or filtered by {' and '.join(names)}")
     if type(codec) is zarr.codecs.ShardingCodec:
         # If a codec of the index needs an event loop, threads can't decode the index.
         if before or not has_sync_index(codec):

@@ -1,19 +1,37 @@
 """What became of a chunk, and the one way to give it up."""
 
+import sys
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
 
     Raised by anything that can't deal with a chunk: a store, a selection, a file, the index of a
-    shard, a request, a lock. `leave` makes it the outcome of the chunk.
+    shard, a request, a lock. `leave` makes it the outcome of the chunk. The message is for people
+    only, and the same for all chunks of an array; what is decided by the reason has a class.
     """
+
+    def without_frames(self) -> Self:
+        """Return the same reason, to be kept: frames refer to others, and to the output."""
+        return type(self)(*self.args)
 
 
 class NothingToFetch(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is in memory or missing, for example."""
+    """A chunk is left to zarr, which need not fetch it: it is missing, for example."""
+
+
+class InMemory(NothingToFetch):
+    """A chunk is in the memory of its store."""
+
+
+class Compressed(LeftToZarr):
+    """Chunks are compressed; no other codec is in the way."""
+
+
+class ZarrFails(LeftToZarr):
+    """zarr can't write a chunk either: its shard is damaged, or it is read-only."""
 
 
 class Fetched(NamedTuple):
@@ -29,6 +47,7 @@ class Outcome(NamedTuple):
 
     status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
     why: str = ""  # it is left to zarr; remains when zarr has read it
+    kind: type[Exception] = LeftToZarr  # the class of that reason
     is_by_zarr: bool = False  # whether zarr has read it
     fetched: Fetched = Fetched()
 
@@ -56,7 +75,12 @@ class HasOutcome(Protocol):
 def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
     """Leave chunks to zarr: the one place where the reason becomes an outcome.
 
-    It is a `LeftToZarr`, or an error that zarr may raise as well.
+    It is a `LeftToZarr`, or an error that zarr may raise as well. That of the system names the file
+    of one chunk, which is left out.
     """
+    text = str(why)
+    if isinstance(why, OSError) and why.strerror:
+        text = str(OSError(why.errno, why.strerror))
+    outcome = Outcome("left to zarr", sys.intern(text or type(why).__name__), type(why))
     for chunk in chunks:
-        chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__)
+        chunk.outcome = outcome

@@ -14,7 +14,7 @@ import numpy as np
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
 from numcodecs_bytes._plan.places import Place
 from numcodecs_bytes._plan.plan import PlacedPlan, Plan, plan_axes
 from numcodecs_bytes._plan.selection import (
@@ -139,7 +139,7 @@ class ShardLayout:
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
         if num_bytes < self.index_bytes:
-            raise LeftToZarr(f"the shard is too short for its index: {REMEDY}")
+            raise ZarrFails(f"the shard is too short for its index: {REMEDY}")
         return 0 if self.is_index_first else num_bytes - self.index_bytes
 
     def plan_of(

@@ -101,14 +101,14 @@ class _ObjectReader:
     def _leave(self, object_plan: ObjectPlan, why: LeftToZarr) -> LeftToZarr | None:
         """Leave the chunks of an object to zarr; return how the store has failed, if so."""
         target, chunks = object_plan.target, object_plan.chunks
-        leave(chunks, why)
-        fetched = Fetched(target.num_requests, target.num_received)
-        chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
         is_first_wrong = isinstance(why, Unexpected) and not self.wrong_answer
         if is_first_wrong:
             self.wrong_answer = str(why)
+        leave(chunks, Unexpected(self.wrong_answer) if isinstance(why, Unexpected) else why)
+        fetched = Fetched(target.num_requests, target.num_received)
+        chunks[0].outcome = chunks[0].outcome._replace(fetched=fetched)
         if is_first_wrong or isinstance(why, RequestError):
-            return type(why)(*why.args)  # `why` refers to frames, and they to the output
+            return why.without_frames()
         return None
 
     async def _note_failure(

@@ -9,7 +9,7 @@ import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
 from numcodecs_bytes._host.zarr_versions import decode_index
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.outcome import ZarrFails
 from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenFile
@@ -25,12 +25,12 @@ ENTRY_BYTES = 5 << 10
 def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
     """Return the index of a shard: offsets and lengths in bytes, shape ``(*grid_shape, 2)``.
 
-    Raises `LeftToZarr` if its checksum is wrong.
+    Raises `ZarrFails` if its checksum is wrong.
     """
     try:
         return decode_index(shard.codec, raw, shard.grid_shape)
     except ValueError as error:
-        raise LeftToZarr(f"the index of the shard is damaged: {REMEDY}") from error
+        raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error
 
 
 def read_index(shard: ShardLayout, file: OpenFile) -> UInt64Array:

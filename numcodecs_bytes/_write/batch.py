@@ -17,9 +17,9 @@ from numcodecs_bytes._host.options import WriteMode, set_by
 from numcodecs_bytes._host.threads import run_in_thread, write_pool
 from numcodecs_bytes._plan.groups import Group
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, leave
+from numcodecs_bytes._plan.outcome import Compressed, LeftToZarr, ZarrFails, leave
 from numcodecs_bytes._plan.places import Place, is_within, place_of
-from numcodecs_bytes._plan.shards import REMEDY, AnyLayout, LayoutOf, ShardLayout
+from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._sources.files import path_of_file
 from numcodecs_bytes._sources.stores import root_of, store_of
 from numcodecs_bytes._write import locks
@@ -197,7 +197,7 @@ def _find_path(setter: Any) -> str:
         raise LeftToZarr(f"{name_of_class(store)} is not zarr's LocalStore")
     root = root_of(store)
     if store.read_only:
-        raise LeftToZarr("the store is read-only")
+        raise ZarrFails("the store is read-only")
     return path_of_file(root, setter.path)
 
 
@@ -221,9 +221,9 @@ def _check_required(chunks: Sequence[ChunkWrite]) -> None:
         if not chunk.item.is_complete:
             key, why = "numcodecs_bytes.write_in_place", chunk.outcome.why
             remedy = "set the option to True to let zarr write the chunk"
-            if "compressed" in why:
+            if issubclass(chunk.outcome.kind, Compressed):
                 remedy = f"create the array with compressors=None, or {remedy}"
-            elif REMEDY in why or "read-only" in why.lower():  # zarr would fail, too
+            elif issubclass(chunk.outcome.kind, ZarrFails):
                 remedy = ""
             name = name_of_chunk(chunk.item.byte_getter)
             raise RuntimeError(

@@ -11,6 +11,7 @@ is removed: until then, it has two names.
 
 import contextlib
 import enum
+import errno
 import os
 import stat
 import uuid
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numcodecs_bytes._plan.outcome import LeftToZarr
+from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
 from numcodecs_bytes._write.write_file import make_file
 
 fcntl: Any
@@ -200,4 +201,5 @@ def _explained(
     except expected:
         raise
     except OSError as error:
-        raise LeftToZarr(f"it can't be {what} ({error.strerror})") from error
+        kind = ZarrFails if error.errno == errno.EROFS else LeftToZarr
+        raise kind(f"it can't be {what} ({error.strerror})") from error

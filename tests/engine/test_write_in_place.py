@@ -520,6 +520,83 @@ class TestNotInPlace:
         assert settings or raw.tolist() == [1]
 
 
+class NamedLikeAReason(zarr.storage.LocalStore):
+    """A store whose name has words of reasons."""
+
+
+NamedLikeAReason.__module__ = "compressed.read-only.restore the shard, or remove it"
+ZLIB, DELTA = numcodecs.Zlib(), numcodecs.Delta("<f8")
+V2 = {"zarr_format": 2}
+COMPRESSED = {
+    "zstd": {"compressors": ZSTD},
+    "zstd in shards": SHARDS | {"compressors": ZSTD},
+    "Zarr v2": V2 | {"compressors": ZLIB},
+}
+LEFT = {  # that zarr can write, however the array is compressed
+    "a store": (NamedLikeAReason, {}),
+    "a filter": (str, V2 | {"filters": [DELTA]}),
+    "a filter and a compressor": (str, V2 | {"filters": [DELTA], "compressors": ZLIB}),
+    "shards in shards": (str, {"serializer": SHARDS_IN_SHARDS}),
+}
+
+
+@pytest.mark.needs("fcntl")
+class TestAdvice:
+    """It was given by the words in a reason, such as the name of a store."""
+
+    IF_TRUE = "set the option to True to let zarr write the chunk"
+
+    @staticmethod
+    def refused(array):
+        """Return what a write to part of a chunk is told."""
+        with zarr.config.set(REQUIRE), pytest.raises(RuntimeError, match="in place") as caught:
+            array[2, 1:] = 1
+        return str(caught.value)
+
+    @pytest.mark.parametrize("settings", COMPRESSED.values(), ids=COMPRESSED)
+    def test_for_a_compressed_array(self, tmp_path, settings):
+        said = self.refused(create(tmp_path / "a", **settings))
+        assert said.endswith(f"; create the array with compressors=None, or {self.IF_TRUE}")
+        array = create(tmp_path / "b", **settings | {"compressors": None})
+        with zarr.config.set(REQUIRE):
+            array[2, 1:] = 1
+
+    @pytest.mark.parametrize("name", LEFT)
+    def test_for_what_zarr_can_write(self, tmp_path, name):
+        make, settings = LEFT[name]
+        array = create(make(tmp_path), **settings)
+        said = self.refused(array)
+        assert said.endswith(f"; {self.IF_TRUE}")
+        assert "compressors" not in said
+        with zarr.config.set(IF_POSSIBLE):
+            array[2, 1:] = 1
+        assert array[2, 1] == 1
+
+    def test_for_a_damaged_shard(self, tmp_path):
+        create(tmp_path, **SHARDS)[...] = 1
+        chunk = tmp_path / "c/0/0"
+        for damage in (
+            lambda: os.truncate(chunk, chunk.stat().st_size - 1),
+            lambda: os.truncate(chunk, 5),
+        ):
+            damage()
+            said = self.refused(zarr.open_array(tmp_path))
+            assert said.endswith("restore the shard, or remove it and write it again")
+
+    def test_for_what_is_read_only(self, tmp_path, monkeypatch):
+        """zarr can't write there either."""
+        create(tmp_path)[...] = 1
+        store = zarr.storage.LocalStore(tmp_path, read_only=True)
+        assert self.refused(zarr.open_array(store, mode="r")).endswith("the store is read-only")
+
+        def refuse(*_):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        array = zarr.open_array(tmp_path)
+        monkeypatch.setattr(os, "open", refuse)
+        assert self.refused(array).endswith("opened for writing (Read-only file system)")
+
+
 @pytest.mark.needs("fcntl")
 @pytest.mark.parametrize("exists", [False, True], ids=["new", "exists"])
 def test_a_full_disk(tmp_path, monkeypatch, exists):
