@@ -97,6 +97,20 @@ def test_a_reason_is_one_line(array, monkeypatch):
     assert said == f"1 chunk of {array.store!r} read whole: first - 1 second - 2"
 
 
+def test_a_reason_names_no_file(tmp_path):
+    """It made a line of its own for each chunk."""
+    settings = {"shape": (8, 64), "chunks": (1, 64), "dtype": "f4", "compressors": None}
+    array = zarr.create_array(tmp_path, **settings)
+    for number in range(8):
+        chunk = tmp_path / f"c/{number}/0"
+        chunk.parent.mkdir(parents=True)
+        chunk.symlink_to(chunk)
+    with numcodecs_bytes.trace() as found, pytest.raises(OSError, match="c/0/0"):
+        array[:, 3]
+    ((reason, number),) = found.report()["not_seen"].items()
+    assert (number, str(tmp_path) in reason) == (8, False)
+
+
 STORED = {
     "chunks": {"chunks": (256, 512)},
     "column-major": {"chunks": (256, 512), "filters": zarr.codecs.TransposeCodec(order=(1, 0))},

@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -15,7 +14,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
 from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
 from numcodecs_bytes._read.budget import Budget
-from numcodecs_bytes._sources.requests import is_refusal
+from numcodecs_bytes._sources.requests import is_refusal, text_of
 from numcodecs_bytes._sources.store_states import (
     Changed,
     Missing,
@@ -105,10 +104,10 @@ class RemoteObject:
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
             may_repeat &= time.monotonic() - begin < PATIENCE_SECONDS
             kind = Unexpected if is_refusal(error) else RequestError
-            why = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
+            why = text_of(error)
         if kind is RequestError and may_repeat:
             return await self._get(start, end, may_repeat=False)
-        raise kind(why[:200])
+        raise kind(why)
 
     async def fetch(
         self, placed: Sequence[PlacedPlan], budget: Budget, memory: UInt8Array | None

@@ -5,6 +5,7 @@ Each checks what an answer says of itself, if possible before the bytes arrive.
 
 import contextlib
 import re
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ _REFUSED_BY_OBSTORE = re.compile(
     "not supported|Content-Range|CONTENT_RANGE|Requested [0-9]+[.][.]"
     "|status code: 4(?!08|25|29)[0-9]{2}"
 )
+
+_WITH_SLASH = re.compile(r"\S*/\S*")
 
 NOT_FOUND = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
@@ -127,6 +130,15 @@ def _check_head(status: int, headers: Any, start: int, end: int | None, check: C
             f"{asked}"
         )
     check(num_bytes, strong(headers.get("ETag")))
+
+
+def text_of(error: Exception) -> str:
+    """Return the first line of an error, without what only one request has, such as its URL."""
+    line = traceback.format_exception_only(error)[0].partition("\n")[0]  # `str` may fail
+    kind, colon, text = line.partition(": ")
+    if type(error).__module__.startswith("obstore."):  # which says how long it took, then " - "
+        text = text.partition(" - ")[2] or text
+    return f"{kind}{colon}{re.sub(_WITH_SLASH, '...', text)}"[:200]
 
 
 def is_refusal(error: Exception) -> bool:

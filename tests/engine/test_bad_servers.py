@@ -19,6 +19,8 @@ from servers import (
     store_of,
 )
 
+import numcodecs_bytes
+
 SHAPE, CHUNK = (160, 120), (64, 48)
 SMALL = {
     "LATENCY_BYTES": 400,
@@ -147,3 +149,24 @@ def test_never_worse_than_zarr_alone(server, kind):
         found = [compare(server, kind, client, name, rng) for _ in range(num_tries)]
         assert "" in found
         assert "WRONG VALUES" not in found
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", ["plain", "sharded", "references"])
+@pytest.mark.parametrize("client", ["obstore", "fsspec"])
+@pytest.mark.parametrize("kind", sorted(set(RANGES) - BY_LUCK))
+def test_a_reason_is_the_same_for_all_chunks(server, kind, client, name):
+    """Each URL made a line of its own in the table; another one may be that of the strike."""
+    token = f"{random.randrange(10**12)}"  # noqa: S311 # no secret
+    url = server.url(kind, token)
+    if name == "references":
+        store = references(f"{url}/file", server.parts, server.objects["plain/zarr.json"])
+    else:
+        store = store_of(client, f"{url}/{name}")
+    array = zarr.open_array(store, mode="r")
+    with numcodecs_bytes.trace() as traced, contextlib.suppress(Exception):
+        array[:, 5]
+    report = traced.report()
+    reasons = {*report["total"]["why_whole"], *report["not_seen"]}
+    assert len(reasons) <= 2
+    assert not any(server.address in why or "c/" in why for why in reasons)
