@@ -6,6 +6,8 @@ from typing import Any
 
 from numcodecs_bytes._host.foreign import result_of
 
+_NUM_CHARACTERS = 200  # the most of the name of a store that is shown
+
 
 def count(number: int, what: str) -> str:
     """Return a number of things, such as "2 arrays"."""
@@ -49,10 +51,29 @@ def target_of(store: Any, path: str) -> str:
 
 
 def name_of_store(store: object) -> str:
-    """Return the `repr` of a store; the name of its class if that fails, is long or an address."""
-    text = result_of(repr, store)
+    """Return the `repr` of a store, and which references it reads; the end, if that is long.
+
+    If it is no more than an address, or fails, return the name of its class and its own address.
+    """
+    text, kind = result_of(repr, store), type(store).__name__
     name = " ".join(text.split()) if isinstance(text, str) else ""
-    return name if 0 < len(name) <= 200 and " at 0x" not in name else type(store).__name__
+    if not name or " at 0x" in name:
+        return f"{kind} at {id(store):#x}"
+    references = result_of(_references_of, store)  # a name is not worth an error
+    name += references if isinstance(references, str) else ""
+    return name if len(name) <= _NUM_CHARACTERS else f"{kind}(...{name[-_NUM_CHARACTERS:]}"
+
+
+def _references_of(store: Any) -> str:
+    """Return where the references, or the archive, of a file system of fsspec are, or ""."""
+    files: Any = getattr(store, "fs", None)
+    files = getattr(files, "sync_fs", files)
+    first = files.storage_args[:1] if hasattr(files, "references") else ()
+    opened = getattr(files, "storage_options", {}).get("fo", *first)
+    if opened is None:
+        return ""
+    is_path = isinstance(opened, str)  # after "?", there may be a key to it
+    return f" of {opened.partition('?')[0] if is_path else f'memory://{id(opened)}'}"
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
