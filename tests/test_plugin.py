@@ -289,6 +289,17 @@ print(*array[:])
             out, _ = run(program, **variables)
             assert out == ["nothing_can_be_written_in_place"] * 2 + ["1", "2", "3", "4"]
 
+    def test_nothing_is_written_if_it_had_to_be_where_it_was_pickled(self, run):
+        program = f"{SETUP}{self.VERSION}import pickle\n{self.REQUIRE}"
+        program += "pickled = pickle.dumps(zarr.open_array(PATH))\n"
+        for value in ("None", "False"):
+            program += f"zarr.config.set({{'numcodecs_bytes.write_in_place': {value}}})\n"
+            program += "try:\n    pickle.loads(pickled)[1:] = 9\n"
+            program += "except RuntimeError as error:\n    print('set it to' in str(error))\n"
+            program += "print(*pickle.loads(pickled)[:])\n"
+        out, _ = run(program)
+        assert out == ["True", "1", "2", "3", "4", "1", "9", "9", "9"]
+
     def test_a_method_that_takes_something_else(self, run):
         """Opening an array raised TypeError, although zarr's own pipeline was used."""
         program = f"{SETUP}{self.VERSION}import pickle\n"

@@ -6,9 +6,11 @@ Values of any selection: engine/test_random_selections.py.
 import copy
 import importlib.util
 import json
+import multiprocessing
 import pickle
 import random
 import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import numcodecs
 import numpy as np
@@ -22,6 +24,7 @@ from helpers import (
     ZARR_ALONE,
     ZARRS_PIPELINE,
     random_selections,
+    run_program,
     select,
     write_v2,
 )
@@ -337,3 +340,106 @@ class TestPickled:
                 for same in (copy.copy(array.async_array), copy.deepcopy(array).async_array):
                     assert path_of(same.codec_pipeline) == our_pipeline
                     assert same == array.async_array
+
+
+VARIABLE = "ZARR_NUMCODECS_BYTES__WRITE_IN_PLACE"
+REQUIRE = {"numcodecs_bytes.write_in_place": "require"}
+# Reads an array, writes a whole chunk, and part of another: what became of each.
+USE = """
+import pickle, sys, numcodecs_bytes
+from pathlib import Path
+
+array = pickle.loads(Path(sys.argv[1]).read_bytes())
+assert array[1].tolist() == [3] * 8
+array[:4, :4] = 5
+with numcodecs_bytes.trace() as traced:
+    try:
+        array[1:, 6] = 4
+    except RuntimeError as error:
+        print(error)
+    else:
+        print(traced.report()["total"]["chunks_in_place"], "in place")
+"""
+WRITTEN = {  # where an array is loaded: what is set there, and what is said of a part of a chunk
+    "not set": ({}, "is not set in this process"),
+    "empty": ({VARIABLE: ""}, "is not set in this process"),
+    "require": ({VARIABLE: "require"}, "2 in place"),
+    "True": ({VARIABLE: "True"}, "2 in place"),
+    "False": ({VARIABLE: "False"}, "0 in place"),
+    "another pipeline": ({"ZARR_CODEC_PIPELINE__PATH": ZARRS_PIPELINE}, "0 in place"),
+}
+UNCOMPRESSED = {name: ALL_KINDS[name] for name in ("Zarr v2", "Zarr v3", "with a filter")}
+UNCOMPRESSED["shards"] = {"shards": (4, 4), "chunks": (2, 2)}
+
+
+def reloaded(array):
+    return pickle.loads(pickle.dumps(array))  # noqa: S301
+
+
+def write_parts(array):
+    """Write parts of chunks, in a process of a pool."""
+    array[1:, 6] = 4
+
+
+def require():
+    zarr.config.set(REQUIRE)
+
+
+@pytest.mark.needs("fcntl")
+class TestPickledWhileRequired:
+    """Processes that had not set "require" rewrote chunks, without a word: elements were lost."""
+
+    @staticmethod
+    def create(path, **settings):
+        create(path, (8, 8), **{"chunks": (4, 4)} | settings)[...] = 3
+        return zarr.open_array(path)
+
+    @pytest.mark.parametrize("where", WRITTEN)
+    @pytest.mark.parametrize("settings", UNCOMPRESSED.values(), ids=UNCOMPRESSED)
+    def test_parts_are_not_rewritten_unless_that_is_set(self, tmp_path, settings, where):
+        """Reads and whole chunks need nothing."""
+        array = self.create(tmp_path / "a", **settings)
+        with zarr.config.set(REQUIRE):
+            (tmp_path / "pickled").write_bytes(pickle.dumps(array))
+        environment, said = WRITTEN[where]
+        printed = run_program("-c", USE, tmp_path / "pickled", **environment).stdout
+        assert said in printed
+        expected = np.full((8, 8), 3.0)
+        expected[:4, :4] = 5
+        if "in place" in said:
+            expected[1:, 6] = 4
+        assert np.array_equal(array[...], expected)
+
+    @pytest.mark.parametrize("settings", ALL_KINDS.values(), ids=ALL_KINDS)
+    def test_what_to_set_is_said(self, tmp_path, settings):
+        """Compressed chunks are no exception: each of the remedies helps, if any can."""
+        array = self.create(tmp_path, **settings)
+        with zarr.config.set(REQUIRE):
+            pickled = pickle.dumps(array)
+        for _ in range(2):  # also after two hops
+            array = pickle.loads(pickled)  # noqa: S301
+            with pytest.raises(RuntimeError, match=f"set it to .require.*{VARIABLE}=require"):
+                array[1:, 6] = 4
+            pickled = pickle.dumps(array)
+        assert array[:, 6].tolist() == [3] * 8
+        with zarr.config.set({"numcodecs_bytes.write_in_place": False}):
+            array[1:, 6] = 4
+        assert array[:, 6].tolist() == [3] + [4] * 7
+
+    def test_only_then(self, tmp_path):
+        """Not if something else was set, right or wrong."""
+        array = self.create(tmp_path)
+        for value in (True, False, None, "wrong"):
+            with zarr.config.set({"numcodecs_bytes.write_in_place": value}):
+                same = reloaded(array)
+            same[1:, 6] = 4
+
+    def test_by_a_pool_of_processes(self, tmp_path):
+        array = self.create(tmp_path)
+        spawn = multiprocessing.get_context("spawn")
+        with zarr.config.set(REQUIRE), ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            with pytest.raises(RuntimeError, match="not set in this process"):
+                pool.submit(write_parts, array).result()
+            pool.submit(require).result()
+            pool.submit(write_parts, array).result()
+        assert array[:, 6].tolist() == [3] + [4] * 7

@@ -80,10 +80,19 @@ class Option(Generic[T]):
     expected: str
     unset: T  # the value if none is set
 
+    @property
+    def is_set(self) -> bool:
+        """Whether it has a value, right or wrong."""
+        return self._value() is not None
+
+    def _value(self) -> object:
+        value = zarr.config.get(self.key, None)
+        return None if isinstance(value, str) and not value.strip() else value
+
     def __call__(self) -> T:
         warn_of_unknown_keys()  # again, because they may be set after an array is opened
-        value = zarr.config.get(self.key, None)
-        if value is None or (isinstance(value, str) and not value.strip()):
+        value = self._value()
+        if value is None:
             return self.unset
         parsed = result_of(self.parse, value)  # which may import modules of others
         if parsed is None or isinstance(parsed, Exception):

@@ -34,6 +34,7 @@ class _WritesUnlessRequired(PickledAsConfigured):
 
     async def write(self, *args: Any, **kwargs: Any) -> Any:
         """Write like zarr, unless parts of chunks must be written in place."""
+        self._check_required_is_set()
         if write_in_place() == "require":
             raise RuntimeError(
                 "nothing can be written in place, but numcodecs_bytes.write_in_place is 'require'"

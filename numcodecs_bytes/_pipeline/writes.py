@@ -29,7 +29,8 @@ class WritesParts(KnowsLayouts):
         """Write to the selections of chunks from `value`, like zarr's pipeline.
 
         Raises RuntimeError if `numcodecs_bytes.write_in_place` is "require", and part of a chunk
-        can't be written in place. Other chunks may have been written by then. Raises ValueError,
+        can't be written in place; other chunks may have been written by then. Or if it was that
+        where the array was pickled, and is not set where parts are written. Raises ValueError,
         before anything is written, if chunks could not be read back.
         """
         wrong_length.set([])
@@ -55,6 +56,8 @@ class WritesParts(KnowsLayouts):
     ) -> None:
         """Write whole chunks together, and parts in place if that is asked for; zarr the rest."""
         mode, writes = write_in_place(), None
+        if self._was_required and not all(item.is_complete for item in items):
+            self._check_required_is_set()
         try:
             try:
                 writes = await self._plan_writes(items, value, mode=mode)
