@@ -13,7 +13,15 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
-from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
+from numcodecs_bytes._plan.ranges import (
+    Range,
+    Runs,
+    coalesce,
+    copy_runs,
+    num_bytes_over_gaps,
+    num_pieces,
+    sorted_runs,
+)
 from numcodecs_bytes._read.budget import Budget
 from numcodecs_bytes._sources.requests import is_refusal
 from numcodecs_bytes._sources.store_states import (
@@ -122,10 +130,9 @@ class RemoteObject:
         plans = [plan for plan, *_ in placed]
         num_bytes = [plan.num_bytes for plan in plans]
         longest_run = max([plan.length for plan in plans])
-        longest = budget.longest(sum(num_bytes))
         may_split = self.may_split() and not budget.is_exact
-        self._is_split = may_split and budget.would_split(longest_run, longest)
-        if len(plans) == plans[0].num_runs == 1 and not self._is_split:
+        is_one_run = len(plans) == plans[0].num_runs == 1
+        if is_one_run and not (may_split and budget.would_split(longest_run)):
             start = placed[0].start + plans[0].hull_start
             raw = await self.ask(start, start + longest_run)
             if memory is not None:
@@ -135,6 +142,8 @@ class RemoteObject:
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
         runs = sorted_runs(starts, lengths)
+        longest = budget.longest(num_bytes_over_gaps(runs, budget.gap))
+        self._is_split = may_split and num_pieces(longest_run, longest) > 1
         if self._is_split or budget.is_exact:
             ranges = coalesce(runs, gap=budget.gap, longest=longest, may_split=may_split)
             await self._fetch_ranges(ranges, memory, budget.num_requests)
