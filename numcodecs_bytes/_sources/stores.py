@@ -47,6 +47,7 @@ class Remote(NamedTuple):
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
     key: Hashable = None  # identifies the object, if it may hold several chunks
     must_tell_length: bool = False  # whether answers must tell the length of the object
+    client_repeats: bool = False  # whether its client repeats requests that fail
 
     @property
     def is_object(self) -> bool:
@@ -193,7 +194,8 @@ def _in_objects(store: object, objects: object) -> PartLocator:
             return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
         key = None if num_bytes is None else (id(objects), path)
         get = partial(from_objects, objects, path)
-        return Remote(get, store, tells_versions=True, start=start, num_bytes=num_bytes, key=key)
+        remote = Remote(get, store, tells_versions=True, client_repeats=True)
+        return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
 
@@ -287,8 +289,9 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
         key = None if num_bytes is None else (id(file_system), path)
         request = partial(file_system._cat_file, path)
         get_range = partial(get, request, missing)
-        tells_versions = get is from_http
-        return Remote(get_range, store, tells_versions, start, num_bytes, key)
+        is_web = get is from_http  # the others are clients of object stores
+        remote = Remote(get_range, store, tells_versions=is_web, client_repeats=not is_web)
+        return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
 
