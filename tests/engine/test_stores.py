@@ -503,6 +503,20 @@ class TestNamed:
         with ranges_from("not_here.Store", name), pytest.raises(ValueError, match=message):
             array[7]
 
+    def test_a_name_that_can_be_imported_later(self, folder, tmp_path, monkeypatch):
+        """Its class was remembered as not installed, for good."""
+
+        def is_imported():
+            array = zarr.open_array(Subclass(folder, read_only=True), mode="r")
+            return is_read_in_part(array)
+
+        with ranges_from(f"{tmp_path.name}.Store"):
+            assert not is_imported()
+            module = tmp_path / f"{tmp_path.name}.py"
+            module.write_text(f"from {__name__} import Subclass as Store", "utf-8")
+            monkeypatch.syspath_prepend(tmp_path)
+            assert is_imported()
+
 
 def test_a_store_that_is_not_known_is_named(folder):
     """A subclass of a class that is named, too."""
