@@ -30,7 +30,7 @@ class ChunkFinder(NamedTuple):
     options: object  # of this package, which may name the class of the store
     prototype: object  # the kind of memory that chunks are read into
     source_of: Locator | None = None  # None: zarr reads all chunks
-    why_by_zarr: str = ""
+    why_by_zarr: LeftToZarr = LeftToZarr()
     gap: int | None = None  # the largest gap to read, in bytes, if the user has set it
     are_short_objects: bool = False  # whether chunks are too short to be requested in parts
 
@@ -54,7 +54,7 @@ class ChunkFinder(NamedTuple):
     def file_of(self, path: str) -> File:
         """Return the file of a chunk; raise `LeftToZarr` if it is not in a file."""
         if self.source_of is None:
-            raise LeftToZarr(self.why_by_zarr)
+            raise self.why_by_zarr.without_frames()
         source = self.source_of(path)
         if not isinstance(source, File):
             raise LeftToZarr("its chunks are requested")
@@ -77,7 +77,7 @@ def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     try:
         layout, find = layout_of(first.spec), locator_of(store)
     except LeftToZarr as why:
-        return finder._replace(why_by_zarr=str(why))
+        return finder._replace(why_by_zarr=why.without_frames())
     is_short = _is_short_object(find, first.byte_getter.path, layout)
     return finder._replace(source_of=find, gap=max_gap_bytes(), are_short_objects=is_short)
 

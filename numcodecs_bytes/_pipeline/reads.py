@@ -144,7 +144,7 @@ class ReadsParts(KnowsLayouts):
         check_output(array, self._layout_of(spec).dtype, is_on_gpu=is_on_gpu)
         chunks = chunk_reads(items, self._layout_of, finder.source_of)
         if finder.source_of is None:
-            leave(chunks, LeftToZarr(finder.why_by_zarr))
+            leave(chunks, finder.why_by_zarr)
         settings = ReadSettings(self._is_v2(), self._num_threads(), finder.gap)
         on_host = Output.of_caller(array, drop_axes)
         output: Output | GPUOutput = on_host

@@ -1,19 +1,36 @@
 """What became of a chunk, and the one way to give it up."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
 
     Raised by anything that can't deal with a chunk: a store, a selection, a file, the index of a
-    shard, a request, a lock. `leave` makes it the outcome of the chunk.
+    shard, a request, a lock. `leave` makes it the outcome of the chunk. The message is for people
+    only; what is decided by the reason has a class.
     """
+
+    def without_frames(self) -> Self:
+        """Return the same reason, to be kept: frames refer to others, and to the output."""
+        return type(self)(*self.args)
 
 
 class NothingToFetch(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is in memory or missing, for example."""
+    """A chunk is left to zarr, which need not fetch it: it is missing, or inlined in a reference."""
+
+
+class InMemory(NothingToFetch):
+    """A chunk is in the memory of its store."""
+
+
+class NoReference(NothingToFetch):
+    """A chunk is missing: nothing refers to it."""
+
+
+class NotOpen(LeftToZarr):
+    """A store is not open: zarr opens it, and raises if it is gone."""
 
 
 class Fetched(NamedTuple):
@@ -29,6 +46,7 @@ class Outcome(NamedTuple):
 
     status: Literal["present", "missing", "written whole", "written in place", "left to zarr"]
     why: str = ""  # it is left to zarr; remains when zarr has read it
+    kind: type[Exception] = LeftToZarr  # the class of that reason
     is_by_zarr: bool = False  # whether zarr has read it
     fetched: Fetched = Fetched()
 
@@ -59,4 +77,4 @@ def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
     It is a `LeftToZarr`, or an error that zarr may raise as well.
     """
     for chunk in chunks:
-        chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__)
+        chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__, type(why))

@@ -108,7 +108,7 @@ class _ObjectReader:
         if is_first_wrong:
             self.wrong_answer = str(why)
         if is_first_wrong or isinstance(why, RequestError):
-            return type(why)(*why.args)  # `why` refers to frames, and they to the output
+            return why.without_frames()
         return None
 
     async def _note_failure(

@@ -21,7 +21,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Stor
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.names import name_of_class, name_of_type
 from numcodecs_bytes._host.options import classes_not_installed, stores_with_ranges
-from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
+from numcodecs_bytes._plan.outcome import InMemory, LeftToZarr, NoReference, NothingToFetch, NotOpen
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.files import File, opens, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
@@ -59,7 +59,6 @@ Source = File | Remote
 Locator = Callable[[str], Source]  # takes the path of a chunk in its store; may raise `LeftToZarr`
 # Takes also the offset and the length of a chunk in its object, in bytes; None if it is all of it.
 PartLocator = Callable[[str, int, int | None], Source]
-IN_MEMORY = "it is in memory"  # why a chunk is left to zarr
 
 
 def locate_chunk(byte_getter: Any) -> Source:
@@ -97,7 +96,7 @@ def locator_of(store: object) -> Locator:
     if _is_named(store):
         return _of_any(store)
     if isinstance(store, MemoryStore):
-        raise NothingToFetch(IN_MEMORY)
+        raise InMemory("it is in memory")
     raise LeftToZarr(_why_unknown(store))
 
 
@@ -136,13 +135,13 @@ def _why_unknown(instance: object) -> str:
 
 
 def _of_memory_store(_store: MemoryStore) -> Locator:
-    raise NothingToFetch(IN_MEMORY)
+    raise InMemory("it is in memory")
 
 
 def _of_local_store(store: LocalStore) -> Locator:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
-        raise NothingToFetch("the store is not open")
+        raise NotOpen("the store is not open")
     return lambda path: File(opens(path_of_file(root, path)), NOT_FOUND)
 
 
@@ -186,7 +185,7 @@ def _in_objects(store: object, objects: object) -> PartLocator:
     """Return a function that says where the objects of an object store, or parts of them, are."""
     name = name_of_class(objects)
     if name == "obstore.store.MemoryStore":
-        raise NothingToFetch(IN_MEMORY)
+        raise InMemory("it is in memory")
     folder = folder_of(objects) if name == "obstore.store.LocalStore" else None
 
     def find(path: str, start: int, num_bytes: int | None) -> Source:
@@ -260,7 +259,7 @@ def _reference_to(path: str, file_system: Any) -> Any:
     except Exception as error:
         raise LeftToZarr("its reference can't be read") from error
     if reference is None:
-        raise NothingToFetch("there is no reference to it")
+        raise NoReference("there is no reference to it")
     if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
         raise NothingToFetch("it is inlined in its reference")
     return reference
