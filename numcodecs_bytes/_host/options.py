@@ -43,11 +43,13 @@ def _parse_mode(value: object) -> WriteMode | None:
     return "require" if is_required else _parse_bool(value)
 
 
-@functools.cache  # to look for a package that is not there takes 50 us
+_resolve_installed = functools.cache(pkgutil.resolve_name)  # errors are not cached
+
+
 def _resolve(name: str) -> object:
-    """Return what a path names; None if its package is not installed here."""
+    """Return what a path names; None if its package is not installed here, at least not yet."""
     try:
-        return pkgutil.resolve_name(name)
+        return _resolve_installed(name)
     except ImportError:
         if "." not in name:
             raise

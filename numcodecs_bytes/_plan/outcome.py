@@ -19,7 +19,7 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
 
 
 class NothingToFetch(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is missing, for example."""
+    """A chunk is left to zarr, which need not fetch it: it is missing, or inlined in a reference."""
 
 
 class InMemory(NothingToFetch):
@@ -32,6 +32,14 @@ class Compressed(LeftToZarr):
 
 class ZarrFails(LeftToZarr):
     """zarr can't write a chunk either: its shard is damaged, or it is read-only."""
+
+
+class NoReference(NothingToFetch):
+    """A chunk is missing: nothing refers to it."""
+
+
+class NotOpen(LeftToZarr):
+    """A store is not open: zarr opens it, and raises if it is gone."""
 
 
 class Fetched(NamedTuple):

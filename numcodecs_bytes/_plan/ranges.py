@@ -39,6 +39,18 @@ def sorted_runs(starts: Indices, lengths: Indices) -> Runs:
     return Runs(starts[order], lengths[order], (np.cumsum(lengths) - lengths)[order])
 
 
+def num_bytes_over_gaps(runs: Runs, gap: int) -> int:
+    """Return how many bytes are fetched if runs with gaps of up to `gap` bytes share a range."""
+    ends = _ends(runs)
+    gaps = runs.starts[1:] - ends[:-1]
+    return int(ends[-1] - runs.starts[0] - gaps[gaps > gap].sum())
+
+
+def _ends(runs: Runs) -> Indices:
+    """Return the end of each run and those before it."""
+    return np.maximum.accumulate(runs.starts + runs.lengths)
+
+
 def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator[Range]:
     """Yield the ranges that fetch runs.
 
@@ -46,7 +58,7 @@ def coalesce(runs: Runs, *, gap: int, longest: int, may_split: bool) -> Iterator
     is longer is cut into parts if it may be split. Runs may overlap.
     """
     num, starts = len(runs.starts), runs.starts
-    ends = np.maximum.accumulate(starts + runs.lengths)  # of each run and those before it
+    ends = _ends(runs)
     after_gaps = np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
     first = 0
     for end in [*after_gaps.tolist(), num]:

@@ -55,13 +55,15 @@ class Budget(NamedTuple):
 
     def longest(self, num_bytes: int) -> int:
         """Return the largest length of a range, if all ranges have `num_bytes` together."""
+        if self.num_requests == 1:  # parts would be requested one after the other
+            return max(PIECE_BYTES, num_bytes)
         if self.is_exact:
             return LONGEST_RANGE_BYTES
         return min(max(PIECE_BYTES, -(-num_bytes // self.num_requests)), LONGEST_RANGE_BYTES)
 
-    def would_split(self, num_bytes: int, longest: int) -> bool:
+    def would_split(self, num_bytes: int) -> bool:
         """Whether a run of that length is split, if its parts can be compared."""
-        return not self.is_exact and num_pieces(num_bytes, longest) > 1
+        return not self.is_exact and num_pieces(num_bytes, self.longest(num_bytes)) > 1
 
     @property
     def copied_gap(self) -> int:

@@ -10,7 +10,15 @@ from numcodecs_bytes._host.items import Getter, Item
 from numcodecs_bytes._host.names import name_of_chunk
 from numcodecs_bytes._host.zarr_versions import fill_value_or_default
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import PENDING, Fetched, InMemory, LeftToZarr, Outcome, leave
+from numcodecs_bytes._plan.outcome import (
+    PENDING,
+    Fetched,
+    LeftToZarr,
+    NoReference,
+    NothingToFetch,
+    Outcome,
+    leave,
+)
 from numcodecs_bytes._plan.places import Place, place_of, size_of
 from numcodecs_bytes._plan.shards import AnyLayout, LayoutOf, ShardLayout
 from numcodecs_bytes._read.output import Output
@@ -64,10 +72,11 @@ class ChunkRead:
 
     def note_read_by_zarr(self, *, exists: bool) -> None:
         """Note that zarr has read a chunk that was left to it."""
+        exists = exists and not issubclass(self.outcome.kind, NoReference)  # for zarr 3.1.6
         status: Literal["present", "missing"] = "present" if exists else "missing"
         num_requests, num_bytes, _ = self.outcome.fetched  # in vain
         fetched = Fetched(num_requests + 1, num_bytes + (self.layout.num_bytes if exists else 0))
-        if issubclass(self.outcome.kind, InMemory):
+        if issubclass(self.outcome.kind, NothingToFetch):
             fetched = Fetched(num_bytes_by_zarr=0)  # nor does zarr alone fetch anything
         self.outcome = self.outcome._replace(status=status, is_by_zarr=True, fetched=fetched)
 

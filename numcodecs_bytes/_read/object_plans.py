@@ -179,6 +179,5 @@ def _pays(
     A request costs as much as a gap that is worth reading over.
     """
     cost = sum([min(plan.span, plan.num_runs * (plan.length + budget.gap)) for plan in plans])
-    longest = budget.longest(num_bytes)
-    would_split = target.may_split() and budget.would_split(num_bytes, longest)
+    would_split = target.may_split() and budget.would_split(num_bytes)
     return would_split or num_bytes - cost > least_saving

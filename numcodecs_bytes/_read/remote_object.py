@@ -12,7 +12,15 @@ from zarr.core.common import concurrent_map
 from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.plan import PlacedPlan
-from numcodecs_bytes._plan.ranges import Range, Runs, coalesce, copy_runs, sorted_runs
+from numcodecs_bytes._plan.ranges import (
+    Range,
+    Runs,
+    coalesce,
+    copy_runs,
+    num_bytes_over_gaps,
+    num_pieces,
+    sorted_runs,
+)
 from numcodecs_bytes._read.budget import Budget
 from numcodecs_bytes._sources.requests import is_refusal, text_of
 from numcodecs_bytes._sources.store_states import (
@@ -30,7 +38,8 @@ from numcodecs_bytes._sources.stores import Remote
 MIN_PREPARED = 1 << 10
 ROUNDS_PREPARED = 8
 
-# A request that fails within this time is repeated. If it took longer, its client has repeated it.
+# A request that takes longer until it fails is not repeated: a read of a store that is down would
+# take three times as long as with zarr alone.
 PATIENCE_SECONDS = 1.0
 
 
@@ -75,11 +84,12 @@ class RemoteObject:
     async def ask(self, start: int, end: int | None, *, is_timed: bool = True) -> UInt8Array:
         """Return a range; see `requests.Get`. A suffix may be all of a shorter object.
 
-        A request that fails soon is repeated once, unless it was refused. Raises `RequestError` if
-        it fails again, and `Unexpected` for any other answer than the range.
+        A request that fails soon is repeated, once, if it is the first one to fail since the store
+        has answered, and its client does not repeat it. Raises `RequestError` if it fails again,
+        and `Unexpected` for any other answer than the range.
         """
         begin = time.monotonic()
-        raw = await self._get(start, end, may_repeat=True)
+        raw = await self._get(start, end)
         if raw is None and self._is_present:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
@@ -94,7 +104,7 @@ class RemoteObject:
             self.state.note_seconds(time.monotonic() - begin)
         return raw
 
-    async def _get(self, start: int, end: int | None, *, may_repeat: bool) -> UInt8Array | None:
+    async def _get(self, start: int, end: int | None) -> UInt8Array | None:
         begin = time.monotonic()
         self.num_requests += 1
         try:
@@ -102,11 +112,12 @@ class RemoteObject:
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
-            may_repeat &= time.monotonic() - begin < PATIENCE_SECONDS
+            is_soon = time.monotonic() - begin < PATIENCE_SECONDS
             kind = Unexpected if is_refusal(error) else RequestError
             why = text_of(error)
-        if kind is RequestError and may_repeat:
-            return await self._get(start, end, may_repeat=False)
+        is_first, self.state.is_answering = self.state.is_answering, False
+        if kind is RequestError and is_first and is_soon and not self.remote.client_repeats:
+            return await self._get(start, end)
         raise kind(why)
 
     async def fetch(
@@ -121,10 +132,9 @@ class RemoteObject:
         plans = [plan for plan, *_ in placed]
         num_bytes = [plan.num_bytes for plan in plans]
         longest_run = max([plan.length for plan in plans])
-        longest = budget.longest(sum(num_bytes))
         may_split = self.may_split() and not budget.is_exact
-        self._is_split = may_split and budget.would_split(longest_run, longest)
-        if len(plans) == plans[0].num_runs == 1 and not self._is_split:
+        is_one_run = len(plans) == plans[0].num_runs == 1
+        if is_one_run and not (may_split and budget.would_split(longest_run)):
             start = placed[0].start + plans[0].hull_start
             raw = await self.ask(start, start + longest_run)
             if memory is not None:
@@ -134,6 +144,8 @@ class RemoteObject:
         lengths = np.repeat([p.length for p in plans], [p.num_runs for p in plans])
         memory = np.empty(sum(num_bytes), np.uint8) if memory is None else memory
         runs = sorted_runs(starts, lengths)
+        longest = budget.longest(num_bytes_over_gaps(runs, budget.gap))
+        self._is_split = may_split and num_pieces(longest_run, longest) > 1
         if self._is_split or budget.is_exact:
             ranges = coalesce(runs, gap=budget.gap, longest=longest, may_split=may_split)
             await self._fetch_ranges(ranges, memory, budget.num_requests)

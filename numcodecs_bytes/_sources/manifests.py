@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, SupportsInt
 from zarr.core.buffer import cpu
 
 from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
+from numcodecs_bytes._plan.outcome import LeftToZarr, NoReference, NothingToFetch
 from numcodecs_bytes._sources.store_states import state_of
 
 
@@ -56,9 +56,9 @@ def requests_of(store: Any) -> Callable[[str], Request]:
             with contextlib.closing(recording.get(path, cpu.buffer_prototype)) as getting:
                 request = getting.send(None)
         except StopIteration as ended:
-            is_missing = ended.value is None
-            why = "its manifest does not have it" if is_missing else "it is inlined in its manifest"
-            raise NothingToFetch(why) from None
+            if ended.value is None:
+                raise NoReference("its manifest does not have it") from None
+            raise NothingToFetch("it is inlined in its manifest") from None
         except Exception as error:  # another version may raise anything
             raise LeftToZarr("its manifest is of an unknown form") from error
         if not isinstance(request, Request) or request.end <= request.start:

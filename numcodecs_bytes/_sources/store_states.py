@@ -54,6 +54,7 @@ class StoreState:
     """What is known about a store."""
 
     has_answered = False  # whether it has answered a range properly
+    is_answering = False  # whether it has, and no request has failed since then
     num_failures = 0  # objects in a row, since then, whose ranges could not be requested
     tells_versions = True  # until the versions in its answers differ or are missing
     folder: str | None = None  # that obstore's LocalStore reads, once it is found
@@ -71,7 +72,7 @@ class StoreState:
 
     def note_answer(self) -> None:
         """Note that a range was answered properly."""
-        self.has_answered, self.num_failures = True, 0
+        self.has_answered, self.is_answering, self.num_failures = True, True, 0
 
     def note_failure(self, num_before: int) -> bool:
         """Note that zarr has read an object whose ranges could not be requested.

@@ -22,7 +22,7 @@ from numcodecs_bytes._core.dtypes import UInt8Array
 from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import name_of_class, name_of_type
 from numcodecs_bytes._host.options import classes_not_installed, stores_with_ranges
-from numcodecs_bytes._plan.outcome import InMemory, LeftToZarr, NothingToFetch
+from numcodecs_bytes._plan.outcome import InMemory, LeftToZarr, NoReference, NothingToFetch, NotOpen
 from numcodecs_bytes._sources.archives import find_member, open_archive
 from numcodecs_bytes._sources.files import File, opens, path_of_file
 from numcodecs_bytes._sources.manifests import folder_of, is_file_name, requests_of
@@ -48,6 +48,7 @@ class Remote(NamedTuple):
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole object
     key: Hashable = None  # identifies the object, if it may hold several chunks
     must_tell_length: bool = False  # whether answers must tell the length of the object
+    client_repeats: bool = False  # whether its client repeats requests that fail
 
     @property
     def is_object(self) -> bool:
@@ -105,7 +106,7 @@ def states_lengths(store: object) -> bool:
     if name_of_class(store) not in _SOURCES and result_of(_is_named, store) is not True:
         return False  # it may encrypt them
     found = result_of(locator_of, store)
-    return callable(found) or isinstance(found, NothingToFetch)
+    return callable(found) or isinstance(found, NothingToFetch | NotOpen)
 
 
 def only_states_lengths(store: object) -> bool:
@@ -149,7 +150,7 @@ def _of_memory_store(_store: MemoryStore) -> Locator:
 def _of_local_store(store: LocalStore) -> Locator:
     root = root_of(store)
     if not store._is_open:  # its `get` opens it, and raises if its folder is gone
-        raise NothingToFetch("the store is not open")
+        raise NotOpen("the store is not open")
     return lambda path: File(opens(path_of_file(root, path)), NOT_FOUND)
 
 
@@ -201,7 +202,8 @@ def _in_objects(store: object, objects: object) -> PartLocator:
             return _in_file(f"{folder}/{path}", (FileNotFoundError,), start, num_bytes)
         key = None if num_bytes is None else (id(objects), path)
         get = partial(from_objects, objects, path)
-        return Remote(get, store, tells_versions=True, start=start, num_bytes=num_bytes, key=key)
+        remote = Remote(get, store, tells_versions=True, client_repeats=True)
+        return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
 
@@ -266,7 +268,7 @@ def _reference_to(path: str, file_system: Any) -> Any:
     except Exception as error:
         raise LeftToZarr("its reference can't be read") from error
     if reference is None:
-        raise NothingToFetch("there is no reference to it")
+        raise NoReference("there is no reference to it")
     if isinstance(reference, (str, bytes)):  # faster than `str | bytes`
         raise NothingToFetch("it is inlined in its reference")
     return reference
@@ -295,8 +297,9 @@ def _in_file_system(store: FsspecStore, file_system: Any) -> PartLocator:
         key = None if num_bytes is None else (id(file_system), path)
         request = partial(file_system._cat_file, path)
         get_range = partial(get, request, missing)
-        tells_versions = get is from_http
-        return Remote(get_range, store, tells_versions, start, num_bytes, key)
+        is_web = get is from_http  # the others are clients of object stores
+        remote = Remote(get_range, store, tells_versions=is_web, client_repeats=not is_web)
+        return remote._replace(start=start, num_bytes=num_bytes, key=key)
 
     return find
 

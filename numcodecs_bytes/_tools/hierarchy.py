@@ -31,7 +31,7 @@ from numcodecs_bytes._host.defaults import why_aside
 from numcodecs_bytes._host.foreign import async_result_of, result_of
 from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch
+from numcodecs_bytes._plan.outcome import LeftToZarr, NothingToFetch, NotOpen
 from numcodecs_bytes._sources.files import File, length_of_file
 from numcodecs_bytes._sources.manifests import folder_of
 from numcodecs_bytes._sources.stores import locate_chunk, only_states_lengths
@@ -277,7 +277,7 @@ def read_in_part(array: AnyArray) -> Layout:
     source = result_of(locate_chunk, array.store_path / first)
     found: object = result_of(length_of_file, source) if isinstance(source, File) else source
     # Other errors say that it is missing, or damaged, which is checked later.
-    if isinstance(found, LeftToZarr) and not isinstance(found, NothingToFetch):
+    if isinstance(found, LeftToZarr) and not isinstance(found, NothingToFetch | NotOpen):
         raise found
     return layout if isinstance(layout, Layout) else layout.inner
 

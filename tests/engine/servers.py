@@ -184,10 +184,13 @@ RANGES = {
     **{f"status {n}": with_status(n) for n in (400, 401, 403, 404, 405, 410, 416, 500, 501, 503)},
     "limit, 429": limited(429, 2),
     "limit, 503": limited(503, 1),
+    "to everything, 503": with_status(503),
     "overwritten once": lambda a: version(a, int(a.num_before > 0)),
     "overwritten all the time": lambda a: version(a, a.num_before % 200),
 }
 OVERWRITTEN = ("overwritten once", "overwritten all the time")
+# What is answered to all requests for chunks, not only for ranges.
+TO_ALL = (*OVERWRITTEN, "to everything, 503")
 # Where zarr's own requests are ranges, too, luck decides which of them fail.
 BY_LUCK = {k for k in RANGES if "now and then" in k or "limit" in k} | {*OVERWRITTEN}
 
@@ -250,11 +253,11 @@ class Server:
             else:
                 start, end, is_suffix = _bounds(asked_range, len(body))
                 num = self.counts[of_chunk]
-                self.counts[of_chunk] += end is not None or kind in OVERWRITTEN
+                self.counts[of_chunk] += end is not None or kind in TO_ALL
                 rng = random.Random(f"{of_chunk}{num}")  # noqa: S311
                 asked = Asked(start, end, is_suffix, num, self.at_once[token], body, rng)
-                is_metadata = name.endswith("zarr.json") and kind in OVERWRITTEN
-                is_proper = is_metadata or (end is None and kind not in OVERWRITTEN)
+                is_metadata = name.endswith("zarr.json") and kind in TO_ALL
+                is_proper = is_metadata or (end is None and kind not in TO_ALL)
                 answer = proper(asked) if is_proper else RANGES[kind](asked)
             await asyncio.sleep(0.03 * ("slow" in answer.after))
             return _send(writer, method, answer)
