@@ -9,7 +9,7 @@ from typing import Any
 from zarr.storage import ZipStore
 
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._sources.files import new_memory, read_exactly
+from numcodecs_bytes._sources.files import OpenFile
 
 # Flags of a member: its name is UTF-8; it is encrypted, or a patch.
 _UTF_8, _OTHER_FLAGS = 0x800, 0x61
@@ -50,8 +50,8 @@ def _archive_of(store: Any) -> zipfile.ZipFile:
     return archive
 
 
-def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] | None:
-    """Return the offset and the length of a member of an archive, in bytes; None if it is missing.
+def find_member(store: ZipStore, path: str, descriptor: int) -> OpenFile | None:
+    """Return where a member is in an open archive; None if it is missing.
 
     Raises `LeftToZarr` if the member is damaged or compressed, or the archive was truncated
     meanwhile.
@@ -65,14 +65,16 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> tuple[int, int] 
         raise LeftToZarr("it is compressed, or encrypted, in its zip archive")
     name_utf8 = member.orig_filename.encode("utf-8", "replace")
     # The header: signature, flags, the lengths of the name and of what follows it, and the name.
-    header = new_memory(30 + len(name_utf8))  # no encoding of the name is longer
-    read_exactly(descriptor, member.header_offset, header)
+    num_bytes = 30 + len(name_utf8)  # no encoding of the name is longer
+    header = os.pread(descriptor, num_bytes, member.header_offset)
+    if len(header) < num_bytes:
+        raise LeftToZarr("the archive was truncated")
     signature, flags, num_name, num_extra = struct.unpack_from("<4s2xH18xHH", header)
     name = name_utf8 if flags & _UTF_8 else member.orig_filename.encode("cp437", "replace")
     start = member.header_offset + 30 + num_name + num_extra
     # Newer versions of Python refuse members that overlap the next one.
     end = getattr(member, "_end_offset", None) or sys.maxsize
-    is_known = signature == b"PK\3\4" and bytes(header[30 : 30 + num_name]) == name
+    is_known = signature == b"PK\3\4" and header[30 : 30 + num_name] == name
     if not is_known or start + member.file_size > end:
         raise LeftToZarr("its header in the zip archive is damaged, or of an unknown form")
-    return start, member.file_size
+    return OpenFile(descriptor, start, member.file_size, crc=member.CRC)
