@@ -1,8 +1,8 @@
 """python -m numcodecs_bytes check: find problems in the arrays of a Zarr hierarchy.
 
-It never writes. If the bytes codec is the only codec, only the sizes of chunks are requested, and
-local files are opened. Bools, and chunks that were stored with other codecs, are decoded by zarr,
-about 64 MiB at a time.
+It never writes. If the bytes codec is the only codec, only the sizes of chunks are requested, local
+files are opened, and members of zip archives are read. Bools, and chunks that were stored with
+other codecs, are decoded by zarr, about 64 MiB at a time.
 """
 
 import contextlib

@@ -194,14 +194,19 @@ class SyncReader:
         output, done = Output.of_caller(out), []
         pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
         layout = snapshot.layout
-        for coordinates, selection, place in chunks:
+        for selected in chunks:
+            coordinates, selection, place = selected
             at_start, distance = selection, 0
             if isinstance(layout, Layout):  # so random samples share a plan
                 at_start, distance = moved_to_start(selection, layout.shape, layout.strides)
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
             getter = _Getter(self._array.store, path)
-            item = Item(getter, snapshot.spec, at_start, place, is_complete=False)
-            chunk = ChunkRead(item, place, layout, finder.file_of(path), distance=distance)
+            file = finder.file_of(path)
+            is_complete = file.find_member is not None and selected.is_all_of_chunk(
+                snapshot.metadata.shape, snapshot.spec.shape
+            )  # then it has a checksum
+            item = Item(getter, snapshot.spec, at_start, place, is_complete)
+            chunk = ChunkRead(item, place, layout, file, distance=distance)
             read_file(iter([chunk]), output, pace)
             if chunk.outcome.is_left:
                 raise LeftToZarr(chunk.outcome.why)

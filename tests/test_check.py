@@ -777,6 +777,52 @@ class TestKindsOfStores:
         (problem,) = report.problems
         assert problem.startswith("chunk c/0/0 can't be read: BadZipFile: ")
 
+    @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"compressors": None},
+            {"compressors": "auto"},
+            {"compressors": None, "dtype": "?"},
+            {"compressors": None, "chunks": (1, 1), "shards": (2, 2)},
+        ],
+        ids=["uncompressed", "compressed", "bools", "shards"],
+    )
+    def test_a_damaged_byte_in_a_zip_file(self, tmp_path, settings, compression):
+        """Of uncompressed chunks, only the lengths were checked."""
+        data = np.eye(4)
+        chunks = {"chunks": (2, 2), "dtype": data.dtype} | settings
+        path, name = tmp_path / "a.zip", "c/1/1"
+        with zarr.storage.ZipStore(path, mode="w", compression=compression) as store:
+            zarr.create_array(store, shape=data.shape, **chunks)[...] = data
+        assert not check(path)[""].problems
+        with zipfile.ZipFile(path) as archive:
+            start = archive.getinfo(name).header_offset + 30 + len(name)
+        raw = bytearray(path.read_bytes())
+        raw[start + 3] ^= 1
+        path.write_bytes(raw)
+        (problem,) = check(path)[""].problems
+        assert problem.startswith(f"chunk {name} can't be read: ")
+        if settings.get("compressors") is None and compression == zipfile.ZIP_STORED:
+            assert f"BadZipFile: Bad CRC-32 for file '{name}'" in problem
+
+    @pytest.mark.parametrize("shards", [None, (4, 4)])
+    def test_long_members_of_a_zip_file(self, tmp_path, shards):
+        """Their checksums are not checked."""
+        with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+            array = zarr.create_array(
+                store, shape=(4, 8), chunks=(2, 2), shards=shards, dtype="f8", compressors=None
+            )
+            array[...] = 1
+        size, num = (16 * 8 + 4 * 16 + 4, 2) if shards else (4 * 8, 8)
+        for limit in (size, size - 1):
+            limits = checks.Limits(max_chunk_bytes=limit)
+            (report,) = checks.check(tmp_path / "a.zip", limits)
+            assert not report.problems
+            what = f"the checksums of {num} of {num} members of the zip archive were not checked"
+            expected = [] if limit == size else [f"{what}: the limit is {limit} bytes"]
+            assert report.notes == expected
+
     @pytest.mark.long
     def test_a_store_that_can_not_list_is_not_asked_for_ever(self):
         class Unlisted(zarr.storage.MemoryStore):

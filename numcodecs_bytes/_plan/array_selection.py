@@ -5,13 +5,14 @@ one axis. Works on integers only: no array data, no I/O.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numcodecs_bytes._plan.outcome import LeftToZarr
-from numcodecs_bytes._plan.places import Place
+from numcodecs_bytes._plan.places import Place, size_of
 from numcodecs_bytes._plan.selection import Indices, Selector, cut_at_chunks
 
 
@@ -21,6 +22,12 @@ class ChunkSelection(NamedTuple):
     coordinates: tuple[int, ...]  # of the chunk in the grid
     selection: tuple[Any, ...]  # as zarr passes it to codecs
     place: Place  # in the result
+
+    def is_all_of_chunk(self, shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> bool:
+        """Whether it selects as many elements as an array of a shape has of the chunk."""
+        along = zip(self.coordinates, shape, chunk_shape, strict=True)
+        num_there = math.prod([min(length, size - i * length) for i, size, length in along])
+        return size_of(self.place) == num_there
 
 
 class _AxisPiece(NamedTuple):

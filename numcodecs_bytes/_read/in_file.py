@@ -20,7 +20,7 @@ from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources import files
-from numcodecs_bytes._sources.files import OpenFile
+from numcodecs_bytes._sources.files import Checksum, OpenFile
 from numcodecs_bytes._sources.shard_index import read_index
 
 _memory_of_thread = threading.local()
@@ -43,16 +43,40 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
             chunk.check_length(file.num_bytes)
         if chunk.distance:  # faster than `_replace`
             file = OpenFile(descriptor, file.start + chunk.distance, file.num_bytes)
-        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, pace.speed.gap)
+        gap = _max_gap(chunk, file, pace)
+        plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, gap)
         # For one short run, a probe could only show that threads wait, which may be known.
         is_one_request = plan.num_runs == 1 and plan.length <= constants.PREFETCH_BYTES
         if not (is_one_request and pace.waits.are_long) and pace.count_chunk(plan.num_runs):
             pace.probe(file.descriptor, plan.sample(file.start))
         if pace.speed.is_slow:
             file = file._replace(is_prefetched=pace.speed.prefetching_helps)
-            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, pace.speed.gap)
+            gap = _max_gap(chunk, file, pace)
+            plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, gap)
+        file = _with_checksum(chunk, file, plan.num_bytes)
         fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
+        fetched = _check(file, fetched, out)
     chunk.outcome = Outcome("present", fetched=fetched)
+
+
+def _max_gap(chunk: ChunkRead, file: OpenFile, pace: Pace) -> int | None:
+    """Return the largest gap to read, in bytes: any, if all bytes are read for their CRC-32."""
+    return pace.speed.gap if file.crc is None or not chunk.item.is_complete else file.num_bytes
+
+
+def _with_checksum(chunk: ChunkRead, file: OpenFile, num_bytes: int) -> OpenFile:
+    """Return an open file whose CRC-32 is checked if all is selected, or so many bytes are read."""
+    if file.crc is None or not (chunk.item.is_complete or num_bytes >= file.num_bytes):
+        return file
+    return file._replace(checksum=Checksum(file))
+
+
+def _check(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
+    """Raise `LeftToZarr` if the checksum of a file that was read is wrong."""
+    if file.checksum is None:
+        return fetched
+    file.checksum.check(out.check)
+    return fetched._replace(num_bytes=fetched.num_bytes + file.checksum.num_bytes_read)
 
 
 def _read_shard(
@@ -72,13 +96,15 @@ def _read_shard(
     chunk.fill(out, [place_within(chunk.place, place) for place in inner_chunks.missing])
     view, to_view = view_of(out, chunk.place)
     num_requests, num_bytes = 1, shard.index_bytes
+    num_planned = num_bytes + sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
+    file = _with_checksum(chunk, file, num_planned)
     for plan, start, place in inner_chunks.present:
-        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
+        inner = OpenFile(file.descriptor, start, shard.inner.num_bytes, checksum=file.checksum)
         fetched = read_plan(inner, shard.inner, plan, view, to_view(place))
         num_requests += fetched.num_requests
         num_bytes += fetched.num_bytes
     by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
-    return Fetched(num_requests, num_bytes, by_zarr)
+    return _check(file, Fetched(num_requests, num_bytes, by_zarr), out)
 
 
 def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -> InnerChunks:
@@ -138,6 +164,8 @@ def _read_through_block(
         _prefetch(file, plan)
     starts = plan.starts(file.start).tolist()
     raw = files.read_runs(file.descriptor, starts, plan.length, _block)
+    if file.checksum is not None and len(starts) == 1:
+        file.checksum.add(starts[0], raw)
     with out.lock:
         out.check()
         write_selected(raw, plan, layout, out.array, place)
@@ -153,6 +181,8 @@ def _read_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) 
         end = first + len(starts) * plan.length
         if not read(file.descriptor, starts, plan.length, memory[first:end], out):
             return False  # which the first run shows
+        if file.checksum is not None and len(starts) == 1:
+            file.checksum.add(starts[0], memory[first:end])
         first = end
     return True
 

@@ -9,6 +9,7 @@ import mmap
 import os
 import stat
 import time
+import zlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -27,6 +28,53 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM)
 # macOS refuses to read 2 GiB or more at once. Between two reads, a thread can be stopped.
 _AT_ONCE_BYTES = 1 << 23
+_TRUNCATED = "the file was truncated while it was read"
+
+
+class Checksum:
+    """Computes the CRC-32 of a chunk from what is read of it in order, and reads the rest."""
+
+    def __init__(self, file: "OpenFile") -> None:
+        self._descriptor, self._expected = file.descriptor, file.crc
+        self._position, self._end = file.start, file.start + file.num_bytes
+        self._crc, self.num_bytes_read = 0, 0
+
+    def add(self, start: int, raw: bytes | memoryview) -> None:
+        """Add bytes that were read from `start` on, if they follow, over a short gap at most."""
+        if 0 <= start - self._position < constants.BLOCK_BYTES:
+            self._read_block(start)
+            self._add(raw)
+
+    def check(self, check_wanted: Callable[[], None]) -> None:
+        """Raise `LeftToZarr` if the checksum is wrong; `check_wanted` is called between blocks."""
+        while self._position < self._end:
+            check_wanted()
+            self._read_block(self._end)
+        if self._crc != self._expected:
+            raise LeftToZarr("its CRC-32 is wrong: it is damaged")
+
+    def _read_block(self, end: int) -> None:
+        num_bytes = min(end - self._position, constants.BLOCK_BYTES)
+        raw = _read_at(self._descriptor, num_bytes, self._position)
+        if len(raw) < num_bytes:
+            raise LeftToZarr(_TRUNCATED)
+        self._add(raw)
+        self.num_bytes_read += num_bytes
+
+    def _add(self, raw: bytes | memoryview) -> None:
+        self._crc = zlib.crc32(raw, self._crc)
+        self._position += len(raw)
+
+
+class OpenFile(NamedTuple):
+    """An open file, and where a chunk is in it, in bytes."""
+
+    descriptor: int
+    start: int
+    num_bytes: int
+    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
+    crc: int | None = None  # the CRC-32 of the chunk, if it is known
+    checksum: Checksum | None = None  # that is computed while the chunk is read
 
 
 class File(NamedTuple):
@@ -40,24 +88,16 @@ class File(NamedTuple):
     key: Hashable = None
     start: int = 0  # the offset of the chunk in the file, in bytes
     num_bytes: int | None = None  # the length of the chunk; None if it is the whole file
-    # If only the open file tells, as an archive does: takes the descriptor, and returns the offset
-    # and the length of the chunk, or None if the file does not hold it; may raise `LeftToZarr`.
-    find_member: Callable[[int], tuple[int, int] | None] | None = None
+    # If only the open file tells where the chunk is, as an archive does: takes the descriptor, and
+    # returns None if the file does not hold it; may raise `LeftToZarr`.
+    find_member: Callable[[int], OpenFile | None] | None = None
 
-    def span(self, descriptor: int, length: int) -> tuple[int, int] | None:
-        """Return the offset and the length of the chunk in its open file of a length, in bytes."""
+    def find(self, descriptor: int, length: int) -> OpenFile | None:
+        """Return where the chunk is in its open file of a length in bytes; None if it is not."""
         if self.find_member is not None:
             return self.find_member(descriptor)
-        return self.start, length if self.num_bytes is None else self.num_bytes
-
-
-class OpenFile(NamedTuple):
-    """An open file, and where a chunk is in it, in bytes."""
-
-    descriptor: int
-    start: int
-    num_bytes: int
-    is_prefetched: bool = False  # whether the system is asked to prefetch what is read next
+        num_bytes = length if self.num_bytes is None else self.num_bytes
+        return OpenFile(descriptor, self.start, num_bytes)
 
 
 def path_of_file(root: str, path: str) -> str:
@@ -89,12 +129,10 @@ def locate(file: File, descriptor: int) -> OpenFile | None:
     length = _length_of(descriptor)
     if not length:
         raise LeftToZarr("the system gives its length as 0")  # of a file of procfs, for example
-    span = file.span(descriptor, length)
-    if span is None:
-        return None
-    if sum(span) > length:
+    found = file.find(descriptor, length)
+    if found is not None and found.start + found.num_bytes > length:
         raise LeftToZarr("it reaches beyond the end of its file")
-    return OpenFile(descriptor, *span)
+    return found
 
 
 def length_of_file(file: File) -> int | None:
@@ -105,11 +143,8 @@ def length_of_file(file: File) -> int | None:
     descriptor = file.open()
     try:
         length = _length_of(descriptor) or _count_bytes(descriptor)
-        span = file.span(descriptor, length)
-        if span is None:
-            return None
-        start, num_bytes = span
-        return max(min(num_bytes, length - start), 0)
+        found = file.find(descriptor, length)
+        return None if found is None else max(min(found.num_bytes, length - found.start), 0)
     finally:
         os.close(descriptor)
 
@@ -188,7 +223,7 @@ def read_exactly(descriptor: int, start: int, view: memoryview) -> None:
             num = len(raw)
             view[:num] = raw
         if not num:
-            raise LeftToZarr("the file was truncated while it was read")
+            raise LeftToZarr(_TRUNCATED)
         view, start = view[num:], start + num
 
 

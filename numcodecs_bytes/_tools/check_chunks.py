@@ -20,6 +20,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.core.common import concurrent_map
 from zarr.core.metadata.v2 import ArrayV2Metadata
 from zarr.core.sync import sync
+from zarr.storage import ZipStore
 from zarr.types import AnyArray
 
 from numcodecs_bytes._core.dtypes import Array, leaf_dtypes, pack_dtype, stored_dtype
@@ -58,8 +59,8 @@ def check_chunks(
     expected = _expected_length(array, codecs)
     is_blosc = codecs[-1:] in (["blosc"], ["numcodecs.blosc"]) and not array.shards
     decoded = _array_to_decode(array, codecs, report, limits, is_encoded=expected is None)
-    checks = _Checks(array, expected, is_blosc, decoded)
-    listing, first, sizes = Listing(), None, set[int | None]()
+    checks = _Checks(array, expected, is_blosc, decoded, limits.max_chunk_bytes)
+    listing, first, sizes, num_unread = Listing(), None, set[int | None](), 0
     chunks = itertools.islice(stored_chunks(array, listing), limits.max_chunks)
     while batch := list(itertools.islice(chunks, checks.num_at_once)):
         problems = checks.problems_of(batch)
@@ -67,6 +68,7 @@ def check_chunks(
             size = chunk.size if isinstance(chunk.size, int) else None
             first = chunk.at if first is None and size is not None else first
             sizes.add(size)
+            num_unread += checks.reads_members and not checks.reads(chunk)
             if problem := problems[chunk.at]:
                 target = target_of(array.store, chunk.key)
                 report.add_problem(f"chunk {chunk.key}{target} {problem}")
@@ -77,6 +79,10 @@ def check_chunks(
         del report.problems[num_before[0] :]  # the same of each chunk
         report.num_problems = num_before[1]
         report.add_problem(why)
+    if num_unread:
+        what = f"{num_unread} of {report.num_chunks} members of the zip archive"
+        limit = f"the limit is {limits.max_chunk_bytes} bytes"
+        report.notes.append(f"the checksums of {what} were not checked: {limit}")
     _report_listing(array, listing, num_in_all, report, limits)
     return first
 
@@ -107,13 +113,24 @@ class _Checks:
     expected: int | None  # the length of each chunk in bytes; None if a codec changes it
     is_blosc: bool
     decoded: AnyArray | None  # the array as it is to be read, if chunks are decoded
+    max_member_bytes: int  # of those members of zip archives that are read
 
     @property
     def num_at_once(self) -> int:
-        """How many chunks to check at a time: of those that are decoded, about 64 MiB."""
+        """How many chunks to check at a time: of those that are read, about 64 MiB."""
         num_bytes = math.prod(self.array.shards or self.array.chunks) * self.array.dtype.itemsize
-        num = 1024 if self.decoded is None else (1 << 26) // max(num_bytes, 1)
-        return min(max(num, 1), 1024)
+        are_read = self.decoded is not None or self.reads_members
+        return min(max((1 << 26) // max(num_bytes, 1), 1), 1024) if are_read else 1024
+
+    @property
+    def reads_members(self) -> bool:
+        """Whether chunks are members of a zip archive that are not read whole to be decoded."""
+        is_read_whole = self.decoded is not None and not self.array.shards
+        return isinstance(self.array.store, ZipStore) and not is_read_whole
+
+    def reads(self, chunk: StoredChunk) -> bool:
+        """Whether a member of a zip archive is short enough to be read."""
+        return not isinstance(chunk.size, int) or chunk.size <= self.max_member_bytes
 
     def problems_of(self, batch: list[StoredChunk]) -> dict[Index, str]:
         """Return the problem of each chunk, or ""."""
@@ -125,6 +142,11 @@ class _Checks:
             chunk.at: _problem_with_size(chunk.size, length)
             for chunk, length in zip(batch, lengths, strict=True)
         }
+        if self.reads_members:
+            members = [chunk for chunk in batch if not problems[chunk.at] and self.reads(chunk)]
+            arguments = [(self.array, chunk) for chunk in members]
+            found = sync(concurrent_map(arguments, _problem_of_member, concurrency()))
+            problems |= {chunk.at: why for chunk, why in zip(members, found, strict=True)}
         if self.decoded is not None:
             whole = [index for index, problem in problems.items() if not problem]
             problems |= sync(_problems_in(self.decoded, whole))
@@ -194,6 +216,12 @@ async def _length_in_header(array: AnyArray, chunk: StoredChunk) -> int | None:
     header = await array.store.get(chunk.key, default_buffer_prototype(), start)
     stated = 0 if header is None else int.from_bytes(header.to_bytes()[12:16], "little")
     return max(chunk.size, stated)
+
+
+async def _problem_of_member(array: AnyArray, chunk: StoredChunk) -> str:
+    """Return the problem with a member of a zip archive, or "": to read it checks its CRC-32."""
+    found = await async_result_of(array.store.get(chunk.key, default_buffer_prototype()))
+    return f"can't be read: {describe_error(found)}" if isinstance(found, Exception) else ""
 
 
 def _problem_with_size(size: int | Exception, expected: int | None) -> str:

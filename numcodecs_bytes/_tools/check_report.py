@@ -84,7 +84,8 @@ class Limits:
     max_chunks : int or None
         Largest number of chunks, or shards of a sharded array, to check; None checks all.
     max_chunk_bytes : int
-        (Inner) chunks with more bytes in memory than this are not decoded.
+        (Inner) chunks with more bytes in memory than this are not decoded, and longer members of
+        zip archives are not read to check their CRC-32.
     """
 
     max_chunks: int | None = None

@@ -7,6 +7,9 @@ it must have no other name, as the files of a copy made with hard links do.
 
 A new file is complete before it gets its name, by a link. It stays locked until its temporary name
 is removed: until then, it has two names.
+
+A fork copies open files with their locks, which last until the last copy is closed or one of them
+is unlocked. So a child closes the files that other threads had locked, and unlocks none.
 """
 
 import contextlib
@@ -14,8 +17,10 @@ import enum
 import errno
 import os
 import stat
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +35,46 @@ except ImportError:  # Windows
 
 # How temporary names end. zarr's own end with ".partial", too, and are not ours to remove.
 _TEMPORARY = ".in-place.partial"
+
+# The descriptors of files that may be locked, and the thread of each. They are open as long as they
+# are here, so they can't be those of other files.
+_may_be_locked: dict[int, int] = {}
+
+
+class _Forks:
+    """Tells whether this process was forked meanwhile: then a child may hold what was opened."""
+
+    def __init__(self) -> None:
+        self._threads = set[int]()  # which are forking it
+        self._last = object()
+
+    def begin(self) -> None:
+        self._threads.add(threading.get_ident())
+        self._last = object()
+
+    def end(self) -> None:
+        self._threads.discard(threading.get_ident())
+
+    def end_in_child(self) -> None:
+        """Close what other threads had locked: they do not go on here."""
+        self._threads.clear()
+        for descriptor, thread in _may_be_locked.items():
+            if thread != threading.get_ident():
+                with contextlib.suppress(OSError):  # it may report what the parent could not write
+                    os.close(descriptor)
+        _may_be_locked.clear()
+
+    def last(self) -> object:
+        """Return what identifies the last fork; None while there may be one."""
+        last = self._last
+        return None if self._threads else last
+
+
+_forks = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.end_in_child
+    )
 
 
 class Lock(enum.Enum):
@@ -86,12 +131,24 @@ def _open(path: str) -> int | None:
         if not stat.S_ISREG(mode):
             what = "a symbolic link" if stat.S_ISLNK(mode) else "not a regular file"
             raise LeftToZarr(f"it is {what}")
-        return os.open(path, os.O_RDWR)
+        return _open_to_lock(partial(os.open, path, os.O_RDWR))
     return None
+
+
+def _open_to_lock(open_file: Callable[[], int]) -> int:
+    """Open a file; enter its descriptor unless a child may have inherited it before that."""
+    fork = _forks.last()
+    descriptor = open_file()
+    _may_be_locked[descriptor] = threading.get_ident()
+    if fork is None or _forks.last() is not fork:
+        del _may_be_locked[descriptor]
+    return descriptor
 
 
 def _lock(descriptor: int, lock: Lock) -> bool:
     """Lock a file; return whether the lock is exclusive. Raises LockedError."""
+    if descriptor not in _may_be_locked:
+        raise LockedError  # a child would keep the lock
     with _explained("locked"):
         for is_exclusive in lock.value:
             how = fcntl.LOCK_EX if is_exclusive else fcntl.LOCK_SH
@@ -102,11 +159,13 @@ def _lock(descriptor: int, lock: Lock) -> bool:
 
 
 def _release(descriptor: int) -> None:
-    """Unlock and close a file: if a process was forked meanwhile, the file stays open there."""
+    """Unlock and close a file, which may still be open in a child; in a child, only close it."""
     try:
-        with contextlib.suppress(OSError):  # its file system has no locks
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if descriptor in _may_be_locked:
+            with contextlib.suppress(OSError):  # its file system has no locks
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
+        _may_be_locked.pop(descriptor, None)
         os.close(descriptor)
 
 
@@ -153,7 +212,7 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
         try:
-            descriptor = make_file(name)
+            descriptor = _open_to_lock(partial(make_file, name))
         except FileNotFoundError:  # the folder was deleted just then
             raise ReplacedError from None
     try:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import zarr
 import zarr.storage
-from helpers import OPEN_FILES, ZARR_ALONE, CountingStore, create, ranges_from
+from helpers import OPEN_FILES, ZARR_ALONE, CountingStore, bytes_codec, create, ranges_from
 from test_local_files import DATA, SMALL, opened, opened_references, opened_zip, outcome
 
 import numcodecs_bytes
@@ -521,3 +521,113 @@ class TestPartsOfFiles:
             for selection in (np.s_[:], np.s_[9, 20:25]):
                 expected = outcome(store, selection, ZARR_ALONE)
                 assert outcome(store, selection) == expected
+
+
+BIG, TRANSPOSED = {"serializer": bytes_codec("big")}, zarr.codecs.TransposeCodec(order=(1, 0))
+# The shape of the array, and how it is stored: in chunks of up to 7 MiB, some cut off at an edge.
+MEMBERS = {
+    "plain": ((64, 96), {"chunks": (32, 48)}),
+    "swapped": ((64, 96), {"chunks": (32, 48), **BIG}),
+    "transposed": ((64, 96), {"chunks": (32, 48), "filters": TRANSPOSED}),
+    "edge": ((50, 80), {"chunks": (32, 48)}),
+    "long rows at an edge": ((5, 3000), {"chunks": (8, 8000)}),
+    "large": ((1500, 600), {"chunks": (1500, 600)}),
+    "large, swapped": ((1500, 600), {"chunks": (1500, 600), **BIG}),
+    "large edge": ((1400, 500), {"chunks": (1500, 600), **BIG}),
+    "shards": ((64, 96), {"chunks": (8, 12), "shards": (32, 48)}),
+    "shards at an edge": ((50, 80), {"chunks": (8, 12), "shards": (32, 48)}),
+    "v2": ((64, 96), {"chunks": (32, 48), "zarr_format": 2, "dtype": ">f8"}),
+    "v2, order F": ((50, 80), {"chunks": (32, 48), "zarr_format": 2, "order": "F"}),
+}
+ALL = {
+    "all": lambda array: array[...],
+    "SyncReader": lambda array: numcodecs_bytes.SyncReader(array)[:],
+    "lists": lambda array: array.oindex[[*range(array.shape[0])], [*range(array.shape[1])]],
+}
+
+
+def read_member(path, how, settings):
+    """Return what is read of an array in an archive, or the error."""
+    with zarr.config.set(settings), zarr.storage.ZipStore(path, mode="r") as store:
+        array = zarr.open_array(store, mode="r")
+        try:
+            return np.asarray(ALL[how](array))
+        except zipfile.BadZipFile as error:
+            return str(error)
+
+
+@pytest.mark.needs("os.pread")
+@pytest.mark.parametrize("kind", MEMBERS)
+class TestChecksumsOfMembers:
+    """Of which all bytes are read, or all that the array has of a chunk."""
+
+    @pytest.fixture
+    def archive(self, tmp_path, kind):
+        shape, settings = MEMBERS[kind]
+        path, data = tmp_path / "a.zip", np.random.default_rng(0).random(shape)
+        with zarr.storage.ZipStore(path, mode="w") as store:
+            settings = {"dtype": "f8", "compressors": None, **settings}
+            zarr.create_array(store, shape=shape, **settings)[...] = data
+        return path, data
+
+    @pytest.mark.parametrize("how", ALL)
+    def test_a_damaged_one(self, archive, kind, how):
+        """Values were wrong, without a word. zarr alone raises an error."""
+        if how == "lists" and ("edge" in kind or kind == "v2, order F"):
+            pytest.skip("zarr does not tell that this is all that the array has of a chunk")
+        path, _ = archive
+        raw = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as members:
+            member = members.infolist()[-1]
+        start = member.header_offset + 30 + len(member.filename)
+        for position in (0, member.file_size // 3, member.file_size - 1):
+            raw[start + position] ^= 0x55
+            path.write_bytes(raw)
+            raw[start + position] ^= 0x55
+            expected = f"Bad CRC-32 for file {member.filename!r}"
+            assert read_member(path, how, ZARR_ALONE) == expected
+            assert read_member(path, how, {}) == expected
+
+    @pytest.mark.parametrize("how", ["all", "SyncReader", "lists"])
+    def test_is_computed_of_what_is_read_anyway(self, archive, kind, how):
+        """Its bytes are read once, and the index of a shard twice."""
+        path, data = archive
+        with zipfile.ZipFile(path) as members:
+            sizes = [
+                m.file_size for m in members.infolist() if m.filename.split("/")[-1][-1].isdigit()
+            ]
+        with numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(read_member(path, how, {}), data)
+        total = traced.report()["total"]
+        assert total["why_whole"].keys() <= {SMALL}
+        assert total["bytes_fetched"] <= 1.05 * sum(sizes)
+
+
+@pytest.mark.needs("os.pread")
+def test_members_whose_checksums_follow_them(tmp_path):
+    """As in an archive that was written to a pipe; and of one that is still written."""
+    data = np.arange(64.0).reshape(8, 8)
+
+    class Pipe(io.RawIOBase):
+        def __init__(self):
+            super().__init__()
+            self.raw = bytearray()
+
+        def write(self, raw):
+            self.raw += raw
+            return len(raw)
+
+        def writable(self):
+            return True
+
+    pipe = Pipe()
+    with zarr.storage.ZipStore(tmp_path / "a.zip", mode="w") as store:
+        array = zarr.create_array(store, data=data, chunks=(8, 8), compressors=None)
+        np.testing.assert_array_equal(array[...], data)
+    with zipfile.ZipFile(tmp_path / "a.zip") as source, zipfile.ZipFile(pipe, "w") as target:
+        for name in ("zarr.json", "c/0/0"):
+            target.writestr(name, source.read(name))
+    (tmp_path / "b.zip").write_bytes(pipe.raw)
+    with numcodecs_bytes.trace() as traced:
+        np.testing.assert_array_equal(read_member(tmp_path / "b.zip", "all", {}), data)
+    assert not traced.report()["total"]["why_whole"]

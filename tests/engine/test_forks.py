@@ -1,7 +1,5 @@
 """A child process works, whatever other threads of its parent were doing when it was forked."""
 
-import os
-
 import pytest
 import zarr.core.codec_pipeline
 from helpers import EVERYTHING, run_python
@@ -103,13 +101,84 @@ print(len(stops))
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def skip_unless_pipeline_survives_forks(pipeline):
+    has_reset = hasattr(zarr.core.codec_pipeline, "_reset_pool_after_fork")
+    if pipeline.endswith("FusedBytesPipeline") and not has_reset:  # before zarr 3.4.2
+        pytest.skip("the threads of this zarr's fused pipeline are missing in a child")
+
+
 def test_while_another_thread_is_in_the_package(tmp_path, our_pipeline):
     """It found the lock of traces taken."""
-    has_reset = hasattr(zarr.core.codec_pipeline, "_reset_pool_after_fork")
-    if our_pipeline.endswith("FusedBytesPipeline") and not has_reset:  # before zarr 3.4.2
-        pytest.skip("the threads of this zarr's fused pipeline are missing in a child")
+    skip_unless_pipeline_survives_forks(our_pipeline)
     arguments = "-W", "ignore", "-c", PROGRAM, tmp_path, our_pipeline, 4 if EVERYTHING else 40
     done = run_python(*arguments, status=None)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert int(done.stdout) > 20
+
+
+# Children read an archive, whatever its readers in the parent do: two threads read it all the time,
+# or one has stopped while zarr reads a compressed chunk.
+ZIPPED = """
+import os, signal, sys, threading, traceback, zipfile
+import numpy as np, zarr
+from numcodecs_bytes import SyncReader
+
+path, pipeline, how, num_children = sys.argv[1:]
+zarr.config.set({"codec_pipeline.path": pipeline})
+data = np.arange(64 * 64).reshape(64, 64)
+with zarr.storage.ZipStore(path, mode="w") as store:
+    for name, more in {"plain": {"compressors": None}, "compressed": {}}.items():
+        zarr.create_array(store, name=name, data=data, chunks=(16, 64), **more)
+group = zarr.open_group(zarr.storage.ZipStore(path, mode="r"), mode="r")
+array, compressed = group["plain"], group["compressed"]
+reader, has_stopped, read = SyncReader(array), threading.Event(), zipfile.ZipExtFile.read
+
+def check(k):
+    assert (array[:, k] == data[:, k]).all()
+    assert (array[16:32] == data[16:32]).all()
+    assert (reader[k] == data[k]).all()
+
+def stop(*args):
+    has_stopped.set()
+    threading.Event().wait()
+
+def read_for_ever():
+    while True:
+        check(7)
+
+check(3)
+if how == "stopped":
+    zipfile.ZipExtFile.read = stop
+    threading.Thread(target=compressed.__getitem__, args=(0,), daemon=True).start()
+    has_stopped.wait()
+else:
+    for _ in range(2):
+        threading.Thread(target=read_for_ever, daemon=True).start()
+for k in range(int(num_children)):
+    child = os.fork()
+    if not child:
+        zipfile.ZipExtFile.read = read
+        signal.alarm(20)
+        try:
+            check(k)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    if status:
+        print(f"child {k} failed with status {status}", flush=True)
+        os._exit(1)
+os._exit(0)
+"""
+
+
+@pytest.mark.needs("os.pread")
+@pytest.mark.parametrize("how", ["reading", "stopped"])
+def test_while_other_threads_read_a_zip_archive(tmp_path, our_pipeline, how):
+    """A child waited for zarr's lock of the store, which a thread held: it hung."""
+    skip_unless_pipeline_survives_forks(our_pipeline)
+    num = 40 if EVERYTHING else 10
+    arguments = "-W", "ignore", "-c", ZIPPED, tmp_path / "a.zip", our_pipeline, how, num
+    done = run_python(*arguments, status=None)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import zarr
-from helpers import cancelled, create, module_or_none
+from helpers import OUR_PIPELINES, cancelled, create, module_or_none, start_program
 
 fcntl = module_or_none("fcntl")
 pytestmark = [pytest.mark.needs("fcntl"), pytest.mark.usefixtures("_in_place")]
@@ -223,6 +223,106 @@ def test_a_lock_that_a_forked_process_holds_is_given_back(array, monkeypatch):
     for copy in copies:
         os.close(copy)
     assert array[1].tolist() == [2] + [5] * 7
+
+
+# A thread writes, and stops while it holds a lock. Another one forks a child then, or just after
+# the file was opened; or the thread itself forks one, which goes on with the write.
+HOLDS_A_LOCK = """
+import os, sys, threading
+import numpy as np, zarr, numcodecs_bytes.zarr_pipeline
+
+path, pipeline, when, selection = sys.argv[1:]
+settings = {"codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require"}
+zarr.config.set(settings)
+array, is_locked = zarr.open_array(path, mode="r+"), threading.Event()
+open_file, pwrite, close = os.open, os.pwrite, os.close
+
+def fork():
+    if not os.fork():
+        os.write(1, b"forked\\n")
+        sys.stdin.read()
+        os._exit(0)
+
+def open_and_fork(path, flags, *mode):
+    descriptor = open_file(path, flags, *mode)
+    if when == "opened" and flags & os.O_RDWR:
+        os.open = open_file
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    return descriptor
+
+def close_and_say_so(descriptor):
+    close(descriptor)
+    os.write(1, b"closed\\n")
+
+def stop(*args):
+    os.pwrite = pwrite
+    if when == "goes on" and not os.fork():
+        os.close = close_and_say_so
+        return pwrite(*args)
+    is_locked.set()
+    threading.Event().wait()
+
+os.open, os.pwrite = open_and_fork, stop
+threading.Thread(target=array.__setitem__, args=(eval(selection), 2)).start()
+is_locked.wait()
+if when == "locked":
+    fork()
+if when != "goes on":
+    os.write(1, b"locked\\n")
+threading.Event().wait()
+"""
+
+
+def process_with_lock(path, when, selection="np.s_[1, 1:]"):
+    """Start a process that writes in place, has a child, and stops while it holds a lock."""
+    code = "-c", HOLDS_A_LOCK, path, OUR_PIPELINES[0], when, selection
+    program = start_program("-W", "ignore", *code)
+    expected = ["closed\n"] if when == "goes on" else ["forked\n", "locked\n"]
+    assert sorted(program.stdout.readline() for _ in expected) == expected
+    return contextlib.closing(program)  # then its child ends, too
+
+
+def is_locked_by_others(path):
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+GROWING = {"chunks": (8, 4), "shards": (8, 8), "fill_value": 1}
+
+
+@pytest.mark.needs("os.fork")
+class TestForks:
+    @pytest.mark.parametrize("when", ["opened", "locked"])
+    @pytest.mark.parametrize(
+        ("settings", "selection"),
+        [({}, "np.s_[1, 1:]"), ({}, "np.s_[:, ::2]"), (GROWING, "np.s_[1, 5:]")],
+        ids=["shared", "exclusive", "growing shard"],
+    )
+    def test_a_lock_ends_with_the_process_that_took_it(
+        self, tmp_path, chunk, when, settings, selection
+    ):
+        """Others waited for its children, too, which had inherited the open file."""
+        array = create(tmp_path, (8, 8), **settings)
+        array[:, :4] = 3
+        with process_with_lock(tmp_path, when, selection) as program:
+            assert is_locked_by_others(chunk)  # the child has closed it, but not unlocked it
+            program.kill()
+            program.wait()
+            assert not is_locked_by_others(chunk)
+            array[1, 5:] = 6
+            assert array[1, 5:].tolist() == [6] * 3
+
+    def test_a_child_that_goes_on_with_a_write_unlocks_nothing(self, tmp_path, array, chunk):
+        """A finaliser may fork at any line: the parent was still writing."""
+        with process_with_lock(tmp_path, "goes on"):
+            assert is_locked_by_others(chunk)
+        assert array[1].tolist() == [1, *[2] * 7]
 
 
 class TestWaiting:

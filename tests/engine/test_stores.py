@@ -629,6 +629,29 @@ def test_a_zip_file_that_is_closed_meanwhile(folder):
 
 
 @pytest.mark.needs("os.pread")
+def test_a_zip_file_that_is_closed_while_it_is_read(folder, monkeypatch):
+    """Its descriptor is then that of another file, an older archive: values would be wrong."""
+    other = folder.parent / "other"
+    create(other, SHAPE)[:] = -DATA
+    store, older = zarr.storage.ZipStore(zipped(folder), mode="r"), zipped(other)
+    array = zarr.open_array(store, mode="r")
+    duplicate, opened = os.dup, []
+
+    def close_and_duplicate(descriptor):
+        monkeypatch.undo()
+        store.close()
+        opened.append(os.open(older, os.O_RDONLY))
+        assert opened == [descriptor]
+        return duplicate(descriptor)
+
+    monkeypatch.setattr(os, "dup", close_and_duplicate)
+    got = array[7]
+    os.close(opened[0])
+    assert np.array_equal(got, DATA[7])
+    store.close()
+
+
+@pytest.mark.needs("os.pread")
 def test_an_array_in_a_zip_file_that_was_pickled(folder):
     """zarr 3.4 opens the archive of the copy when it is first used: its first chunk was read whole.
 
