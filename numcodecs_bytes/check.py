@@ -240,9 +240,23 @@ def _check_v3_codecs(array: AnyArray, document: JSONObject, report: ArrayReport)
             report.notes.append('codec "endian" was renamed to "bytes" in version 1.0')
         if name not in ("bytes", "endian"):
             is_filtered = is_filtered or name not in ("transpose", "sharding_indexed")
+            _check_byte_orders(name, configuration, report)
         elif is_index or not is_filtered:
             dtype = np.dtype("u8") if is_index else array.dtype
             _check_endian(configuration.get("endian"), dtype, report)
+
+
+def _check_byte_orders(name: str, configuration: JSONObject, report: ArrayReport) -> None:
+    """Report data types of a codec of numcodecs whose byte order zarr does not give it."""
+    keys = ("dtype", "decode_dtype", *(["astype"] if name == "numcodecs.quantize" else []))
+    for key in keys if name.startswith("numcodecs.") else ():
+        dtype = result_of(np.dtype, configuration.get(key) or "V")
+        if isinstance(dtype, np.dtype) and not dtype.isnative:
+            report.add_problem(
+                f"the {key} of codec {name} is {dtype.str!r}, but zarr passes it elements in the "
+                "byte order of the machine: values are wrong, or depend on the version of zarr; "
+                f"write {dtype.newbyteorder().str!r} in zarr.json, and compare some of them"
+            )
 
 
 def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:

@@ -21,7 +21,7 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import zarr
@@ -37,6 +37,7 @@ from numcodecs_bytes._core.copy_gpu import decode_on_device, encode_on_device
 from numcodecs_bytes._core.dtypes import (
     NATIVE_ENDIAN,
     AnyDType,
+    ByteOrder,
     Endian,
     are_swapped_alike,
     check_length,
@@ -100,7 +101,9 @@ class BytesCodec(zarr.codecs.BytesCodec):
     # The data type that `evolve_from_array_spec` was given, and the dtype and stored dtype of its
     # elements. zarr takes up to 1.3 us to make the dtype, as long as encoding a small chunk.
     _evolved: tuple[object, tuple[AnyDType, AnyDType] | None] = None, None
-    _has_no_filters = False  # before it, in a pipeline whose copies swap bytes; see `unfiltered`
+    # In the pipelines of this package, before zarr 3.3: the byte order of the elements that the
+    # filter before it takes, or "" if there is none. None: that of the chunk's data type.
+    _byte_order: ByteOrder | Literal[""] | None = None
 
     def __init__(self, *, endian: enum.Enum | str | None = sys.byteorder) -> None:
         declared = parse_endian(endian.value if isinstance(endian, enum.Enum) else endian)
@@ -165,6 +168,8 @@ class BytesCodec(zarr.codecs.BytesCodec):
         check_length(raw.nbytes, chunk_spec.shape, dtype, stored, "chunk")
         if self._leaves_swap_to_copy(chunk_spec):
             dtype = dtype.newbyteorder(stored.byteorder)
+        elif self._byte_order and chunk_spec.prototype.nd_buffer is cpu.NDBuffer:
+            dtype = dtype.newbyteorder(self._byte_order)
         decode = decode_array if isinstance(raw, np.ndarray) else decode_on_device
         array: Any = decode(raw, stored, dtype).reshape(chunk_spec.shape)
         return chunk_spec.prototype.nd_buffer.from_ndarray_like(array)
@@ -220,10 +225,13 @@ class BytesCodec(zarr.codecs.BytesCodec):
         dtype, stored = self._dtypes(chunk_spec)
         return stored != copied_as(dtype)
 
-    def unfiltered(self) -> Self:
-        """Return the codec for a pipeline that has no filters, and whose copies swap bytes."""
+    def for_filter(self, byte_order: ByteOrder | Literal[""]) -> Self:
+        """Return the codec for a pipeline, given the byte order that the filter before it takes.
+
+        It is "" if there is no filter: then zarr's copies swap bytes.
+        """
         codec = copy.copy(self)  # `self` may be the codec of other pipelines
-        vars(codec)["_has_no_filters"] = True
+        vars(codec)["_byte_order"] = byte_order
         return codec
 
     def _leaves_swap_to_copy(self, chunk_spec: "ArraySpec") -> bool:
@@ -231,7 +239,7 @@ class BytesCodec(zarr.codecs.BytesCodec):
 
         Not if filters follow: those of numcodecs view elements as another data type.
         """
-        if not self._has_no_filters or chunk_spec.prototype.nd_buffer is not cpu.NDBuffer:
+        if self._byte_order != "" or chunk_spec.prototype.nd_buffer is not cpu.NDBuffer:
             return False  # CuPy has no other byte orders
         dtype, _ = self._dtypes(chunk_spec)
         # NumPy copies datetimes without a unit to a list of indices without swapping them.

@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import zipfile
@@ -57,6 +58,8 @@ FIELDS = {"fields": [["a", "int16"], ["b", "bool"]]}
 STRUCT = {"name": "struct" if HAS_STRUCT else "structured", "configuration": FIELDS}
 OF_INT4 = {"fields": [["a", "int16"], ["b", "int4"]]}
 OF_STRUCT = {"fill_value": {} if HAS_STRUCT else "AAAA"}
+NATIVE, OTHER = ("<", ">") if sys.byteorder == "little" else (">", "<")
+SCALE = {"scale": 1, "offset": 1}
 UNREADABLE, NO_ENDIAN = "its metadata can't be read: ", 'the bytes codec has no "endian", which '
 
 
@@ -154,6 +157,28 @@ DAMAGED = {
         v3(None, "int16", [sharded([2], DELTA, BIG, index_codecs=[PLAIN, CRC])]),
         NO_ENDIAN + "uint64 needs",
     ),
+    **{
+        f"{codec} of the other byte order": (
+            v3(None, "uint16", [{"name": f"numcodecs.{codec}", "configuration": types}, *more]),
+            f"the {key} of codec numcodecs.{codec} is '{OTHER}u2', but zarr passes it elements",
+        )
+        for codec, key, types, more in (
+            ("delta", "dtype", {"dtype": f"{OTHER}u2"}, [BIG]),
+            (
+                "astype",
+                "decode_dtype",
+                {"encode_dtype": "|u1", "decode_dtype": f"{OTHER}u2"},
+                [BIG],
+            ),
+            ("fixedscaleoffset", "dtype", SCALE | {"dtype": f"{OTHER}u2"}, [BIG, ZSTD]),
+            (
+                "quantize",
+                "astype",
+                {"digits": 1, "dtype": f"{NATIVE}u2", "astype": f"{OTHER}u2"},
+                [BIG],
+            ),
+        )
+    },
     "NumPy's list of fields": (v3(None, [["a", "<i2"]], [BIG]), "zarr can't open it: "),
     "no dtype of >i2, v2": (filtered(">i2", endian="little"), "the bytes codec has no dtype"),
     "other dtype, v2": (
@@ -182,6 +207,8 @@ DAMAGED = {
         )
     },
 }
+SCALED = {"name": "numcodecs.fixedscaleoffset", "configuration": SCALE | {"dtype": f"{NATIVE}u2"}}
+SCALED["configuration"] |= {"astype": f"{OTHER}u2"}  # of which zarr knows
 # An array without problems, and its note.
 NOTED = {
     "former name": (
@@ -191,6 +218,10 @@ NOTED = {
     "former struct": (
         v3(bytes(12), STRUCT | {"name": "structured"}, [BIG], fill_value="AAAA"),
         "data type structured is specific to zarr-python; the registered one is struct",
+    ),
+    "missing chunks behind a filter": (
+        v3(bytes(2), "uint16", [SCALED, BIG], (100,), chunks=(1,)),
+        "1 of 100 chunks are present",
     ),
     "missing chunks": (
         v3(bytes(2), "int16", [BIG], (100,), chunks=(1,)),
@@ -310,6 +341,23 @@ class TestWrongMetadata:
             (problem,) = report.problems
             assert problem.startswith(f"chunk a/{right} is missing, but there is a/{name}: the sep")
         assert "does not read 2 files" in report.notes[-1]
+
+    @ignore_unstable_data_types
+    @pytest.mark.parametrize("shards", [None, (4, 6)], ids=["chunks", "shards"])
+    @pytest.mark.parametrize("endian", ["little", "big"])
+    def test_a_filter_of_the_other_byte_order(self, tmp_path, endian, shards):
+        """What zarr 3.1.6 alone reads right or not, and newer versions never, is right then."""
+        dtype, data = f"{OTHER}u2", np.arange(24).reshape(4, 6) * 999
+        how = {"shape": (4, 6), "chunks": (2, 3), "shards": shards, "compressors": None}
+        how["filters"] = [{"name": "numcodecs.delta", "configuration": {"dtype": dtype}}]
+        array = zarr.create_array(tmp_path, dtype=dtype, serializer=bytes_codec(endian), **how)
+        array[...] = data
+        (problem,) = check(tmp_path)[""].problems
+        assert f"write '{NATIVE}u2' in zarr.json" in problem
+        document = (tmp_path / "zarr.json").read_text().replace(dtype, f"{NATIVE}u2")
+        (tmp_path / "zarr.json").write_text(document)
+        assert zarr.open_array(tmp_path)[...].tolist() == data.tolist()
+        assert check(tmp_path)[""].problems == []
 
 
 class TestHierarchies:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 
 Endian = Literal["little", "big"]
+ByteOrder = Literal["=", "<", ">", "|"]  # of a dtype
 AnyDType = np.dtype[Any]
 Array = np.ndarray[Any, AnyDType]
 UInt8Array = np.ndarray[Any, np.dtype[np.uint8]]

@@ -31,6 +31,7 @@ from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknow
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
 from numcodecs_bytes._pipeline.elementwise import (
+    byte_order_of,
     conversion_of_codecs,
     conversion_of_filters,
     is_elementwise,
@@ -85,8 +86,10 @@ class KnowsLayouts(PickledAsConfigured):
         warn_of_unknown_keys()
         warn_of_other_pipeline("used")
         codecs = list(codecs)
-        if COPIES_SWAP_BYTES and codecs and type(codecs[0]) is BytesCodec:
-            codecs[0] = codecs[0].unfiltered()
+        for position, codec in enumerate(codecs if COPIES_SWAP_BYTES else ()):
+            if type(codec) is BytesCodec:
+                byte_order = byte_order_of(codecs[:position])
+                codecs[position] = codec if byte_order is None else codec.for_filter(byte_order)
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
 
@@ -221,6 +224,9 @@ def _layout_of_v3(
     converted, stored = _dtypes_of(codec, converted_spec)
     if stored != converted and not isinstance(codec, BytesCodec):
         raise LeftToZarr("zarr's own codec does not swap bytes for the codecs before it")
+    byte_order = byte_order_of(before) if COPIES_SWAP_BYTES else None
+    if byte_order and converted != converted.newbyteorder(byte_order):
+        raise LeftToZarr("a codec takes elements in another byte order than the array's")
     dtype = chunk_spec.dtype.to_native_dtype()
     return Layout(chunk_spec.shape, dtype, stored, axis_order, conversion)
 

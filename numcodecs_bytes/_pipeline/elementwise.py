@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from zarr.codecs import TransposeCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu
 
-from numcodecs_bytes._core.dtypes import AnyDType, Array, name_of_ml_dtype
+from numcodecs_bytes._core.dtypes import AnyDType, Array, ByteOrder, name_of_ml_dtype
+from numcodecs_bytes._host.foreign import result_of
 from numcodecs_bytes._host.names import name_of_class
 from numcodecs_bytes._plan.layout import Conversion
 from numcodecs_bytes._plan.outcome import LeftToZarr
@@ -39,6 +41,21 @@ def is_elementwise(codec: object) -> bool:
     """Whether a codec is exactly of a class that converts each element by itself."""
     name = name_of_class(codec)
     return name in _OF_ZARR or name in _OF_NUMCODECS or name in _WRAPPERS
+
+
+def byte_order_of(codecs: Sequence[Any]) -> ByteOrder | Literal[""] | None:
+    """Return the byte order of what the last codec encodes to; "" without codecs, None if unknown.
+
+    numcodecs' codecs take what they decode for elements of that dtype, which before 3.3, zarr does
+    not always know.
+    """
+    filters = [codec for codec in codecs if type(codec) is not TransposeCodec]
+    if not filters:
+        return None if codecs else ""
+    configuration = getattr(filters[-1], "codec_config", {})
+    names = [configuration.get(key) for key in ("encode_dtype", "astype", "dtype")]
+    dtype = result_of(np.dtype, next(filter(None, names), "V"))
+    return dtype.byteorder if isinstance(dtype, np.dtype) and dtype.kind in "iufc" else None
 
 
 class _Step(NamedTuple):
