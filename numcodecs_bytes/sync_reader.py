@@ -17,7 +17,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.names import name_of_class, name_of_store
+from numcodecs_bytes._host.names import has_v2_keys, name_of_class, name_of_store
 from numcodecs_bytes._host.options import OptionError
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
 from numcodecs_bytes._plan.layout import Layout
@@ -215,7 +215,7 @@ class SyncReader:
             done.append(chunk)
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
             for chunk in done:
-                chunk.trace(is_v2=snapshot.metadata.zarr_format == 2)
+                chunk.trace(has_v2_keys=has_v2_keys(snapshot.metadata))
 
     def _find_snapshot(self) -> _Snapshot:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""

@@ -16,6 +16,7 @@ PRIVATE_NAMES = {
     "zarr.codecs._v2": "V2Codec",
     "zarr.codecs.numcodecs._codecs": "AsType BitRound FixedScaleOffset Quantize",
     "zarr.codecs.sharding": "_ShardIndex",
+    "zarr.core.array": "create_codec_pipeline",
     "zarr.core.array_spec": "ArrayConfig ArraySpec",
     "zarr.core.buffer": "ArrayLike Buffer BufferPrototype NDArrayLike NDBuffer cpu "
     "default_buffer_prototype gpu",
@@ -85,7 +86,7 @@ OTHERS |= {
     "_read_by_zarr",
     "_write_by_zarr",
     "_layout_of",
-    "_is_v2",
+    "_has_v2_keys",
 }
 
 

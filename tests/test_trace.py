@@ -355,7 +355,10 @@ def test_nothing_is_fetched_from_memory():
         ("2020", (4,), {"zarr_format": 2}),
         ("", (), {"zarr_format": 2}),
         ("c", (4, 4), {"chunk_key_encoding": {"name": "v2", "separator": "."}}),
-        ("c", (4,), {"zarr_format": 2}),  # was counted as the group's
+        # These were counted as the group's.
+        ("c", (4, 4), {"chunk_key_encoding": {"name": "v2", "separator": "/"}}),
+        ("a/c", (4,), {"chunk_key_encoding": {"name": "v2", "separator": "."}}),
+        ("c", (4,), {"zarr_format": 2}),
         (
             "a/c",
             (4, 4),
@@ -367,10 +370,23 @@ def test_nothing_is_fetched_from_memory():
 def test_name_of_an_array(path, shape, settings):
     """Whatever the keys of its chunks are."""
     settings |= {"name": path or None, "shape": shape, "dtype": "f8", "compressors": None}
-    array = zarr.create_array({}, **settings)
+    created = zarr.create_array({}, **settings)
+    created[...] = 1
+    for array in (created, zarr.open_array(created.store, path=path)):
+        report, _ = traced(lambda array=array: array[...])
+        assert list(report["arrays"]) == [f"{array.store!r}/{path}".rstrip("/")]
+
+
+def test_name_of_an_array_in_files(tmp_path):
+    """By whichever way it is read or written."""
+    keys = {"name": "v2", "separator": "/"}
+    array = create(tmp_path / "c", (4, 4), (2, 4), chunk_key_encoding=keys)
+    array = zarr.open_array(tmp_path, path="c")
+    reader = numcodecs_bytes.SyncReader(array)
     array[...] = 1
-    report, _ = traced(lambda: array[...])
-    assert list(report["arrays"]) == [f"{array.store!r}/{path}".rstrip("/")]
+    for do in (lambda: array[3, 3], lambda: reader[3, 3], lambda: array.__setitem__((1, 1), 2)):
+        report, _ = traced(do)
+        assert list(report["arrays"]) == [f"{array.store!r}/c"]
 
 
 def test_every_thread_is_counted_and_only_meanwhile(array):

@@ -76,6 +76,23 @@ def _references_of(store: Any) -> str:
     return f" of {opened.partition('?')[0] if is_path else f'memory://{id(opened)}'}"
 
 
+def has_v2_keys(metadata: Any) -> bool:
+    """Whether keys of chunks are like those of Zarr v2, and do not begin with "c"."""
+    key = str(result_of(metadata.encode_chunk_key, (0,) * len(metadata.shape)))
+    return not key.startswith("c")
+
+
+def possible_paths(path: str, num_axes: int) -> list[str]:
+    """Return which paths an array may have, given that of a chunk; the last, if `has_v2_keys`."""
+    names = path.split("/")
+    indices = names[len(names) - num_axes :]
+    if not indices or not all(index.isdecimal() for index in indices):
+        return ["/".join(names[:-1])]  # of "c.0.1", "0.1", "c" or "0"
+    names = names[:-num_axes]  # of "c/0/1" or "0/1"
+    paths = [names[:-1], names] if names[-1:] == ["c"] else [names]
+    return ["/".join(each) for each in paths]
+
+
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:
     """Add a note that names the chunk, or one of `num` chunks, to an error, unless it has one."""
     if num > 1 and "chunk '" in str(result_of(str, error)):  # it names the one

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import count, name_of_store
+from numcodecs_bytes._host.names import count, name_of_store, possible_paths
 
 # By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
@@ -153,10 +153,12 @@ def counts_of_read(
 
 
 def note(
-    byte_getter: object, num_axes: int, counts: Counts, *, is_v2: bool, is_seen: bool = True
+    byte_getter: object, num_axes: int, counts: Counts, *, has_v2_keys: bool, is_seen: bool = True
 ) -> None:
     """Add to the counts of the array of a chunk, given its byte getter or setter."""
-    note_array(name_of_array(byte_getter, num_axes, is_v2=is_v2), counts, is_seen=is_seen)
+    note_array(
+        name_of_array(byte_getter, num_axes, has_v2_keys=has_v2_keys), counts, is_seen=is_seen
+    )
 
 
 def note_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None:
@@ -165,20 +167,11 @@ def note_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None
         each.add(name, counts, is_seen=is_seen)
 
 
-def name_of_array(byte_getter: object, num_axes: int, *, is_v2: bool) -> ArrayName:
+def name_of_array(byte_getter: object, num_axes: int, *, has_v2_keys: bool) -> ArrayName:
     """Return the name of the array to which a chunk belongs."""
-    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, is_v2=is_v2)
+    paths = possible_paths(getattr(byte_getter, "path", ""), num_axes)
+    path = paths[-1 if has_v2_keys else 0]
     return ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
-
-
-def path_of_array(path: str, num_axes: int, *, is_v2: bool) -> str:
-    """Return the path of the array to which the path of a chunk belongs."""
-    names = path.split("/")
-    indices = names[len(names) - num_axes :]
-    if indices and all(index.isdecimal() for index in indices):  # "c/0/1", or "0/1" in Zarr v2
-        names = names[:-num_axes]
-        return "/".join(names[:-1] if names[-1:] == ["c"] and not is_v2 else names)
-    return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
 
 
 def _lines(report: dict[str, Totals], paths: dict[str, str]) -> Iterator[str]:

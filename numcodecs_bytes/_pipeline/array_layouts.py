@@ -9,6 +9,7 @@ import zarr
 import zarr.codecs
 from zarr.codecs import TransposeCodec
 from zarr.codecs._v2 import V2Codec
+from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import cpu, gpu
 from zarr.core.codec_pipeline import BatchedCodecPipeline
@@ -26,7 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
-from numcodecs_bytes._host.names import name_of_class
+from numcodecs_bytes._host.names import has_v2_keys, name_of_class
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
@@ -92,6 +93,17 @@ class KnowsLayouts(PickledAsConfigured):
                 codecs[position] = codec if byte_order is None else codec.for_filter(byte_order)
         pipeline: Any = super()
         return pipeline.from_codecs(codecs, **settings)
+
+    @classmethod
+    def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:  # noqa: ARG003
+        """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
+        pipeline = create_codec_pipeline(array_metadata)
+        vars(pipeline)["_keys_are_v2"] = has_v2_keys(array_metadata)
+        return pipeline
+
+    def _has_v2_keys(self) -> bool:
+        """Whether keys of chunks are like those of Zarr v2; a pickled pipeline guesses."""
+        return bool(vars(self).get("_keys_are_v2", self._is_v2()))
 
     def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:
         """Return how a chunk is stored; raise `LeftToZarr` if zarr's own pipeline must read it."""

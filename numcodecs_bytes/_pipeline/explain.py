@@ -39,15 +39,15 @@ async def explained(
     try:
         return await zarrs
     except Exception as error:  # whichever it is: it is only explained
-        await _explain(error, items, pipeline._layout_of, is_v2=pipeline._is_v2(), doing=doing)
+        await _explain(error, items, pipeline, doing)
         raise
 
 
 async def _explain(
-    error: Exception, items: Sequence[Item], layout_of: LayoutOf, *, is_v2: bool, doing: Doing
+    error: Exception, items: Sequence[Item], pipeline: KnowsLayouts, doing: Doing
 ) -> None:
     """Name the chunk, or the array, in zarr's error; raise a better one for a wrong length."""
-    first, spec = items[0].byte_getter, items[0].spec
+    first, spec, layout_of = items[0].byte_getter, items[0].spec, pipeline._layout_of
     if is_in_shard(first):  # the shard will be named
         return
     is_asked = type(first) is StorePath and states_lengths(first.store)
@@ -59,7 +59,8 @@ async def _explain(
     if len(items) == 1:
         add_name(error, first, doing)
     else:
-        name = trace.name_of_array(first, len(spec.shape), is_v2=is_v2)
+        has_v2_keys = pipeline._has_v2_keys()
+        name = trace.name_of_array(first, len(spec.shape), has_v2_keys=has_v2_keys)
         check = "`numcodecs-bytes check` finds damaged ones"
         add_note(error, f"while {doing} {len(items)} chunks of {name}; {check}")
     # A store may refuse to write, for example.

@@ -85,7 +85,7 @@ class ReadsParts(KnowsLayouts):
             if trace.active:
                 with own_bugs.Caught(own_bugs.log):
                     for chunk in plan.chunks:
-                        chunk.trace(is_v2=plan.settings.is_v2)
+                        chunk.trace(has_v2_keys=self._has_v2_keys())
 
     def _plan(
         self,
@@ -112,7 +112,7 @@ class ReadsParts(KnowsLayouts):
     def _trace_left(self, items: Sequence[Item], why: LeftToZarr) -> None:
         counts: trace.Counts = {str(why): len(items)}
         getter, num_axes = items[0].byte_getter, len(items[0].spec.shape)
-        trace.note(getter, num_axes, counts, is_v2=self._is_v2(), is_seen=False)
+        trace.note(getter, num_axes, counts, has_v2_keys=self._has_v2_keys(), is_seen=False)
 
     def chunk_finder(self, first: Item) -> ChunkFinder:
         """Return where the chunks of the array are, given one of them.

@@ -80,7 +80,7 @@ class WritesParts(KnowsLayouts):
                 with own_bugs.Caught(own_bugs.log):
                     for chunk in writes.chunks:
                         if mode or not chunk.item.is_complete:  # else there is nothing to say
-                            chunk.trace(is_v2=self._is_v2())
+                            chunk.trace(has_v2_keys=self._has_v2_keys())
 
     async def _write_by_zarr(
         self, items: Sequence[Item], value: NDBuffer, drop_axes: tuple[int, ...]

@@ -19,7 +19,7 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
 
 
 class NothingToFetch(LeftToZarr):
-    """A chunk is left to zarr, which need not fetch it: it is missing, or inlined, for example."""
+    """A chunk is left to zarr, which need not fetch it: it is missing, or in a reference."""
 
 
 class InMemory(NothingToFetch):

@@ -86,10 +86,10 @@ class ChunkRead:
         if isinstance(layout, Layout) and num_bytes != layout.num_bytes:
             layout.check_length(num_bytes, name_of_chunk(self.getter))
 
-    def trace(self, *, is_v2: bool) -> None:
+    def trace(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         outcome = self.outcome
-        note = partial(trace.note, self.getter, len(self.item.spec.shape), is_v2=is_v2)
+        note = partial(trace.note, self.getter, len(self.item.spec.shape), has_v2_keys=has_v2_keys)
         if outcome.is_left:  # zarr failed to read it
             if outcome.why:
                 note({outcome.why: 1}, is_seen=False)

@@ -18,6 +18,7 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import own_bugs, trace
+from numcodecs_bytes._host.names import possible_paths
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
@@ -140,19 +141,20 @@ class _ObjectReader:
 
     async def _serves_ranges(self, object_plan: ObjectPlan) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
-        state, chunk = object_plan.target.state, object_plan.chunks[0]
+        target, chunk = object_plan.target, object_plan.chunks[0]
+        name = ".zarray" if self.is_v2 else "zarr.json"
+        paths = possible_paths(chunk.getter.path, len(chunk.item.spec.shape))
         async with self.metadata_lock:
-            if not (state.has_answered or self.wrong_answer):
-                num_axes, is_v2 = len(chunk.item.spec.shape), self.is_v2
-                path = trace.path_of_array(chunk.getter.path, num_axes, is_v2=is_v2)
-                metadata = f"{path}/{'.zarray' if is_v2 else 'zarr.json'}".lstrip("/")
-                object_plan.target.num_requests += 1
+            for path in paths[-1:] if self.is_v2 else paths:
+                if target.state.has_answered or self.wrong_answer:
+                    break
+                target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
-                    source = locator_of(chunk.getter.store)(metadata)
+                    source = locator_of(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
                     if isinstance(source, Remote):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(source).ask(0, 1, is_timed=False)
-        return state.has_answered
+        return target.state.has_answered
 
     async def _read(self, object_plan: ObjectPlan) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""

@@ -137,7 +137,8 @@ def _why_unknown(instance: object) -> str:
         return f"{name} has no byte ranges; virtual-tiff opens TIFF files with them"
     why = f"{name} is not known to have reliable byte ranges"
     if not _is_of_fsspec(instance):
-        why += "; if it has, name it in the option numcodecs_bytes.stores_with_ranges"
+        option = "the option numcodecs_bytes.stores_with_ranges"
+        why += f"; if it has, and fetches only the range, name it in {option}"
         if missing := classes_not_installed():
             why += f" (which can't import {', '.join(missing)})"
     return why

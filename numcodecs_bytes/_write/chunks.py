@@ -59,7 +59,7 @@ class ChunkWrite:
             for block in blocks
         )
 
-    def trace(self, *, is_v2: bool) -> None:
+    def trace(self, *, has_v2_keys: bool) -> None:
         """Tell `numcodecs_bytes.trace` what became of the chunk."""
         counts: trace.Counts = {}
         if self.num_bytes is not None:
@@ -73,7 +73,9 @@ class ChunkWrite:
         elif self.outcome.is_left and self.outcome.why:
             counts = {("why_not_in_place", self.outcome.why): 1}
         if counts:
-            trace.note(self.item.byte_getter, len(self.item.spec.shape), counts, is_v2=is_v2)
+            trace.note(
+                self.item.byte_getter, len(self.item.spec.shape), counts, has_v2_keys=has_v2_keys
+            )
 
 
 async def write_each(

@@ -492,10 +492,18 @@ def test_a_pickled_array(opened):
 
 
 @pytest.mark.parametrize("name", ["a", "c"])
-@pytest.mark.parametrize("zarr_format", [2, 3])
-def test_a_store_whose_first_chunk_is_missing(tmp_path, name, zarr_format):
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"zarr_format": 2},
+        {},
+        *({"chunk_key_encoding": {"name": "v2", "separator": each}} for each in "./"),
+    ],
+    ids=str,
+)
+def test_a_store_whose_first_chunk_is_missing(tmp_path, name, how):
     """It is believed, as it answers a range of the array's metadata; "c" begins keys of v3."""
-    settings = {"dtype": "u1", "compressors": None, "zarr_format": zarr_format}
+    settings = {"dtype": "u1", "compressors": None, **how}
     zarr.create_array(tmp_path / name, shape=(4 * MB,), chunks=(MB,), **settings)
     store = CountingStore(tmp_path)
     with ranges_from(CountingStore):

@@ -534,7 +534,10 @@ def test_a_store_that_is_not_known_is_named(folder):
         assert np.array_equal(array[7], DATA[7])
         assert np.array_equal(array[8], DATA[8])
     (why,) = traced.report()["total"]["why_whole"]
-    assert "Another is not known to have reliable byte ranges; if it has, name it in " in why
+    says = (
+        "is not known to have reliable byte ranges; if it has, and fetches only the range, name it"
+    )
+    assert f"Another {says} in " in why
 
 
 def test_a_closed_store_whose_folder_is_gone(folder):
