@@ -28,7 +28,6 @@ from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.local import read_file
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
-from numcodecs_bytes._sources.shard_index import IndexCache
 
 if TYPE_CHECKING:
     from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
-
-# How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
-# read and check it takes most of the time of a row.
-MAX_INDEX_BYTES = 1 << 22
 
 
 class _Getter(NamedTuple):
@@ -100,7 +95,6 @@ class SyncReader:
             raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
         self._array = array
         self._snapshot: _Snapshot | None = None
-        self._indices = IndexCache(MAX_INDEX_BYTES)
 
     @property
     def array(self) -> "zarr.Array[Any]":
@@ -192,7 +186,7 @@ class SyncReader:
     ) -> None:
         """Read what is selected of chunks to the result."""
         output, done = Output.of_caller(out), []
-        pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
+        pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
         layout = snapshot.layout
         for coordinates, selection, place in chunks:
             at_start, distance = selection, 0

@@ -21,7 +21,7 @@ from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selec
 from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import OpenFile
-from numcodecs_bytes._sources.shard_index import read_index
+from numcodecs_bytes._sources.shard_index import cached_indices, read_index
 
 _memory_of_thread = threading.local()
 
@@ -60,8 +60,10 @@ def _read_shard(
 ) -> Fetched:
     """Read what is selected of the inner chunks of a shard."""
     begin = time.perf_counter()
-    read = read_index if pace.indices is None else pace.indices.read
-    index = read(shard, file)
+    if pace.caches_indices:
+        index, of_index = cached_indices.read(shard, file)
+    else:
+        index, of_index = read_index(shard, file)[0], Fetched(1, shard.index_bytes)
     pace.note_index(time.perf_counter() - begin)
 
     def find() -> InnerChunks:
@@ -71,7 +73,7 @@ def _read_shard(
     inner_chunks = _find_at_pace(find, file, pace)
     chunk.fill(out, [place_within(chunk.place, place) for place in inner_chunks.missing])
     view, to_view = view_of(out, chunk.place)
-    num_requests, num_bytes = 1, shard.index_bytes
+    num_requests, num_bytes, _ = of_index
     for plan, start, place in inner_chunks.present:
         inner = OpenFile(file.descriptor, start, shard.inner.num_bytes)
         fetched = read_plan(inner, shard.inner, plan, view, to_view(place))

@@ -18,7 +18,6 @@ from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
     from numcodecs_bytes._host.workers import Workers
-    from numcodecs_bytes._sources.shard_index import IndexCache
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -123,15 +122,16 @@ class Pace:
         *,
         probes_first: bool = False,
         leaves_slow_files: bool = False,
-        indices: "IndexCache | None" = None,
+        caches_indices: bool = False,
     ) -> None:
         """Take the largest gap to read, in bytes, if the user has set it.
 
         `probes_first` is whether the first chunk is probed, whatever is read of it,
-        `leaves_slow_files` whether what is slow is left to zarr; `indices` caches those of shards.
+        `leaves_slow_files` whether what is slow is left to zarr, and `caches_indices` whether those
+        of shards are cached.
         """
         self.speed, self.waits = Speed(gap), Waits()
-        self.indices = indices
+        self.caches_indices = caches_indices
         self._gap, self._leaves_slow_files = gap, leaves_slow_files
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
