@@ -25,7 +25,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunks import ChunkRead
-from numcodecs_bytes._read.local import read_file
+from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
 
@@ -185,9 +185,7 @@ class SyncReader:
         out: Array,
     ) -> None:
         """Read what is selected of chunks to the result."""
-        output, done = Output.of_caller(out), []
-        pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
-        layout = snapshot.layout
+        layout, reads = snapshot.layout, []
         for coordinates, selection, place in chunks:
             at_start, distance = selection, 0
             if isinstance(layout, Layout):  # so random samples share a plan
@@ -195,15 +193,17 @@ class SyncReader:
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
             getter = _Getter(self._array.store, path)
             item = Item(getter, snapshot.spec, at_start, place, is_complete=False)
-            chunk = ChunkRead(item, place, layout, finder.file_of(path), distance=distance)
-            read_file(iter([chunk]), output, pace)
-            if chunk.outcome.is_left:
-                raise LeftToZarr(chunk.outcome.why)
-            if chunk.outcome.status == "missing" and not snapshot.may_be_missing:
+            reads.append(ChunkRead(item, place, layout, finder.file_of(path), distance=distance))
+        pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
+        read_here(reads, Output.of_caller(out), pace)
+        for chunk in reads:
+            status, why = chunk.outcome.status, chunk.outcome.why
+            if why:  # it is left to zarr; others may not have been read
+                raise LeftToZarr(why)
+            if status == "missing" and not snapshot.may_be_missing:
                 raise LeftToZarr("a chunk is missing")
-            done.append(chunk)
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
-            for chunk in done:
+            for chunk in reads:
                 chunk.trace(is_v2=snapshot.metadata.zarr_format == 2)
 
     def _find_snapshot(self) -> _Snapshot:

@@ -139,6 +139,11 @@ class ShardLayout:
         num_present = len(np.unique(inner_chunks.starts))
         return self.index_bytes + num_present * self.inner.num_bytes
 
+    def is_all_selected(self, plan: AnyShardPlan) -> bool:
+        """Whether something is selected of each inner chunk."""
+        numbers = np.ravel_multi_index(np.broadcast_arrays(*plan.coordinates), self.grid_shape)
+        return bool(len(np.unique(numbers)) == self.num_chunks)
+
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""
         if num_bytes < self.index_bytes:
