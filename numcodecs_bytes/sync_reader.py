@@ -25,10 +25,9 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._plan.selection import moved_to_start
 from numcodecs_bytes._plan.shards import AnyLayout
 from numcodecs_bytes._read.chunks import ChunkRead
-from numcodecs_bytes._read.local import read_file
+from numcodecs_bytes._read.local import read_here
 from numcodecs_bytes._read.output import Output
 from numcodecs_bytes._read.pace import Pace
-from numcodecs_bytes._sources.shard_index import IndexCache
 
 if TYPE_CHECKING:
     from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20
-
-# How many bytes of indices of shards a reader caches. That of 4,096 inner chunks takes 64 KiB; to
-# read and check it takes most of the time of a row.
-MAX_INDEX_BYTES = 1 << 22
 
 
 class _Getter(NamedTuple):
@@ -100,7 +95,6 @@ class SyncReader:
             raise TypeError(f"SyncReader reads a zarr.Array, got {type(array).__name__}")
         self._array = array
         self._snapshot: _Snapshot | None = None
-        self._indices = IndexCache(MAX_INDEX_BYTES)
 
     @property
     def array(self) -> "zarr.Array[Any]":
@@ -191,9 +185,7 @@ class SyncReader:
         out: Array,
     ) -> None:
         """Read what is selected of chunks to the result."""
-        output, done = Output.of_caller(out), []
-        pace = Pace(finder.gap, leaves_slow_files=True, indices=self._indices)
-        layout = snapshot.layout
+        layout, reads = snapshot.layout, []
         for selected in chunks:
             coordinates, selection, place = selected
             at_start, distance = selection, 0
@@ -206,15 +198,17 @@ class SyncReader:
                 snapshot.metadata.shape, snapshot.spec.shape
             )  # then it has a checksum
             item = Item(getter, snapshot.spec, at_start, place, is_complete)
-            chunk = ChunkRead(item, place, layout, file, distance=distance)
-            read_file(iter([chunk]), output, pace)
-            if chunk.outcome.is_left:
-                raise LeftToZarr(chunk.outcome.why)
-            if chunk.outcome.status == "missing" and not snapshot.may_be_missing:
+            reads.append(ChunkRead(item, place, layout, file, distance=distance))
+        pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
+        read_here(reads, Output.of_caller(out), pace)
+        for chunk in reads:
+            status, why = chunk.outcome.status, chunk.outcome.why
+            if why:  # it is left to zarr; others may not have been read
+                raise LeftToZarr(why)
+            if status == "missing" and not snapshot.may_be_missing:
                 raise LeftToZarr("a chunk is missing")
-            done.append(chunk)
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
-            for chunk in done:
+            for chunk in reads:
                 chunk.trace(has_v2_keys=has_v2_keys(snapshot.metadata))
 
     def _find_snapshot(self) -> _Snapshot:

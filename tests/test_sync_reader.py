@@ -556,48 +556,6 @@ class TestShards:
         array[...] = np.arange(48).reshape(8, 6)
         return array
 
-    def reads(self, monkeypatch):
-        """Return a list of the lengths of all reads from now on."""
-        lengths, system = [], os.preadv
-
-        def note(descriptor, buffers, *args):
-            lengths.append(system(descriptor, buffers, *args))
-            return lengths[-1]
-
-        monkeypatch.setattr(os, "preadv", note)
-        return lengths
-
-    @pytest.mark.needs("os.preadv")
-    def test_an_index_is_read_once_if_its_file_is_settled(self, shard, monkeypatch):
-        index_bytes, path = 8 * 16 + 4, shard.store.root / "c/0/0"
-        for age, num in ((10, 1), (0, 3)):
-            now = path.stat().st_mtime + age
-            monkeypatch.setattr("numcodecs_bytes._sources.shard_index.time.time_ns", lambda: 0)
-            monkeypatch.setattr(
-                "numcodecs_bytes._sources.shard_index.time.time_ns",
-                lambda now=now: int(now * 1e9),
-            )
-            reader = SyncReader(shard)
-            lengths = self.reads(monkeypatch)
-            for row in range(3):
-                assert reader[row].tolist() == list(range(6 * row, 6 * row + 6))
-            assert lengths.count(index_bytes) == num
-
-    def test_many_small_indices(self, tmp_path, monkeypatch):
-        """Their number is limited as well: they took 6 KiB each, and time for all those before."""
-        monkeypatch.setattr("numcodecs_bytes.sync_reader.MAX_INDEX_BYTES", 1 << 18)
-        array = create(tmp_path / "a", (400,), (1,), dtype="u1", shards=(2,))
-        array[...] = values = np.arange(400) % 255 + 1
-        now = (tmp_path / "a/c/199").stat().st_ctime_ns + 10**10  # all are settled
-        monkeypatch.setattr("numcodecs_bytes._sources.shard_index.time.time_ns", lambda: now)
-        reader = SyncReader(array)
-        tracemalloc.start()
-        try:
-            assert [int(reader[k]) for k in range(400)] == values.tolist()
-            assert tracemalloc.get_traced_memory()[0] < 3 << 19
-        finally:
-            tracemalloc.stop()
-
     @pytest.mark.parametrize("change", ["replaced", "rewritten", "cut", "deleted"])
     def test_a_shard_that_changes(self, shard, tmp_path, change):
         """Its index is not believed any more."""

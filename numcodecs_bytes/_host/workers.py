@@ -87,6 +87,26 @@ class Workers(Generic[Work]):
             del self._errors[1:]
             raise self._errors.pop()  # else it would keep the output by its traceback
 
+    def run_here(self) -> None:
+        """Work on all items in the calling thread, and in those that help it.
+
+        What is raised in this thread, by a signal handler for example, is raised at once: nobody
+        needs what the others still do.
+        """
+        self._num_working = 1
+        try:
+            self._function(self, self._take())
+        finally:
+            self._waiting.clear()  # no helper begins anything any more
+            for helper in self._helpers:
+                helper.cancel()
+        if not self._helpers:
+            return
+        with self._state:
+            self._state.wait_for(lambda: self._num_working == 1)
+        if self._errors:
+            raise self._errors.pop()
+
     def start_helpers(self, *, wait_for_files: bool = False) -> None:
         """Have other threads help: as many as zarr itself would use if they wait for files."""
         num = self._num_threads or self._num_default

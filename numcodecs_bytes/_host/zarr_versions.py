@@ -93,6 +93,11 @@ def has_sync_index(codec: Any) -> bool:
     return all(isinstance(index_codec, synchronous) for index_codec in codec.index_codecs)
 
 
+def has_index_checksum(codec: Any) -> bool:
+    """Whether the index of a shard ends with its checksum."""
+    return type(codec.index_codecs[-1]) is zarr.codecs.Crc32cCodec
+
+
 def decode_index(codec: Any, raw: Any, grid_shape: tuple[int, ...]) -> UInt64Array:
     """Return offsets and lengths, shape ``(*grid_shape, 2)``, from the bytes of a shard's index."""
     buffer: Any = zarr.core.buffer.cpu.Buffer.from_array_like(raw)

@@ -29,6 +29,9 @@ RUN_BYTES = 1 << 7
 # - A transposed chunk that is written: 2 to 8 MB took 0.6 to 0.9 of the time in blocks.
 GROUP_BYTES = 1 << 23
 
+# What takes longer did most likely not wait for another thread: to open a file, or to read a byte.
+CERTAIN_WAIT_SECONDS = 1e-3
+
 # How many positions of a file are probed.
 NUM_LOOKED_AT = 5
 

@@ -130,11 +130,19 @@ class ShardLayout:
         self.num_chunks = math.prod(self.grid_shape)
         location = codec.index_location  # an Enum on zarr 3.1.6
         self.is_index_first = getattr(location, "value", location) == "start"
+        # What two layouts have in common if the same bytes are the same index to both.
+        how_stored = str([index_codec.to_dict() for index_codec in codec.index_codecs])
+        self.index_key = self.grid_shape, inner.num_bytes, self.is_index_first, how_stored
 
     def num_bytes_by_zarr(self, inner_chunks: InnerChunks) -> int:
         """Return how many bytes zarr alone reads of a shard."""
         num_present = len(np.unique(inner_chunks.starts))
         return self.index_bytes + num_present * self.inner.num_bytes
+
+    def is_all_selected(self, plan: AnyShardPlan) -> bool:
+        """Whether something is selected of each inner chunk."""
+        numbers = np.ravel_multi_index(np.broadcast_arrays(*plan.coordinates), self.grid_shape)
+        return bool(len(np.unique(numbers)) == self.num_chunks)
 
     def index_start(self, num_bytes: int) -> int:
         """Return where the index of a shard of `num_bytes` begins."""

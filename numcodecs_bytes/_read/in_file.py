@@ -18,15 +18,17 @@ from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
-from numcodecs_bytes._read.pace import Pace
+from numcodecs_bytes._read.pace import Pace, gap_worth_reading
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import Checksum, OpenFile
-from numcodecs_bytes._sources.shard_index import read_index
+from numcodecs_bytes._sources.shard_index import cached_indices, read_index
 
 _memory_of_thread = threading.local()
 
 
-def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> None:
+def read_chunk(
+    chunk: ChunkRead, descriptor: int, out: Output, pace: Pace, seconds_to_open: float
+) -> None:
     """Read what is selected of a chunk in its open file, or fill it if it is missing there.
 
     Raises `LeftToZarr` or OSError if zarr has to read the chunk, ValueError if it has the wrong
@@ -37,6 +39,10 @@ def read_chunk(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> No
         chunk.read_as_missing(out, Fetched())
         return
     if isinstance(chunk.layout, ShardLayout):
+        if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
+            pace.caches_indices = False  # to read a checksum may take as long as the index
+            if file.num_bytes <= gap_worth_reading(seconds_to_open, prefetching_helps=False):
+                _prefetch_shard(chunk, chunk.layout, file, out)
         fetched = _read_shard(chunk, chunk.layout, file, out, pace)
     else:
         if file.num_bytes != chunk.layout.num_bytes:
@@ -79,25 +85,36 @@ def _check(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
     return fetched._replace(num_bytes=fetched.num_bytes + file.checksum.num_bytes_read)
 
 
+def _prefetch_shard(chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output) -> None:
+    """Prefetch a shard with its index if zarr alone reads it whole."""
+    if shard.is_all_selected(shard.plan_of(chunk.item.selection, out.drop_axes)):
+        files.prefetch(file.descriptor, [(file.start, file.num_bytes)])
+
+
 def _read_shard(
     chunk: ChunkRead, shard: ShardLayout, file: OpenFile, out: Output, pace: Pace
 ) -> Fetched:
     """Read what is selected of the inner chunks of a shard."""
     begin = time.perf_counter()
-    read = read_index if pace.indices is None else pace.indices.read
-    index = read(shard, file)
-    pace.note_index(time.perf_counter() - begin)
+    if pace.caches_indices:
+        index, of_index = cached_indices.read(shard, file)
+    else:
+        index, of_index = read_index(shard, file)[0], Fetched(1, shard.index_bytes)
+    seconds = time.perf_counter() - begin
+    pace.note_index(seconds)
 
     def find() -> InnerChunks:
         shard_plan = shard.plan_of(chunk.item.selection, out.drop_axes, pace.speed.gap)
-        return shard_plan.inner_chunks(index, file.start, file.num_bytes)
+        inner_chunks = shard_plan.inner_chunks(index, file.start, file.num_bytes)
+        inner_chunks.present.sort(key=operator.attrgetter("start"))
+        return inner_chunks
 
-    inner_chunks = _find_at_pace(find, file, pace)
+    inner_chunks = _find_at_pace(find, file, pace, seconds)
     chunk.fill(out, [place_within(chunk.place, place) for place in inner_chunks.missing])
     view, to_view = view_of(out, chunk.place)
-    num_requests, num_bytes = 1, shard.index_bytes
-    num_planned = num_bytes + sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
-    file = _with_checksum(chunk, file, num_planned)
+    num_requests, num_bytes, _ = of_index
+    num_planned = sum([plan.num_bytes for plan, _, _ in inner_chunks.present])
+    file = _with_checksum(chunk, file, shard.index_bytes + num_planned)
     for plan, start, place in inner_chunks.present:
         inner = OpenFile(file.descriptor, start, shard.inner.num_bytes, checksum=file.checksum)
         fetched = read_plan(inner, shard.inner, plan, view, to_view(place))
@@ -107,25 +124,33 @@ def _read_shard(
     return _check(file, Fetched(num_requests, num_bytes, by_zarr), out)
 
 
-def _find_at_pace(find: Callable[[], InnerChunks], file: OpenFile, pace: Pace) -> InnerChunks:
-    """Return where the selected inner chunks are; prefetch them if the file is slow."""
-    inner_chunks = find()
-    inner_chunks.present.sort(key=operator.attrgetter("start"))
+def _find_at_pace(
+    find: Callable[[], InnerChunks], file: OpenFile, pace: Pace, seconds: float
+) -> InnerChunks:
+    """Return where the selected inner chunks are; prefetch them if the file is slow.
+
+    If it took long to read the index, in seconds, they are prefetched before they are probed.
+    """
+    inner_chunks, is_prefetched = find(), seconds > constants.CERTAIN_WAIT_SECONDS
+    if is_prefetched:
+        _prefetch_inner_chunks(inner_chunks, file, pace.gap_after(seconds))
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]
     if pace.count_chunk(sum([plan.num_runs for plan, _ in placed])):
-        pace.probe(file.descriptor, sample(placed))
-    if not pace.speed.is_slow:
+        pace.probe(file.descriptor, sample(placed), are_prefetched=is_prefetched)
+    helps = pace.speed.prefetching_helps
+    if not pace.speed.is_slow or (is_prefetched and helps):
         return inner_chunks
     inner_chunks = find()  # with longer gaps
-    inner_chunks.present.sort(key=operator.attrgetter("start"))
-    if pace.speed.prefetching_helps:
-        runs = (
-            (at, plan.length)
-            for plan, start, _ in inner_chunks.present
-            for at in _starts(plan, start)
-        )
-        files.prefetch(file.descriptor, runs, pace.speed.gap or 0)
+    if helps:
+        _prefetch_inner_chunks(inner_chunks, file, pace.speed.gap)
     return inner_chunks
+
+
+def _prefetch_inner_chunks(inner_chunks: InnerChunks, file: OpenFile, gap: int | None) -> None:
+    runs = (
+        (at, plan.length) for plan, start, _ in inner_chunks.present for at in _starts(plan, start)
+    )
+    files.prefetch(file.descriptor, runs, gap or 0)
 
 
 def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place) -> Fetched:

@@ -4,6 +4,7 @@ A thread takes one file after the other: it opens the file, reads the chunks in 
 their offsets, and closes it. Other threads help if chunks are large, or their files slow.
 """
 
+import asyncio
 import collections
 import itertools
 import operator
@@ -21,6 +22,7 @@ from numcodecs_bytes._host.threads import (
 )
 from numcodecs_bytes._host.workers import Workers, num_threads_for
 from numcodecs_bytes._host.zarr_versions import concurrency
+from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, leave
 from numcodecs_bytes._read.chunks import ChunkRead, ReadSettings
 from numcodecs_bytes._read.in_file import read_chunk
@@ -80,8 +82,33 @@ async def _read_together(
         num_default=num_threads_for(out.array.nbytes, len(chunks)),
         begins_alone=True,
     )
+    # If it takes long to open the first file, the others need not wait until it is open.
+    look = asyncio.get_running_loop().call_later(constants.CERTAIN_WAIT_SECONDS, pace.waits.look)
     try:
         await workers.run(file_pool())
+    finally:
+        look.cancel()
+        pace.waits.workers = None  # which refer to this function, and to the output
+
+
+def read_here(chunks: Sequence[ChunkRead], out: Output, pace: Pace) -> None:
+    """Read chunks of different files in the calling thread; others help if files are slow.
+
+    Stops at a chunk that is left to zarr.
+    """
+    if len(chunks) == 1:
+        read_file(iter(chunks), out, pace)
+        return
+
+    def work(workers: "Workers[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
+        pace.waits.workers = workers
+        for chunk in some:
+            read_file(iter([chunk]), out, pace)
+            if chunk.outcome.is_left:
+                return
+
+    try:
+        Workers(chunks, work, num_threads=None, num_default=1).run_here()
     finally:
         pace.waits.workers = None  # which refer to this function, and to the output
 
@@ -111,14 +138,16 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
     opened: list[int] = []
+    pace.waits.has_begun, seconds = True, 0.0
     try:
         try:
             # Without a step of Python between the system's answer and the list: at one, a
             # KeyboardInterrupt that came meanwhile would lose the descriptor.
             opened.extend(map(operator.call, (file.open,)))
         finally:  # it may take as long to learn that it is missing
+            seconds = time.perf_counter() - begin
             if pace.waits.workers is not None:
-                pace.waits.note(time.perf_counter() - begin)
+                pace.waits.note(seconds)
     except LeftToZarr as why:
         leave(chunks, why)
     except file.missing_errors:
@@ -128,7 +157,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
         leave(chunks, error)
     else:
         for chunk in chunks:
-            _read_or_leave(chunk, opened[0], out, pace)
+            _read_or_leave(chunk, opened[0], out, pace, seconds)
     finally:
         for descriptor in opened:
             try:  # noqa: SIM105 # a KeyboardInterrupt may come while another function is called
@@ -137,10 +166,12 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
                 pass
 
 
-def _read_or_leave(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> None:
+def _read_or_leave(
+    chunk: ChunkRead, descriptor: int, out: Output, pace: Pace, seconds_to_open: float
+) -> None:
     """Read a chunk in an open file; zarr may raise its own error."""
     try:
-        read_chunk(chunk, descriptor, out, pace)
+        read_chunk(chunk, descriptor, out, pace, seconds_to_open)
     except (LeftToZarr, OSError) as why:
         leave([chunk], why)
     except Exception as error:

@@ -18,7 +18,6 @@ from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
     from numcodecs_bytes._host.workers import Workers
-    from numcodecs_bytes._sources.shard_index import IndexCache
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -40,10 +39,8 @@ CACHED_READ_SECONDS = 2e-5
 PROBE_EVERY = 8
 PROBE_EVERY_SLOW = 32
 
-# What takes longer than CERTAIN_WAIT_SECONDS did not wait for another thread. If all that a batch
-# does besides reading runs, opening files and reading indices, takes that much longer in all than
-# SHORT_SECONDS each, more threads help.
-CERTAIN_WAIT_SECONDS = 1e-3
+# If all that a batch does besides reading runs, opening files and reading indices, takes longer in
+# all, by CERTAIN_WAIT_SECONDS, than SHORT_SECONDS each, more threads help.
 SHORT_SECONDS = 1e-4
 
 
@@ -92,10 +89,13 @@ class Waits:
 
     are_long: bool = False
     seconds: float = 0.0  # beyond `SHORT_SECONDS` each
+    has_begun: bool = False  # to open the first file
+    has_waited: bool = False  # until it was open
     workers: "Workers[Any] | None" = None  # the threads of the batch, while they run
 
     def note(self, seconds: float) -> None:
         """Note how long it took to open a file, or to read an index; start helpers if it helps."""
+        self.has_waited = True
         self.add(seconds)
         if self.are_long:
             self.start_helpers(wait_for_files=True)
@@ -103,7 +103,12 @@ class Waits:
     def add(self, seconds: float) -> None:
         """Count a wait."""
         self.seconds = max(self.seconds + seconds - SHORT_SECONDS, 0.0)
-        self.are_long |= self.seconds > CERTAIN_WAIT_SECONDS
+        self.are_long |= self.seconds > constants.CERTAIN_WAIT_SECONDS
+
+    def look(self) -> None:
+        """Start helpers if the first file is still being opened."""
+        if self.has_begun and not self.has_waited:
+            self.start_helpers(wait_for_files=True)
 
     def start_helpers(self, *, wait_for_files: bool) -> None:
         """Have other threads help, if there are any: as many as help."""
@@ -123,15 +128,16 @@ class Pace:
         *,
         probes_first: bool = False,
         leaves_slow_files: bool = False,
-        indices: "IndexCache | None" = None,
+        caches_indices: bool = False,
     ) -> None:
         """Take the largest gap to read, in bytes, if the user has set it.
 
         `probes_first` is whether the first chunk is probed, whatever is read of it,
-        `leaves_slow_files` whether what is slow is left to zarr; `indices` caches those of shards.
+        `leaves_slow_files` whether what is slow is left to zarr, and `caches_indices` whether those
+        of shards are cached.
         """
         self.speed, self.waits = Speed(gap), Waits()
-        self.indices = indices
+        self.caches_indices = caches_indices
         self._gap, self._leaves_slow_files = gap, leaves_slow_files
         self._num_until_probe = 0.0 if probes_first else float("inf")
         self._suspicion = 0.0  # the seconds that the last slow read took; 0 after a fast one
@@ -148,13 +154,23 @@ class Pace:
         self._num_until_probe = PROBE_EVERY_SLOW  # now: other threads need not probe
         return True
 
-    def probe(self, descriptor: int, positions: Iterable[int]) -> None:
+    def gap_after(self, seconds: float) -> int | None:
+        """Return the largest gap to read in a file of which a read took so long."""
+        is_slow = seconds > constants.CERTAIN_WAIT_SECONDS
+        if is_slow and self._gap is None and not self.speed.is_slow:
+            return gap_worth_reading(seconds, prefetching_helps=True)
+        return self.speed.gap
+
+    def probe(
+        self, descriptor: int, positions: Iterable[int], *, are_prefetched: bool = False
+    ) -> None:
         """Learn whether files are slow, by reading a byte at one position of a file, or more.
 
-        Raises `LeftToZarr` if they are, and what is slow is left to zarr.
+        Raises `LeftToZarr` if they are, what is slow is left to zarr, and they were not prefetched,
+        or that did not help.
         """
         ahead, limit = deque(positions), self._limit()
-        if self._leaves_slow_files:  # two slow ones are enough: how they are read does not matter
+        if self._leaves_slow_files and not are_prefetched:  # how they are read does not matter
             ahead = deque(itertools.islice(ahead, 2))
         probes: list[float] = []
         seconds = 0.0
@@ -162,7 +178,10 @@ class Pace:
             probes.append(files.seconds_to_read(descriptor, ahead.popleft()))
             seconds = seconds_waited(probes, limit, self._suspicion)
         if seconds:
-            self._note_slow(seconds, descriptor, ahead)
+            helps = self._does_prefetching_help(descriptor, list(ahead), seconds)
+            if self._leaves_slow_files and not (are_prefetched and helps):
+                raise LeftToZarr("the file is slow")
+            self._note_slow(seconds, prefetching_helps=helps)
         elif min(probes) > limit:  # of a small file: the next one is probed, and decides
             self.speed, self._suspicion = Speed(self._gap), probes[0]
             self.waits.add(probes[0])
@@ -172,15 +191,13 @@ class Pace:
         wait_for_files = self.waits.are_long or self.speed.is_slow
         self.waits.start_helpers(wait_for_files=wait_for_files)
 
-    def _note_slow(self, seconds: float, descriptor: int, ahead: Iterable[int]) -> None:
-        """Note that files are slow; positions that are still ahead tell how they are read."""
-        if self._leaves_slow_files:
-            raise LeftToZarr("the file is slow")
-        helps = self._does_prefetching_help(descriptor, list(ahead), seconds)
+    def _note_slow(self, seconds: float, *, prefetching_helps: bool) -> None:
+        """Note that files are slow."""
         gap = self._gap
         if gap is None:
-            gap = gap_worth_reading(seconds, prefetching_helps=helps)
-        self.speed, self._suspicion = Speed(gap, is_slow=True, prefetching_helps=helps), seconds
+            gap = gap_worth_reading(seconds, prefetching_helps=prefetching_helps)
+        self.speed = Speed(gap, is_slow=True, prefetching_helps=prefetching_helps)
+        self._suspicion = seconds
         self._num_until_probe = PROBE_EVERY_SLOW
 
     def _limit(self) -> float:
@@ -188,8 +205,8 @@ class Pace:
         workers = self.waits.workers
         may_wait_for_threads = workers and workers.have_helpers and not self.speed.is_slow
         # The machine may be busy if the last one took longer than any disk.
-        is_strict = may_wait_for_threads or self._suspicion > CERTAIN_WAIT_SECONDS
-        return CERTAIN_WAIT_SECONDS if is_strict else CACHED_READ_SECONDS
+        is_strict = may_wait_for_threads or self._suspicion > constants.CERTAIN_WAIT_SECONDS
+        return constants.CERTAIN_WAIT_SECONDS if is_strict else CACHED_READ_SECONDS
 
     def _does_prefetching_help(
         self, descriptor: int, positions: Sequence[int], seconds: float
@@ -205,6 +222,6 @@ class Pace:
 
     def note_index(self, seconds: float) -> None:
         """Note how long it took to read an index; a long time is a suspicion."""
-        if seconds > CERTAIN_WAIT_SECONDS and not self.speed.is_slow:
+        if seconds > constants.CERTAIN_WAIT_SECONDS and not self.speed.is_slow:
             self._suspicion = seconds
         self.waits.note(seconds)

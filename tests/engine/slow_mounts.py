@@ -36,13 +36,22 @@ class SlowMount:
 
     @property
     def num_requests(self):
-        """How many reads and writes its server has answered."""
-        return self._log.stat().st_size
+        """How many requests its server has answered."""
+        return self._log.read_text("ascii").count(".")
+
+    @property
+    def num_waits(self):
+        """How many times requests were waited for, one or more at a time."""
+        num_open = num_waits = 0
+        for event in self._log.read_text("ascii"):
+            num_waits += event != "." and not num_open
+            num_open += -1 if event == "." else 1
+        return num_waits
 
 
 @contextlib.contextmanager
-def slow_mount(folder, *, reads=0, writes=0):
-    """Mount a folder; its server answers reads and writes after so many milliseconds."""
+def slow_mount(folder, *, reads=0, writes=0, opens=0):
+    """Mount a folder; its server answers after so many milliseconds."""
     if not (hasattr(os, "posix_fadvise") and Path("/dev/fuse").exists() and os.geteuid() == 0):
         raise CantMountError("only root may mount file systems, on a machine that allows it")
     missing = [program for program in ("bindfs", "gcc") if not shutil.which(program)]
@@ -54,7 +63,7 @@ def slow_mount(folder, *, reads=0, writes=0):
     subprocess.run(build, check=True)
     mount.below.mkdir()
     mount.folder.mkdir()
-    delays = {"DELAY_READS": f"{reads}", "DELAY_WRITES": f"{writes}"}
+    delays = {"DELAY_READS": f"{reads}", "DELAY_WRITES": f"{writes}", "DELAY_OPENS": f"{opens}"}
     environment = os.environ | delays | {"LD_PRELOAD": str(library), "REQUEST_LOG": str(mount._log)}
     command = ["bindfs", "-f", "--multithreaded", "-o", "big_writes", mount.below, mount.folder]
     with subprocess.Popen(command, env=environment) as server:

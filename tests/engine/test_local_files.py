@@ -6,6 +6,7 @@ Values of any selection: test_random_selections.py. What is wrong with a file: t
 import os
 import random
 import re
+import signal
 import threading
 import time
 import zipfile
@@ -18,6 +19,7 @@ import zarr.storage
 from helpers import (
     ZARR_ALONE,
     create,
+    eventually,
     random_selections,
     reference_store,
     run_python,
@@ -400,6 +402,70 @@ class TestOneSlowLook:
         assert self.fetched(*array) > 2 * least
 
 
+@pytest.mark.needs("os.posix_fadvise")
+class TestSlowShards:
+    """If an index is slow, all inner chunks are asked for at once, before the first is read."""
+
+    @pytest.fixture
+    def events(self, monkeypatch):
+        """Return what is prefetched and read: how, the first position, and the end."""
+        events, advise, pread, preadv = [], os.posix_fadvise, os.pread, os.preadv
+
+        def note_prefetch(descriptor, start, length, advice):
+            events.append(("prefetch", start, start + length))
+            advise(descriptor, start, length, advice)
+
+        def note_pread(descriptor, length, start):
+            events.append(("read", start, start + length))
+            return pread(descriptor, length, start)
+
+        def note_preadv(descriptor, views, start, *flags):
+            events.append(("read", start, start + sum(map(len, views))))
+            return preadv(descriptor, views, start, *flags)
+
+        monkeypatch.setattr(files, "seconds_to_read", lambda *_: 0.0)  # as it is prefetched
+        monkeypatch.setattr(os, "posix_fadvise", note_prefetch)
+        monkeypatch.setattr(os, "pread", note_pread)
+        monkeypatch.setattr(os, "preadv", note_preadv)
+        return events
+
+    def read(self, path, events, set_constants, by_reader, selection):
+        """Read a shard of which each answer is slow; return the bytes of its index as well."""
+        data = np.random.default_rng(0).random((64, 512, 8))
+        settings = {"chunks": (1, 512, 8), "shards": data.shape}
+        zarr.create_array(path, data=data, compressors=None, **settings)
+        array = opened(path)
+        set_constants(CERTAIN_WAIT_SECONDS=0)
+        events.clear()
+        reader = numcodecs_bytes.SyncReader(array) if by_reader else array
+        np.testing.assert_array_equal(reader[selection], data[selection])
+        size = (path / "c/0/0/0").stat().st_size
+        return ("read", size - 64 * 16 - 4, size), size
+
+    @pytest.mark.parametrize("by_reader", [False, True], ids=["array", "SyncReader"])
+    @pytest.mark.parametrize("rows", [[3, 30, 60], [3, 4, 5], slice(3, 40, 9)])
+    def test_inner_chunks(self, tmp_path, events, set_constants, by_reader, rows):
+        selection = (rows, slice(100, 110))
+        index, _ = self.read(tmp_path, events, set_constants, by_reader, selection)
+        assert events[0] == index
+        num = [kind for kind, *_ in events].index("read", 1)
+        prefetched, reads = events[1:num], events[num:]
+        for kind, start, end in reads:
+            assert kind == "read"
+            assert any(first <= start and end <= last for _, first, last in prefetched)
+        assert sum(end - start for _, start, end in prefetched) < 3 << 15
+
+    @pytest.mark.parametrize("by_reader", [False, True], ids=["array", "SyncReader"])
+    @pytest.mark.parametrize("is_short", [False, True])
+    def test_all_of_a_short_shard(self, tmp_path, events, set_constants, by_reader, is_short):
+        """With its index: zarr alone reads it whole, which takes one request."""
+        set_constants(MAX_GAP_BYTES=1 << (23 if is_short else 20), BYTES_PER_SECOND=1e15)
+        selection = (slice(None), 7)
+        index, size = self.read(tmp_path, events, set_constants, by_reader, selection)
+        before = events[: events.index(index)]
+        assert (sum(end - start for _, start, end in before) == size) == is_short
+
+
 class TestPartsOfFiles:
     """Members of zip archives, and references into a file, which stays open for several chunks."""
 
@@ -517,17 +583,98 @@ print(*[name for name in names if name.startswith("numcodecs_bytes_files")])
 
     def test_as_many_as_zarr_has_if_files_are_slow_to_open(self, folder, calls):
         """On macOS and Windows, one thread read all: 6 to 12 times zarr's time."""
-        together = threading.Barrier(5)
+        have_met = threading.Event()
+        together = threading.Barrier(5, have_met.set)
 
         def open_slowly(_):
             time.sleep(0.005)
-            if len(calls.opened) > 1:
+            if len(calls.opened) > 1 and not have_met.is_set():
                 together.wait(30)
 
         calls.at_open = open_slowly
         with zarr.config.set({"async.concurrency": 5, "async.timeout": 60}):
             np.testing.assert_array_equal(opened(folder)[:32], DATA[:32])  # 16 chunks
+        assert have_met.is_set()
         assert len(set(calls.threads)) == 5
+
+    def test_others_need_not_wait_until_the_first_file_is_open(self, folder, calls, set_constants):
+        """On a mount where that takes as long as to read it, 4 chunks took 1.5 of zarr's time."""
+        set_constants(CERTAIN_WAIT_SECONDS=0.2)  # on a busy machine, a thread may start late
+        together = threading.Barrier(3)
+        calls.at_open = lambda _: together.wait(30)
+        np.testing.assert_array_equal(opened(folder)[:24, 5], DATA[:24, 5])  # 3 chunks
+        assert len(set(calls.threads)) == 3
+
+    def test_files_that_open_slowly_are_read_beside_each_other(self, folder, calls, set_constants):
+        """By `SyncReader`, too, which reads the first one itself."""
+        reader = numcodecs_bytes.SyncReader(opened(folder))
+        set_constants(CERTAIN_WAIT_SECONDS=0, SHORT_SECONDS=0)
+        have_met = threading.Event()
+        together = threading.Barrier(4, have_met.set)
+
+        def meet(*_):
+            if not have_met.is_set():
+                together.wait(30)
+
+        calls.at_read = meet  # of the first file, when the others have been opened
+        calls.at_open = lambda _: meet() if len(calls.opened) > 1 else None
+        np.testing.assert_array_equal(reader[:32, 5], DATA[:32, 5])
+        assert have_met.is_set()
+        assert calls.threads.count(threading.current_thread().name) == 1
+        assert calls.num_closed == len(calls.opened) == 4
+
+    def test_one_file_that_opens_slowly_is_no_proof(self, folder, calls, set_constants):
+        """A busy machine may have delayed it: what is read next is read as ever."""
+        reader = numcodecs_bytes.SyncReader(opened(folder))
+        calls.at_open = lambda _: set_constants(
+            CERTAIN_WAIT_SECONDS=60 * (len(calls.opened) > 1), SHORT_SECONDS=0
+        )
+        np.testing.assert_array_equal(reader[:32, 5], DATA[:32, 5])
+        calls.threads.clear()
+        with numcodecs_bytes.trace() as traced:
+            np.testing.assert_array_equal(reader[:32, 5], DATA[:32, 5])
+        assert set(calls.threads) == {threading.current_thread().name}
+        assert not traced.report()["total"]["why_not_direct"]
+
+    @pytest.mark.parametrize("which", range(4))
+    def test_errors_in_files_that_open_slowly(self, folder, calls, set_constants, which):
+        """A missing file, a folder, which is missing to zarr, too, and a wrong length."""
+        set_constants(CERTAIN_WAIT_SECONDS=0, SHORT_SECONDS=0)
+        path = folder / f"c/{which}/0"
+        reader, expected = numcodecs_bytes.SyncReader(opened(folder)), DATA[:32, 5].copy()
+        expected[8 * which : 8 * which + 8] = 7
+        for change in (path.unlink, path.mkdir):
+            change()
+            np.testing.assert_array_equal(reader[:32, 5], expected)
+        path.rmdir()
+        path.write_bytes(b"short")
+        with pytest.raises(LengthError):
+            reader[:32, 5]
+        assert calls.num_closed == len(calls.opened)
+
+    @pytest.mark.needs("signal.SIGUSR1")
+    def test_an_interrupt_does_not_wait_for_other_threads(self, folder, calls, set_constants):
+        """What a signal handler raises while others read is raised at once."""
+        reader = numcodecs_bytes.SyncReader(opened(folder))
+        set_constants(CERTAIN_WAIT_SECONDS=0, SHORT_SECONDS=0)
+        may_go_on = threading.Event()
+
+        def read_slowly():
+            if threading.current_thread() is not threading.main_thread():
+                signal.raise_signal(signal.SIGUSR1)
+                may_go_on.wait(60)
+
+        def interrupt(*_):
+            raise RuntimeError("time is up")
+
+        calls.at_read, before = read_slowly, signal.signal(signal.SIGUSR1, interrupt)
+        try:
+            with pytest.raises(RuntimeError, match="time is up"):
+                reader[:32, 5]
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            may_go_on.set()
+        assert eventually(lambda: calls.num_closed == len(calls.opened))
 
     @pytest.mark.parametrize("kind", ["files", "inner chunks"])
     def test_as_many_as_zarr_has_if_it_takes_long_to_learn_what_is_missing(

@@ -10,6 +10,7 @@ from slow_mounts import CantMountError, slow_mount
 
 import numcodecs_bytes
 
+SMALL = np.random.default_rng(3).random((256, 64), np.float32)
 UNIT = 1 << 17  # what Linux reads ahead by default, and the most that a request reads
 DATA = np.random.default_rng(0).random((2048, 2048), np.float32)
 POINTS = tuple(np.random.default_rng(1).integers(0, 2048, (2, 300)))
@@ -83,6 +84,52 @@ def test_no_more_requests_than_zarr_alone(mounts, name, what):
         if num_reads <= FEW.get((name, what), most):
             return
     pytest.fail(f"{num_reads} reads, not {FEW[name, what]} at most")
+
+
+FEW_FILES = {
+    "4 chunks": ({"chunks": (64, 64)}, np.s_[:, 5]),
+    "2 chunks": ({"chunks": (64, 64)}, np.s_[50:70]),
+    "an inner chunk of each shard": ({"chunks": (16, 16), "shards": (64, 64)}, np.s_[::64, 5]),
+    "a column of shards": ({"chunks": (16, 16), "shards": (64, 64)}, np.s_[:, 5]),
+    "two inner chunks far apart": ({"chunks": (8, 64), "shards": (64, 64)}, np.s_[[3, 60]]),
+    "all of one shard": ({"chunks": (16, 64), "shards": (64, 64)}, np.s_[:64, 5]),
+    "all inner chunks": ({"chunks": (16, 64), "shards": (64, 64)}, np.s_[:, 5]),
+    "many runs": ({"chunks": (16, 32), "shards": (64, 64)}, np.s_[:, ::40]),
+}
+
+
+@pytest.fixture(scope="module")
+def slow_opens(tmp_path_factory):
+    """Return a mount that delays reads, and files that are opened; with an array for each case."""
+    with contextlib.ExitStack() as stack:
+        try:
+            mount = stack.enter_context(
+                slow_mount(tmp_path_factory.mktemp("opens"), reads=10, opens=10)
+            )
+        except CantMountError as error:
+            pytest.skip(str(error))
+        for name, (settings, _) in FEW_FILES.items():
+            zarr.create_array(mount.below / name, data=SMALL, compressors=None, **settings)
+        yield mount
+
+
+@pytest.mark.parametrize("name", FEW_FILES)
+def test_few_files_are_waited_for_together(slow_opens, name):
+    """One after the other, chunks took 1.5 to 3.7 of zarr's time, and shards up to 6."""
+    selection = FEW_FILES[name][1]
+    with zarr.config.set(ZARR_ALONE):
+        read(slow_opens, name, selection)
+        num_by_zarr = slow_opens.num_waits
+    array = zarr.open_array(slow_opens.folder / name, mode="r")
+    for reader in (array, numcodecs_bytes.SyncReader(array)):
+        most = max(num_by_zarr, 2) + 1  # the first file shows that they open slowly
+        for _ in range(3):  # on a busy machine, answers may come one after the other
+            slow_opens.forget()
+            np.testing.assert_array_equal(reader[selection], SMALL[selection])
+            if slow_opens.num_waits <= most:
+                break
+        else:
+            pytest.fail(f"{type(reader)} waited {slow_opens.num_waits} times, not {most} at most")
 
 
 def write(mount, name, selection, values):
