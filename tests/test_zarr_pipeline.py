@@ -25,6 +25,7 @@ from helpers import (
     ZARRS_PIPELINE,
     random_selections,
     run_program,
+    run_python,
     select,
     write_v2,
 )
@@ -385,6 +386,32 @@ def require():
     zarr.config.set(REQUIRE)
 
 
+# Two workers, which have not set the option before the second round, write one chunk.
+WORKERS = """
+import sys
+import dask.array, zarr
+from distributed import Client, LocalCluster
+
+def require():
+    import zarr
+    zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+
+if __name__ == "__main__":
+    require()
+    array = zarr.open_array(sys.argv[1])
+    values = dask.array.arange(array.size, chunks=7).astype("f8")
+    options = {"dashboard_address": ":0", "silence_logs": "CRITICAL"}
+    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
+        try:
+            dask.array.store(values, array, lock=False)
+        except RuntimeError as error:
+            print("is not set in this process" in str(error), int((array[:] == 0).sum()))
+        client.register_worker_callbacks(require)
+        dask.array.store(values, array, lock=False)
+    print((array[:] == values.compute()).all())
+"""
+
+
 @pytest.mark.needs("fcntl")
 class TestPickledWhileRequired:
     """Processes that had not set "require" rewrote chunks, without a word: elements were lost."""
@@ -443,3 +470,10 @@ class TestPickledWhileRequired:
             pool.submit(require).result()
             pool.submit(write_parts, array).result()
         assert array[:, 6].tolist() == [3] + [4] * 7
+
+    def test_by_workers_of_dask(self, tmp_path):
+        pytest.importorskip("distributed", reason="the extra examples is not installed")
+        (tmp_path / "program.py").write_text(WORKERS)
+        create(tmp_path / "a", (700,), (700,))
+        done = run_python(tmp_path / "program.py", tmp_path / "a")
+        assert done.stdout.split() == ["True", "700", "True"]

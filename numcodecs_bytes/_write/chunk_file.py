@@ -162,12 +162,11 @@ class WritableFile(ABC, Generic[SelectionPlan]):
 
     def _write_new_file(self, space: Space, is_wanted: IsWanted) -> None:
         """Make the file, or a copy with more space that replaces it."""
-        with locks.temporary(self.chunk.path) as (new, name):
+        with locks.new_file(self.chunk.path, space.file) as new:
             target = Target(new, is_wanted)
             parts = self._fill(target, space)
             self._write_parts(target, parts, in_hulls=True)
-            locks.publish(name, self.chunk.path, space.file)
-            self.chunk.is_changed = True
+        self.chunk.is_changed = True
         self._note_written(parts, space.file)
 
     def _write_parts(self, target: Target, parts: Sequence[Part], *, in_hulls: bool) -> None:

@@ -5,8 +5,9 @@ bytes that it has read, or replaces the file, holds the exclusive lock. No write
 while it holds another one. A file is checked under its lock: its name must still refer to it, and
 it must have no other name, as the files of a copy made with hard links do.
 
-A new file is complete before it gets its name, by a link. It stays locked until its temporary name
-is removed: until then, it has two names.
+A new file is complete, and closed, before it gets its name, by a link. Until its temporary name is
+removed, it has two names. Whoever opens it then finds the other one by the number of the file (its
+inode), without a look at the whole folder, and removes it.
 
 A fork copies open files with their locks, which last until the last copy is closed or one of them
 is unlocked. So a child closes the files that other threads had locked, and unlocks none.
@@ -21,7 +22,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
@@ -182,19 +182,16 @@ def check_name(descriptor: int, path: str) -> None:
 def _refuse_other_names(descriptor: int, path: str) -> None:
     """Raise LeftToZarr if a locked file has another hard link, ReplacedError if that is gone now.
 
-    A writer that was killed may have left the temporary name of a file that it made: it is removed.
-    FUSE is special: each name has its own locks, so that writer may still be alive; a file that is
-    open and loses a name keeps a hidden one; and setting the mode makes FUSE count the names anew.
+    A writer that was killed, or is about to go on, has left the temporary name of a file that it
+    made: it is removed. Setting the mode makes FUSE count the names anew.
     """
-    folder, name = os.path.split(path)
-    is_temporary = False
-    with _explained("searched for other names"):
-        for other in os.listdir(folder):
-            if other.startswith(f"{name}.") and other.endswith(_TEMPORARY):
-                Path(folder, other).unlink(missing_ok=True)
-                is_temporary = True
-            is_temporary |= other.startswith(".fuse_hidden")
     status = os.fstat(descriptor)
+    is_temporary = True
+    with _explained("rid of its temporary name"):
+        try:
+            os.unlink(_first_name(path, status))
+        except FileNotFoundError:
+            is_temporary = False
     with contextlib.suppress(OSError):
         os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
     if is_temporary or os.fstat(descriptor).st_nlink == 1:
@@ -203,11 +200,16 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     raise LeftToZarr("it has another name (a hard link)")
 
 
-@contextlib.contextmanager
-def temporary(path: str) -> Iterator[tuple[int, str]]:
-    """Make a file beside another one; yield its descriptor and its temporary name.
+def _first_name(path: str, status: os.stat_result) -> str:
+    """Return the last temporary name of a file that was made for a path, by its number."""
+    return f"{path}.{status.st_ino}{_TEMPORARY}"
 
-    The file is locked exclusively until that name is removed, when the context ends.
+
+@contextlib.contextmanager
+def new_file(path: str, old: LockedFile | None) -> Iterator[int]:
+    """Make a file; yield its descriptor; then give it its name, that of `old` if it replaces it.
+
+    Raises ReplacedError if another writer was first.
     """
     name = f"{path}.{uuid.uuid4().hex}{_TEMPORARY}"
     with _explained("made"):
@@ -216,14 +218,15 @@ def temporary(path: str) -> Iterator[tuple[int, str]]:
         except FileNotFoundError:  # the folder was deleted just then
             raise ReplacedError from None
     try:
-        _lock(descriptor, Lock.EXCLUSIVE)
-        yield descriptor, name
-    finally:
         try:
-            with contextlib.suppress(FileNotFoundError):  # it was renamed
-                os.unlink(name)
+            _lock(descriptor, Lock.EXCLUSIVE)  # if its file system has locks
+            yield descriptor
         finally:
             _release(descriptor)
+        _publish(name, path, old)
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
+            os.unlink(name)
 
 
 def set_length(descriptor: int, num_bytes: int) -> None:
@@ -232,22 +235,29 @@ def set_length(descriptor: int, num_bytes: int) -> None:
         os.ftruncate(descriptor, num_bytes)
 
 
-def publish(name: str, path: str, old: LockedFile | None) -> None:
-    """Give a new file its name, which is that of `old` if it replaces a file.
-
-    Raises ReplacedError if another writer was first.
-    """
-    # The file exists, or the temporary name does not: another writer took it for a leftover.
-    others = FileExistsError, FileNotFoundError
+def _publish(name: str, path: str, old: LockedFile | None) -> None:
+    """Give a new file its name; raise ReplacedError if another writer was first."""
     try:
         if old is None:
-            with _explained("given its name by a hard link", expected=others):
-                os.link(name, path)
+            _link(name, path)
         else:
             check_name(old.descriptor, path)  # zarr takes no locks
             os.replace(name, path)
-    except others:
+    except (FileExistsError, FileNotFoundError):  # or a temporary name was removed
         raise ReplacedError from None
+
+
+def _link(name: str, path: str) -> None:
+    """Give a new file its name by a link; raise FileExistsError if there is one."""
+    first = _first_name(path, os.lstat(name))
+    expected = FileExistsError, FileNotFoundError
+    try:
+        with _explained("given its name by a hard link", expected=expected):
+            os.rename(name, first)
+            os.link(first, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(first)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,21 @@ import asyncio
 import contextlib
 import errno
 import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 import zarr
-from helpers import OUR_PIPELINES, cancelled, create, module_or_none, start_program
+from helpers import (
+    OUR_PIPELINES,
+    cancelled,
+    create,
+    module_or_none,
+    run_program,
+    start_program,
+)
 
 fcntl = module_or_none("fcntl")
 pytestmark = [pytest.mark.needs("fcntl"), pytest.mark.usefixtures("_in_place")]
@@ -83,6 +91,24 @@ def test_what_the_system_refuses_is_left_to_zarr(array, chunk, monkeypatch, refu
     assert array[1].tolist() == [exists, *[5] * 7]
 
 
+IS_KILLED = """
+import os, signal, sys
+import numpy as np, zarr, numcodecs_bytes.zarr_pipeline
+
+path, pipeline, when = sys.argv[1:]
+settings = {"codec_pipeline.path": pipeline, "numcodecs_bytes.write_in_place": "require"}
+zarr.config.set(settings)
+function = getattr(os, when)
+
+def call_and_be_killed(*args):
+    function(*args)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(os, when, call_and_be_killed)
+zarr.open_array(path, mode="r+")[1, 1:] = 2
+"""
+
+
 class TestNewFiles:
     def test_a_first_name_that_can_not_be_removed_leaves_no_lock(self, array, chunk, monkeypatch):
         """The next write removes it."""
@@ -149,11 +175,26 @@ class TestNewFiles:
         mode_of_others = (chunk.parents[2] / "zarr.json").stat().st_mode
         assert chunk.stat().st_mode == mode_of_others
 
+    @pytest.mark.parametrize("when", ["rename", "link"])
+    def test_a_writer_that_is_killed_while_a_file_has_two_names(self, tmp_path, chunk, when):
+        """The next one removes the temporary name, and writes in place."""
+        array = create(tmp_path, (8, 8))
+        arguments = "-W", "ignore", "-c", IS_KILLED, tmp_path, OUR_PIPELINES[0], when
+        assert run_program(*arguments, status=None).returncode == -signal.SIGKILL
+        assert len(list(chunk.parent.iterdir())) == (2 if when == "link" else 1)
+        array[2, 1:] = 6
+        expected = [2] * 7 if when == "link" else [0] * 7
+        assert array[1:3, 1:].tolist() == [expected, [6] * 7]
+        assert (when == "rename") == any(chunk.parent.glob("*.partial"))
+
     @pytest.mark.parametrize("is_linked", [False, True], ids=["", "hard-linked"])
     def test_the_temporary_name_left_by_a_killed_writer_is_removed(self, array, chunk, is_linked):
         """That of a copy made of hard links is not, nor are other files."""
-        others = ["0.abc.partial", "00.abc.in-place.partial"]  # zarr's, and of another chunk
-        chunk.with_name("0.abc.in-place.partial").hardlink_to(chunk)
+        link = chunk.with_name("link")
+        link.hardlink_to(chunk)
+        number = link.stat().st_ino
+        link.rename(chunk.with_name(f"0.{number}.in-place.partial"))
+        others = ["0.abc.partial", f"00.{number}.in-place.partial"]  # zarr's, and of another chunk
         for name in others:
             chunk.with_name(name).write_bytes(b"of another file")
         if is_linked:
