@@ -82,15 +82,14 @@ def has_v2_keys(metadata: Any) -> bool:
     return not key.startswith("c")
 
 
-def possible_paths(path: str, num_axes: int) -> list[str]:
-    """Return which paths an array may have, given that of a chunk; the last, if `has_v2_keys`."""
+def path_of_array(path: str, num_axes: int, *, has_v2_keys: bool) -> str:
+    """Return the path of the array to which the path of a chunk belongs."""
     names = path.split("/")
     indices = names[len(names) - num_axes :]
-    if not indices or not all(index.isdecimal() for index in indices):
-        return ["/".join(names[:-1])]  # of "c.0.1", "0.1", "c" or "0"
-    names = names[:-num_axes]  # of "c/0/1" or "0/1"
-    paths = [names[:-1], names] if names[-1:] == ["c"] else [names]
-    return ["/".join(each) for each in paths]
+    if indices and all(index.isdecimal() for index in indices):  # "c/0/1", or "0/1" in Zarr v2
+        names = names[:-num_axes]
+        return "/".join(names[:-1] if names[-1:] == ["c"] and not has_v2_keys else names)
+    return "/".join(names[:-1])  # "c.0.1", "0.1", "c" or "0"
 
 
 def add_name(error: Exception, byte_getter: object, doing: str = "reading", num: int = 1) -> None:

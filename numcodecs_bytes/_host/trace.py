@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from numcodecs_bytes._host.foreign import result_of
-from numcodecs_bytes._host.names import count, name_of_store, possible_paths
+from numcodecs_bytes._host.names import count, name_of_store, path_of_array
 
 # By column, or by kind and reason, such as ("why_whole", "the chunk is small").
 Counts = dict[str | tuple[str, str], int]
@@ -169,8 +169,7 @@ def note_array(name: ArrayName, counts: Counts, *, is_seen: bool = True) -> None
 
 def name_of_array(byte_getter: object, num_axes: int, *, has_v2_keys: bool) -> ArrayName:
     """Return the name of the array to which a chunk belongs."""
-    paths = possible_paths(getattr(byte_getter, "path", ""), num_axes)
-    path = paths[-1 if has_v2_keys else 0]
+    path = path_of_array(getattr(byte_getter, "path", ""), num_axes, has_v2_keys=has_v2_keys)
     return ArrayName(name_of_store(getattr(byte_getter, "store", byte_getter)), path)
 
 

@@ -85,7 +85,7 @@ class ReadsParts(KnowsLayouts):
             if trace.active:
                 with own_bugs.Caught(own_bugs.log):
                     for chunk in plan.chunks:
-                        chunk.trace(has_v2_keys=self._has_v2_keys())
+                        chunk.trace(has_v2_keys=plan.settings.has_v2_keys)
 
     def _plan(
         self,
@@ -145,7 +145,8 @@ class ReadsParts(KnowsLayouts):
         chunks = chunk_reads(items, self._layout_of, finder.source_of)
         if finder.source_of is None:
             leave(chunks, finder.why_by_zarr)
-        settings = ReadSettings(self._is_v2(), self._num_threads(), finder.gap)
+        keys = self._has_v2_keys()
+        settings = ReadSettings(self._is_v2(), keys, self._num_threads(), finder.gap)
         on_host = Output.of_caller(array, drop_axes)
         output: Output | GPUOutput = on_host
         if is_on_gpu:

@@ -112,6 +112,7 @@ class ReadSettings(NamedTuple):
     """How the chunks of an array that are read together are read."""
 
     is_v2: bool  # whether the array is of Zarr v2
+    has_v2_keys: bool  # whether the keys of its chunks are like those of Zarr v2
     num_threads: int | None  # the number of threads, if the user has set it
     gap: int | None  # the largest gap to read, in bytes, if the user has set it
 

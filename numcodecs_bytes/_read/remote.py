@@ -18,7 +18,7 @@ import numpy as np
 from zarr.core.common import concurrent_map
 
 from numcodecs_bytes._host import own_bugs, trace
-from numcodecs_bytes._host.names import possible_paths
+from numcodecs_bytes._host.names import path_of_array
 from numcodecs_bytes._host.zarr_versions import HAS_RESULTS
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome, leave
 from numcodecs_bytes._plan.places import place_within
@@ -54,7 +54,7 @@ async def read(
     After an error, no other object is requested; it is raised when all requests in flight have
     ended.
     """
-    reader = _ObjectReader(settings.is_v2, out, fallback)
+    reader = _ObjectReader(settings, out, fallback)
     await concurrent_map([(each,) for each in reads], reader.read, limit)
     error, reader.error = reader.error, None
     if error is not None:
@@ -68,7 +68,7 @@ async def read(
 class _ObjectReader:
     """Reads objects that hold chunks of a batch; see `read`."""
 
-    is_v2: bool
+    settings: ReadSettings
     out: Output
     fallback: Fallback
     metadata_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -141,20 +141,19 @@ class _ObjectReader:
 
     async def _serves_ranges(self, object_plan: ObjectPlan) -> bool:
         """Whether the store serves ranges; if need be, request a byte of the array's metadata."""
-        target, chunk = object_plan.target, object_plan.chunks[0]
-        name = ".zarray" if self.is_v2 else "zarr.json"
-        paths = possible_paths(chunk.getter.path, len(chunk.item.spec.shape))
+        state, chunk = object_plan.target.state, object_plan.chunks[0]
         async with self.metadata_lock:
-            for path in paths[-1:] if self.is_v2 else paths:
-                if target.state.has_answered or self.wrong_answer:
-                    break
-                target.num_requests += 1
+            if not (state.has_answered or self.wrong_answer):
+                num_axes, has_v2_keys = len(chunk.item.spec.shape), self.settings.has_v2_keys
+                path = path_of_array(chunk.getter.path, num_axes, has_v2_keys=has_v2_keys)
+                name = ".zarray" if self.settings.is_v2 else "zarr.json"
+                object_plan.target.num_requests += 1
                 with contextlib.suppress(LeftToZarr):  # or it has been given up meanwhile
                     source = locator_of(chunk.getter.store)(f"{path}/{name}".lstrip("/"))
                     if isinstance(source, Remote):
                         # Its time tells nothing: a store may keep metadata in memory.
                         await RemoteObject(source).ask(0, 1, is_timed=False)
-        return target.state.has_answered
+        return state.has_answered
 
     async def _read(self, object_plan: ObjectPlan) -> None:
         """Read an object; raise `LeftToZarr` if it is left to zarr."""
