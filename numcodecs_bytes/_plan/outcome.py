@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller, raise_interrupt
+
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
@@ -56,7 +58,12 @@ class HasOutcome(Protocol):
 def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
     """Leave chunks to zarr: the one place where the reason becomes an outcome.
 
-    It is a `LeftToZarr`, or an error that zarr may raise as well.
+    It is a `LeftToZarr`, or an error of the system that zarr may raise as well; it is raised again
+    if it is, or comes from, an interrupt of the thread.
     """
+    if isinstance(why, LeftToZarr):
+        raise_interrupt(why.__cause__)
+    else:
+        raise_if_of_caller(why)
     for chunk in chunks:
         chunk.outcome = Outcome("left to zarr", str(why) or type(why).__name__)

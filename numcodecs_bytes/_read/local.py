@@ -12,6 +12,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import (
     MAX_FILE_THREADS,
@@ -121,7 +122,8 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
                 pace.waits.note(time.perf_counter() - begin)
     except LeftToZarr as why:
         leave(chunks, why)
-    except file.missing_errors:
+    except file.missing_errors as error:
+        raise_if_of_caller(error)
         for chunk in chunks:
             chunk.read_as_missing(out, Fetched())
     except (OSError, ValueError) as error:  # or no system has files of such a name
@@ -131,10 +133,10 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
             _read_or_leave(chunk, opened[0], out, pace)
     finally:
         for descriptor in opened:
-            try:  # noqa: SIM105 # a KeyboardInterrupt may come while another function is called
+            try:
                 os.close(descriptor)
-            except OSError:  # all has been read
-                pass
+            except OSError as error:  # all has been read
+                raise_if_of_caller(error)
 
 
 def _read_or_leave(chunk: ChunkRead, descriptor: int, out: Output, pace: Pace) -> None:
