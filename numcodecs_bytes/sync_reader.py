@@ -15,6 +15,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import cpu, default_buffer_prototype
 
 from numcodecs_bytes._core.dtypes import Array
+from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.names import has_v2_keys, name_of_class, name_of_store
@@ -121,6 +122,9 @@ class SyncReader:
         """The number of elements."""
         return self._array.size
 
+    def __bool__(self) -> bool:
+        return bool(self._array)  # which may be true although its length is 0
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of an array without axes")
@@ -129,8 +133,19 @@ class SyncReader:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         return self._array.__array__(*args, **kwargs)
 
-    def __reduce__(self) -> Any:
-        return SyncReader, (self._array,)
+    def __eq__(self, other: object) -> bool:
+        return self._array == other.array if isinstance(other, SyncReader) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment] # like an array
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, also of a subclass, without what is cached."""
+        cached = ("_snapshot", "_indices")
+        return {name: value for name, value in vars(self).items() if name not in cached}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        SyncReader.__init__(self, state["_array"])
+        vars(self).update(state)
 
     def __repr__(self) -> str:
         how = "small selections are read directly"
@@ -145,13 +160,19 @@ class SyncReader:
 
     def __getitem__(self, selection: Any) -> Any:
         bugs: list[Exception] = []
-        with own_bugs.Caught(bugs.append):
-            try:
-                return self._read(selection)
-            except LeftToZarr as why:
-                if trace.active:
-                    name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
-                    trace.note_array(name, {("why_not_direct", str(why)): 1})
+        try:
+            return self._read(selection)
+        except RecursionError:
+            pass  # zarr reads in another thread, and needs fewer frames in this one
+        except LeftToZarr as why:
+            raise_interrupt(why.__cause__)
+            if trace.active:
+                name = trace.ArrayName(name_of_store(self._array.store), self._array.path)
+                trace.note_array(name, {("why_not_direct", str(why)): 1})
+        except Exception as error:
+            if is_of_caller(error) or not own_bugs.is_own_bug(error):
+                raise
+            bugs.append(error)
         try:
             return self._array[selection]
         except Exception as error:
@@ -175,7 +196,7 @@ class SyncReader:
             raise LeftToZarr(f"it selects more than {MAX_BYTES >> 20} MiB")
         out: Array = np.empty(selected.shape, dtype, self._array.order)
         self._read_chunks(snapshot, finder, selected.chunks(), out)
-        return out[()] if selected.has_ellipsis and not selected.shape else out
+        return out[()] if selected.is_scalar else out
 
     def _read_chunks(
         self,
@@ -213,16 +234,17 @@ class SyncReader:
 
     def _find_snapshot(self) -> _Snapshot:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""
-        array, snapshot, buffers = self._array, self._snapshot, _buffers()
-        if snapshot and snapshot.metadata is array.metadata and snapshot.buffers == buffers:
+        array, snapshot = self._array, self._snapshot
+        if snapshot and snapshot.metadata is array.metadata and snapshot.buffers == _buffers():
             return snapshot
-        if default_buffer_prototype() != cpu.buffer_prototype:
-            raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
         if type(array) is not zarr.Array or type(array.async_array) is not zarr.AsyncArray:
             raise LeftToZarr(f"{name_of_class(array)} may read in another way")
         pipeline: Any = array.async_array.codec_pipeline
         if not getattr(pipeline, "reads_parts", False):  # it may be zarr's, under the name of ours
             raise LeftToZarr(f"{name_of_class(pipeline)} is the codec pipeline")
+        buffers = _buffers()  # the config of a zarr that we do not know has no such thing
+        if default_buffer_prototype() != cpu.buffer_prototype:
+            raise LeftToZarr("zarr's config sets other buffers, such as those of a GPU")
         from numcodecs_bytes._pipeline.array_layouts import chunk_spec_of  # with a zarr we know
 
         metadata, spec = array.metadata, chunk_spec_of(array)
@@ -231,10 +253,11 @@ class SyncReader:
         prefix = f"{array.path}/" if array.path else ""
         first = Item(getter, spec, (), (), is_complete=False)
         may_be_missing = getattr(array.config, "read_missing_chunks", True)  # new in zarr 3.4
-        self._snapshot = _Snapshot(
+        snapshot = _Snapshot(
             metadata, buffers, pipeline, spec, layout, first, prefix, may_be_missing
         )
-        return self._snapshot
+        self._snapshot = snapshot
+        return snapshot
 
 
 def _buffers() -> object:

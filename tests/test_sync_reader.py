@@ -1,5 +1,7 @@
 """`SyncReader` returns what the array returns, and reads small selections in the calling thread."""
 
+import copy
+import errno
 import os
 import pickle
 import random
@@ -81,6 +83,17 @@ def outcome(read):
     return type(got), got.dtype, got.shape, (flags.c_contiguous, flags.f_contiguous), repr(got)
 
 
+class Index:
+    def __init__(self, number):
+        self._number = number
+
+    def __index__(self):
+        return self._number
+
+    def __repr__(self):
+        return f"Index({self._number})"
+
+
 SELECTIONS = [
     1,
     -1,
@@ -98,6 +111,17 @@ SELECTIONS = [
     ([1, 3], slice(None, 2)),
     (slice(None, 2), np.array([6, 0])),
     (1, [0, 2]),
+    (np.int64(1), np.int64(2)),
+    (np.uint8(1), 2),
+    (1, np.int16(-2)),
+    (np.int64(1), [0, 2]),
+    ([3, -1, 3], np.int64(1)),
+    (np.int64(1), np.array([0, 2])),
+    [np.int64(1), np.int64(3)],
+    np.array([1, -3], "i4"),
+    np.array([1, 3], "i1"),
+    np.array([1, 3], ">i8"),
+    slice(np.int64(1), np.int64(5), np.int64(3)),
 ]
 OF_ZARR = [
     7,
@@ -119,13 +143,52 @@ OF_ZARR = [
     range(2),
     np.ones(6, bool),
     np.ones((6, 7), bool),
-    (np.int64(1), np.int64(2)),
     np.array([[1, 3]]),
     np.array(1),
     np.timedelta64(1, "D"),
     np.array([1, 3], "u8"),
-    np.array([1, 3], "i1"),  # zarr 3.1.6 computes with these in int8, in which long chunks overflow
+    (np.int64(1), [0, 2], ...),
+    (np.uint64(1), [0, 2]),  # which zarr 3.1.6 refuses
+    (np.int8(1), [0, 2]),
+    [np.uint8(1)],
+    [np.timedelta64(1, "D")],
+    slice(0, 5, Index(2)),  # as NumPy would take it
+    (slice(0, 5, Index(2)), 1),
 ]
+
+
+class TestIntegersOfNumPy:
+    """Samples are often chosen by `rng.integers`: they took ten times as long as other integers."""
+
+    @pytest.mark.parametrize("dtype", ["u1", ">f8", "S3", "M8[s]", [("a", "<i2"), ("b", "f4")]])
+    @pytest.mark.parametrize("shape", [(6,), (2, 3), (1, 2, 3)])
+    def test_single_elements(self, tmp_path, asked_of_zarr, dtype, shape):
+        array = create(tmp_path / "a", shape, dtype=np.dtype(dtype))
+        array[...] = np.frombuffer(bytes(range(6 * array.dtype.itemsize)), array.dtype).reshape(
+            shape
+        )
+        reader = SyncReader(array)
+        for kind in (np.int8, np.uint8, np.int32, np.int64, np.uint64):
+            for index in np.ndindex(shape):
+                numbers = tuple(map(kind, index))
+                for selection in (numbers, (*index[:-1], numbers[-1]), (*numbers, ...)):
+                    expected = outcome(lambda: array[selection])  # noqa: B023
+                    asked_of_zarr.clear()
+                    assert outcome(lambda: reader[selection]) == expected  # noqa: B023
+                    assert not asked_of_zarr
+
+    @pytest.mark.parametrize("kind", ["i1", "i2", "i4", ">i4"])
+    def test_short_indices(self, tmp_path, asked_of_zarr, kind):
+        """Versions of zarr compute with them in their own data type, in which some overflow."""
+        most = min(np.iinfo(kind).max, 10**6)
+        for size, chunk in ((most, most), (most, 7), (most + 1, most), (most - 1, most + 1)):
+            array = create(tmp_path / f"{kind} {size} {chunk}", (size,), (chunk,), dtype="u1")
+            indices = np.array([0, -1, 5, most - 2, -most + 2], kind)
+            expected = outcome(lambda: array[indices.copy()])  # noqa: B023
+            asked_of_zarr.clear()
+            assert outcome(lambda: SyncReader(array)[indices]) == expected  # noqa: B023
+            is_left = max(size, chunk) > np.iinfo(kind).max
+            assert len(asked_of_zarr) == is_left
 
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
@@ -319,6 +382,15 @@ def test_random_programs(tmp_path, seed):
         array.store.close()
 
 
+class Scaled(SyncReader):
+    def __init__(self, array, factor):
+        super().__init__(array)
+        self._factor = factor
+
+    def __getitem__(self, selection):
+        return super().__getitem__(selection) * self._factor
+
+
 class TestLikeAnArray:
     def test_attributes(self, array):
         reader = SyncReader(array)
@@ -330,6 +402,21 @@ class TestLikeAnArray:
         assert np.asarray(reader, "f4").dtype == "f4"
         with pytest.raises(TypeError, match="without axes"):
             len(SyncReader(zarr.create_array({}, shape=(), dtype="f4")))
+
+    def test_truth(self):
+        """`reader or default` returned the default if its length was 0."""
+        for shape in ((), (0, 3), (3,)):
+            array = zarr.create_array({}, shape=shape, dtype="f4")
+            assert bool(SyncReader(array)) == bool(array)
+
+    def test_equality(self, array):
+        """That of their arrays, which have no hash."""
+        reader, same = SyncReader(array), zarr.open_array(array.store, path=array.path)
+        assert reader == SyncReader(same)
+        assert reader != SyncReader(zarr.create_array({}, shape=(3,), dtype="f4"))
+        assert reader != array
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(reader)
 
     @pytest.mark.parametrize("other", [DATA, "a", None], ids=["NumPy", "a path", "None"])
     def test_of_something_else(self, other):
@@ -361,6 +448,15 @@ class TestLikeAnArray:
         raw = pickle.dumps(reader)
         assert len(raw) < len(pickle.dumps(array)) + 200
         assert pickle.loads(raw)[1, 2] == DATA[1, 2]  # noqa: S301
+
+    @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+    def test_a_pickled_subclass(self, array, protocol):
+        """It became a `SyncReader`, and lost what it had added."""
+        reader = Scaled(array, factor=2)
+        assert reader[1, 2] == 2 * DATA[1, 2]
+        for again in (pickle.loads(pickle.dumps(reader, protocol)), copy.copy(reader)):  # noqa: S301
+            assert type(again) is Scaled
+            assert again[1, 2] == 2 * DATA[1, 2]
 
     def test_options_hold(self, array, asked_of_zarr):
         reader = SyncReader(array)
@@ -487,6 +583,67 @@ class TestOtherArrays:
         finally:
             tracemalloc.stop()
 
+    def test_a_config_of_another_kind(self, array, monkeypatch):
+        """As of a later zarr, whose pipeline reads: `repr` raised, and a read logged a bug."""
+        with zarr.config.set({"codec_pipeline.path": ZARRS_PIPELINE}):
+            reader = SyncReader(zarr.open_array(array.store, path=array.path))
+
+        class Typed:
+            def get(self, key, default=None):
+                return config.get(key, default)
+
+        config = zarr.config
+        for module in (zarr, numcodecs_bytes.sync_reader.zarr):
+            monkeypatch.setattr(module, "config", Typed())
+        assert reader[1].tolist() == DATA[1].tolist()
+        assert "BatchedCodecPipeline is the codec pipeline" in repr(reader)
+
+    @pytest.mark.parametrize("size", [2**63 - 1, 2**63, 2**64])
+    def test_arrays_that_are_longer_than_numpy_s(self, tmp_path, monkeypatch, size):
+        """A slice of one was an own bug."""
+        array = create(tmp_path / "a", (size, 2), (1, 2), dtype="u1")
+        reader = SyncReader(array)
+        for selection in (5, np.s_[2:4], np.s_[size - 1 :], np.s_[:], ...):
+            expected = outcome(lambda: array[selection])  # noqa: B023
+            assert outcome(lambda: reader[selection]) == expected  # noqa: B023
+
+
+DEEP = """
+import sys, warnings
+import numpy as np
+import zarr
+from numcodecs_bytes import SyncReader
+
+warnings.simplefilter("ignore")
+
+def read(source, depth):
+    return read(source, depth - 1) if depth else source[selection]
+
+def deepest(source):
+    for depth in range(sys.getrecursionlimit(), 0, -1):
+        try:
+            assert read(source, depth).tolist() == expected
+            return depth
+        except RecursionError:
+            pass
+
+array = zarr.open_array(sys.argv[1], mode="r")
+reader = SyncReader(array)
+for selection in (3, np.s_[1:5:2, ::3], [1, 5]):
+    expected = reader[selection].tolist()
+    of_reader = deepest(reader)
+    # How deep zarr calls depends on how soon its thread has read.
+    depth = min(deepest(array) for _ in range(5))
+    assert of_reader >= depth - 1, (selection, depth, of_reader)  # its own frame
+"""
+
+
+def test_near_the_recursion_limit(array, tmp_path):
+    """Up to six frames before the limit, a read failed that zarr still does: it logged a bug."""
+    program = tmp_path / "program.py"
+    program.write_text(DEEP, encoding="utf-8")
+    assert not run_python(program, array.store.root).stderr
+
 
 def test_a_trace_counts_a_chunk_once(array, monkeypatch):
     """Also if zarr reads all of them, because one of them is left to it."""
@@ -494,7 +651,7 @@ def test_a_trace_counts_a_chunk_once(array, monkeypatch):
 
     def refuse_one(path, *args, **kwargs):
         if threading.current_thread() is threading.main_thread() and str(path).endswith("c/0/1"):
-            raise PermissionError
+            raise PermissionError(errno.EACCES, "refused")
         return system(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuse_one)

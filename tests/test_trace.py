@@ -1,5 +1,6 @@
 """`numcodecs_bytes.trace`: what it counts is what a store is asked for."""
 
+import errno
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -93,13 +94,15 @@ def test_a_reason_is_one_line(array, monkeypatch):
     """With one colon, even if it is the text of an error."""
 
     def fail(*_args):
-        raise OSError("first: 1\nsecond: 2")
+        raise OSError(errno.EIO, "first: 1\nsecond: 2")
 
     monkeypatch.setattr("numcodecs_bytes._sources.files.locate", fail)
     with numcodecs_bytes.trace() as found:
         array[300]
     (said,) = str(found).splitlines()[2:]
-    assert said == f"1 chunk of {array.store!r} read whole: first - 1 second - 2"
+    assert (
+        said == f"1 chunk of {array.store!r} read whole: [Errno {errno.EIO}] first - 1 second - 2"
+    )
 
 
 def test_a_reason_names_no_file(tmp_path):

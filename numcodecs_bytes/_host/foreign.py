@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
+from numcodecs_bytes._core.interrupts import raise_interrupt
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -12,6 +14,7 @@ def result_of(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T 
     try:
         return function(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 # code of others raises anything
+        raise_interrupt(error)
         return error
 
 
@@ -20,4 +23,5 @@ async def async_result_of(awaitable: Awaitable[T]) -> T | Exception:
     try:
         return await awaitable
     except Exception as error:  # noqa: BLE001 # code of others raises anything
+        raise_interrupt(error)
         return error

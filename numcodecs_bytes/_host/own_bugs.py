@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from numcodecs_bytes._core.dtypes import DataTypeError, EndianError, LengthError
+from numcodecs_bytes._core.interrupts import interrupt_of
 from numcodecs_bytes._host.options import OptionError
 
 _KNOWN = (
@@ -28,7 +29,9 @@ _logged: set[tuple[type, str]] = set()
 
 def is_own_bug(error: Exception) -> bool:
     """Whether an error is an own bug, so that zarr reads or writes instead."""
-    return is_caught and not isinstance(error, _KNOWN) and not is_lost(error)
+    if not is_caught or isinstance(error, _KNOWN) or is_lost(error):
+        return False
+    return interrupt_of(error) is None
 
 
 def is_lost(error: Exception) -> bool:
@@ -62,14 +65,14 @@ class Caught(NamedTuple):
 
 
 def forget_alike(bugs: list[Exception], error: Exception) -> bool:
-    """Forget own bugs if zarr then raises just such an error; return whether it does.
+    """Forget those own bugs that are just such an error as zarr then raises; return whether any is.
 
     NumPy, for example, has at most 64 dimensions, with zarr alone as well.
     """
-    if not any(_text_of(bug) == _text_of(error) for bug in bugs):
-        return False
-    bugs.clear()
-    return True
+    others = [bug for bug in bugs if _text_of(bug) != _text_of(error)]
+    has_alike = len(others) < len(bugs)
+    bugs[:] = others
+    return has_alike
 
 
 def _text_of(error: Exception) -> str:

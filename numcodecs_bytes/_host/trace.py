@@ -49,6 +49,9 @@ class ArrayName(NamedTuple):
         return f"{self.store}/{self.path}".rstrip("/")
 
 
+_Key = tuple[int, int, ArrayName, bool]  # thread, number of the interrupt, array, `is_seen`
+
+
 class Trace:
     """Counts of what was read and written; see `trace`.
 
@@ -57,8 +60,9 @@ class Trace:
     """
 
     def __init__(self) -> None:
-        # By thread, array, and `is_seen`, which is false for chunks that zarr has read by itself.
-        self._counts: dict[tuple[int, ArrayName, bool], Counter[str | tuple[str, str]]] = {}
+        # `is_seen` is false for chunks that zarr has read by itself.
+        self._counts: dict[_Key, Counter[str | tuple[str, str]]] = {}
+        self._num_adding: dict[int, int] = {}  # by thread: one, and those that interrupt it
 
     def __enter__(self) -> Self:
         active.append(self)
@@ -69,8 +73,14 @@ class Trace:
 
     def add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
         """Add counts of an array; if zarr read chunks itself, their number by reason."""
-        key = threading.get_ident(), name, is_seen
-        self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
+        thread = threading.get_ident()
+        num_adding = self._num_adding.get(thread, 0)
+        self._num_adding[thread] = num_adding + 1  # a read in a signal handler has another key
+        try:
+            key = thread, num_adding, name, is_seen
+            self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
+        finally:
+            self._num_adding[thread] = num_adding
 
     def report(self) -> dict[str, Totals]:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".
@@ -89,7 +99,7 @@ class Trace:
         """
         arrays, total = dict[str, Totals](), _nothing()
         not_seen, arrays_not_seen = Totals(), dict[str, Totals]()
-        for (_, name, is_seen), counts in self._counts.copy().items():
+        for (_, _, name, is_seen), counts in self._counts.copy().items():
             if is_seen:
                 _add_up(arrays.setdefault(str(name), _nothing()), counts)
                 _add_up(total, counts)
@@ -100,7 +110,7 @@ class Trace:
         return {"arrays": arrays, "total": total, **by_reason}
 
     def __repr__(self) -> str:
-        names = {name for _, name, _ in self._counts.copy()}
+        names = {name for _, _, name, _ in self._counts.copy()}
         are_in_one_store = len({name.store for name in names}) == 1
         paths = {str(name): f"/{name.path}" for name in names if name.path and are_in_one_store}
         return "\n".join(_lines(self.report(), paths))

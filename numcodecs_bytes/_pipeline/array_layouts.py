@@ -27,6 +27,7 @@ from numcodecs_bytes._core.dtypes import (
     name_of_ml_dtype,
     stored_dtype,
 )
+from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._host.names import has_v2_keys, name_of_class
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
@@ -59,6 +60,7 @@ class ArrayLayouts:
         try:
             self._layout_of = _find_layout_of(pipeline)
         except LeftToZarr as why:
+            raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
             self._why_left = why.without_frames()
 
     def of(self, chunk_spec: ArraySpec) -> AnyLayout:
@@ -154,8 +156,8 @@ def chunk_spec_of(array: "zarr.Array[Any]") -> ArraySpec:
     metadata: Any = array.metadata
     try:
         shape = array.shards or array.chunks
-    except NotImplementedError:  # which zarr calls rectilinear
-        raise LeftToZarr("chunks of several shapes") from None
+    except NotImplementedError as error:  # which zarr calls rectilinear
+        raise LeftToZarr("chunks of several shapes") from error
     order: Any = metadata.order if metadata.zarr_format == 2 else "C"
     config = ArrayConfig(order=order, write_empty_chunks=False)
     return ArraySpec(shape, metadata.dtype, metadata.fill_value, config, cpu.buffer_prototype)
@@ -252,7 +254,8 @@ def _dtypes_of(codec: zarr.codecs.BytesCodec, spec: ArraySpec) -> tuple[AnyDType
     endian = getattr(codec.endian, "value", codec.endian)
     try:
         stored = stored_dtype(dtype, endian)
-    except (TypeError, ValueError):  # a data type of another package, or without its endian
+    except (TypeError, ValueError) as error:  # another package's data type, or without its endian
+        raise_interrupt(error)
         stored = None
     is_unknown = has_variable_length(dtype) or any(map(name_of_ml_dtype, leaf_dtypes(dtype)))
     if stored is None or is_unknown:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import zarr
 
+from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._host.items import Item
 from numcodecs_bytes._host.options import max_gap_bytes
@@ -77,6 +78,7 @@ def finder_of(first: Item, layout_of: LayoutOf) -> ChunkFinder:
     try:
         layout, find = layout_of(first.spec), locator_of(store)
     except LeftToZarr as why:
+        raise_interrupt(why.__cause__)  # else all reads of the array were left to zarr
         return finder._replace(why_by_zarr=why.without_frames())
     is_short = _is_short_object(find, first.byte_getter.path, layout)
     return finder._replace(source_of=find, gap=max_gap_bytes(), are_short_objects=is_short)
@@ -97,7 +99,8 @@ def _is_short_object(find: Locator, path: str, layout: AnyLayout) -> bool:
     """Whether a chunk is an object that is requested, and that no request for it is split."""
     try:
         source = find(path)
-    except LeftToZarr:  # this chunk alone
+    except LeftToZarr as why:  # this chunk alone
+        raise_interrupt(why.__cause__)
         return False
     if not (isinstance(source, Remote) and source.is_object and isinstance(layout, Layout)):
         return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zarr.core.buffer import NDBuffer, gpu
 from zarr.core.common import concurrent_map
 
+from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item, items_of
 from numcodecs_bytes._host.names import name_of_class
@@ -104,6 +105,7 @@ class ReadsParts(KnowsLayouts):
                 if not finder.leaves_all_to_zarr(items):
                     return self._plan_chunks(items, finder, out, drop_axes, bugs)
             except LeftToZarr as why:
+                raise_interrupt(why.__cause__)
                 # The read of a shard is counted by itself.
                 if trace.active and not is_in_shard(first.byte_getter):
                     self._trace_left(items, why)
@@ -237,16 +239,22 @@ class ReadsParts(KnowsLayouts):
     ) -> None:
         """Leave chunks to zarr, and the array from now on, because of an own bug."""
         bugs.append(error)
-        vars(self)["_own_bug"] = f"{type(error).__name__}: {error}"
+        vars(self)["_own_bug"] = _text_of(error)
         leave(chunks, LeftToZarr("numcodecs_bytes itself failed"))
 
     def _forget_or_mention_bugs(self, bugs: list[Exception], error: Exception) -> None:
         """Forget own bugs if zarr fails just so; else name them in its error."""
         if own_bugs.forget_alike(bugs, error):
             vars(self).pop("_own_bug", None)
-        elif self._own_bug:
+        if bugs:  # of another kind
+            vars(self)["_own_bug"] = _text_of(bugs[-1])
+        if self._own_bug:
             with contextlib.suppress(AttributeError, TypeError):  # some errors are immutable
                 error.add_note(f"before, numcodecs_bytes itself had failed: {self._own_bug}")
+
+
+def _text_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def in_flight(num_chunks: int) -> contextlib.AbstractAsyncContextManager[int]:

@@ -6,6 +6,7 @@ one axis. Works on integers only: no array data, no I/O.
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class ArraySelection(NamedTuple):
 
     shape: tuple[int, ...]  # of the result
     num_chunks: int
-    has_ellipsis: bool  # then zarr returns a single element as a NumPy scalar
+    is_scalar: bool  # whether zarr returns a NumPy scalar, instead of an array without axes
     axes: list[list[_AxisPiece]]
 
     def chunks(self) -> Iterator[ChunkSelection]:
@@ -67,7 +68,7 @@ def select(
     axes: list[list[_AxisPiece]] = []
     num_chunks = 1
     for key, size, length in zip(keys, shape, chunk_shape, strict=True):
-        indices = _index_or_indices(key, size)
+        indices = _index_or_indices(key, size, length)
         if isinstance(indices, int):
             parts = [_AxisPiece(indices // length, indices % length, None)]
         else:
@@ -75,9 +76,8 @@ def select(
             sizes.append(len(indices))
         axes.append(parts)
         num_chunks *= len(parts)
-    if not sizes and not all([type(key) is int for key in keys]):
-        raise LeftToZarr("zarr decides whether the result is a scalar")
-    return ArraySelection(tuple(sizes), num_chunks, has_ellipsis, axes)
+    is_scalar = not sizes and (has_ellipsis or not all([type(key) is int for key in keys]))
+    return ArraySelection(tuple(sizes), num_chunks, is_scalar, axes)
 
 
 def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
@@ -88,9 +88,12 @@ def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
     has_ellipsis = type(Ellipsis) in kinds
     if num_lists > 1 or kinds.count(type(Ellipsis)) > 1:
         raise _unknown()
-    # Beside a list, zarr takes neither an Ellipsis nor NumPy's integers.
-    if num_lists and (has_ellipsis or any([isinstance(key, np.integer) for key in keys])):
-        raise _unknown()
+    if num_lists:  # beside which zarr takes no Ellipsis, nor NumPy's integers and slices together
+        has_slices = slice in kinds or len(keys) < num_axes
+        # Versions of zarr refuse short and unsigned ones there.
+        is_taken = [key.dtype == np.intp for key in keys if isinstance(key, np.integer)]
+        if has_ellipsis or (has_slices and is_taken) or not all(is_taken):
+            raise _unknown()
     if has_ellipsis:
         at = kinds.index(type(Ellipsis))
         keys[at : at + 1] = [slice(None)] * (num_axes - len(keys) + 1)
@@ -100,33 +103,41 @@ def _keys_of(selection: Any, num_axes: int) -> tuple[list[Any], bool]:
     return keys, has_ellipsis
 
 
-def _index_or_indices(key: Any, size: int) -> int | range | Indices:
-    """Return what is selected along an axis; an index drops it."""
-    if type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64)):
+def _index_or_indices(key: Any, size: int, length: int) -> int | range | Indices:
+    """Return what is selected along an axis, cut in chunks of a length; an index drops it."""
+    if type(key) is int or _is_index(key):
         index = int(key) + (size if key < 0 else 0)
         if not 0 <= index < size:
             raise LeftToZarr("an index is out of bounds")
         return index
     if type(key) is slice:
+        if not isinstance(key.step, int | np.integer | None):
+            raise _unknown()  # which zarr compares with integers
         try:
             indices = range(*key.indices(size))
-        except (TypeError, ValueError):
-            raise _unknown() from None
+        except (TypeError, ValueError) as error:
+            raise _unknown() from error
         if indices.step < 0:
             raise LeftToZarr("a step is negative")
+        if indices.stop - indices.start > sys.maxsize:
+            raise LeftToZarr("a slice is longer than NumPy's arrays")
         return indices
-    if type(key) is np.ndarray or (type(key) is list and all(type(i) is int for i in key)):
-        return _indices_of_array(np.asarray(key), size)
+    if type(key) is np.ndarray or (type(key) is list and all(map(_is_index, key))):
+        return _indices_of_array(np.asarray(key), size, length)
     raise _unknown()
 
 
-def _indices_of_array(array: Any, size: int) -> Indices:
+def _is_index(key: object) -> bool:
+    return type(key) is int or (isinstance(key, np.integer) and not isinstance(key, np.timedelta64))
+
+
+def _indices_of_array(array: Any, size: int, length: int) -> Indices:
     """Return the indices in an array, none of which is negative."""
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise _unknown()
-    # Versions of zarr refuse unsigned indices, and compute with short ones in their own data type,
-    # where that may overflow.
-    if array.dtype != np.intp or size > np.iinfo(np.intp).max:
+    # Versions of zarr refuse unsigned indices, and compute with others in their own data type, in
+    # which short ones may overflow.
+    if array.dtype.kind == "u" or max(size, length) > np.iinfo(array.dtype).max:
         raise LeftToZarr("the indices are of a data type that zarr may refuse")
     indices: Indices = array.astype(np.intp)
     indices[indices < 0] += size

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import AnyDType, Array, check_length, copied_as
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._core.invalid_bytes import has_unused_bits
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
@@ -62,6 +63,7 @@ class Conversion:
             for decode in self.decoders:
                 flat = decode(flat)
         except _ERRORS as error:
+            raise_if_of_caller(error)
             raise LeftToZarr(f"an element can't be converted: {error}") from error
         return flat.reshape(in_order.shape).transpose(np.argsort(order))
 

@@ -4,6 +4,8 @@ import sys
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol, Self
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller, raise_interrupt
+
 
 class LeftToZarr(Exception):  # noqa: N818 # not an error
     """A chunk is left to zarr, which reads or writes all of it; the message says why.
@@ -83,9 +85,14 @@ class HasOutcome(Protocol):
 def leave(chunks: Iterable[HasOutcome], why: Exception) -> None:
     """Leave chunks to zarr: the one place where the reason becomes an outcome.
 
-    It is a `LeftToZarr`, or an error that zarr may raise as well. That of the system names the file
-    of one chunk, which is left out.
+    It is a `LeftToZarr`, or an error of the system that zarr may raise as well; it is raised again
+    if it is, or comes from, an interrupt of the thread. What the system says names the file of one
+    chunk, which is left out.
     """
+    if isinstance(why, LeftToZarr):
+        raise_interrupt(why.__cause__)
+    else:
+        raise_if_of_caller(why)
     text = str(why)
     if isinstance(why, OSError) and why.strerror:
         text = str(OSError(why.errno, why.strerror))

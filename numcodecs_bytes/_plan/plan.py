@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.places import Place
@@ -158,7 +159,8 @@ def plan_of(
     key = selection if SLICES_HAVE_HASHES else key_of(selection)
     try:
         return _cached_plan(key, layout.geometry, drop_axes, gap)
-    except TypeError:  # arrays have no hash; any other error is raised again here
+    except TypeError as error:  # arrays have no hash; any other error is raised again here
+        raise_if_of_caller(error)
         return _plan(selection, layout.geometry, drop_axes, gap)
 
 

@@ -123,8 +123,8 @@ def _points(arrays: list[Indices], geometry: Geometry) -> Axis:
     order, shape = geometry.axis_order, geometry.shape
     try:  # checks bounds, too
         indices = np.ravel_multi_index([arrays[k] for k in order], [shape[k] for k in order])
-    except ValueError:
-        raise _unknown(arrays) from None
+    except ValueError as error:
+        raise _unknown(arrays) from error
     return Axis(as_range(indices), geometry.item_size, 0)
 
 

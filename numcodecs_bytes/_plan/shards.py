@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Geometry, Layout
 from numcodecs_bytes._plan.outcome import LeftToZarr, ZarrFails
@@ -164,7 +165,8 @@ class ShardLayout:
         try:
             if (cached := _cached_plans.get(key)) is not None:
                 return cached
-        except TypeError:  # arrays have no hash
+        except TypeError as error:  # arrays have no hash
+            raise_if_of_caller(error)
             return _plan(selection, *how)
         planned = _plan(selection, *how)
         if isinstance(planned, ShardPlan) and len(planned.plans) <= CACHED_INNER_CHUNKS:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
-from numcodecs_bytes._plan.outcome import Fetched, Outcome
+from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome
 from numcodecs_bytes._plan.places import Place, place_within
 from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
@@ -188,12 +188,13 @@ def _read_through_block(
     if file.is_prefetched:
         _prefetch(file, plan)
     starts = plan.starts(file.start).tolist()
-    raw = files.read_runs(file.descriptor, starts, plan.length, _block)
+    raw = files.read_runs(file.descriptor, starts, plan.length, _take_block)
     if file.checksum is not None and len(starts) == 1:
         file.checksum.add(starts[0], raw)
     with out.lock:
         out.check()
         write_selected(raw, plan, layout, out.array, place)
+    _give_back(raw)
 
 
 def _read_straight(file: OpenFile, plan: Plan, memory: memoryview, out: Output) -> bool:
@@ -216,10 +217,11 @@ def _copy_short_runs(
     descriptor: int, starts: Sequence[int], length: int, memory: memoryview, out: Output
 ) -> bool:
     """Read runs, end to end, to their memory in the output."""
-    raw = files.read_runs(descriptor, starts, length, _block)
+    raw = files.read_runs(descriptor, starts, length, _take_block)
     with out.lock:
         out.check()
         memory[:] = raw
+    _give_back(raw)
     return True
 
 
@@ -257,12 +259,13 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
             out.check()
             num_bytes = files.read_from_memory(descriptor, start, run)
         if not num_bytes:
-            block = _block(min(len(run), constants.BLOCK_BYTES))
+            block = _take_block(min(len(run), constants.BLOCK_BYTES))
             files.read_exactly(descriptor, start, block)
             num_bytes = len(block)
             with out.lock:
                 out.check()
                 run[:num_bytes] = block
+            _give_back(block)
         run, start = run[num_bytes:], start + num_bytes
 
 
@@ -278,11 +281,23 @@ def _starts(plan: Plan, start: int) -> Iterable[int]:
     return itertools.chain.from_iterable(plan.blocks(start))
 
 
-def _block(num_bytes: int) -> memoryview:
-    """Return memory, which the next call in the same thread returns again."""
-    if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
-        return files.new_memory(num_bytes)
-    block: memoryview | None = getattr(_memory_of_thread, "block", None)
-    if block is None or len(block) < num_bytes:
-        block = _memory_of_thread.block = files.new_memory(constants.BLOCK_BYTES)
+def _take_block(num_bytes: int) -> memoryview:
+    """Return memory, which nothing else in this thread uses until `_give_back`.
+
+    A signal handler or a finaliser may read meanwhile; its reads take memory of their own.
+    """
+    try:
+        if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
+            return files.new_memory(num_bytes)
+        block: memoryview | None = vars(_memory_of_thread).pop("block", None)
+        if block is None:
+            block = files.new_memory(constants.BLOCK_BYTES)
+    except MemoryError as error:
+        raise LeftToZarr("there is not enough memory for a block") from error
     return block[:num_bytes]
+
+
+def _give_back(raw: bytes | memoryview) -> None:
+    """Let the next read of this thread use a block, unless an error has lost it."""
+    if isinstance(raw, memoryview) and len(whole := memoryview(raw.obj)) == constants.BLOCK_BYTES:
+        _memory_of_thread.block = whole

@@ -13,6 +13,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._host.names import add_name
 from numcodecs_bytes._host.threads import (
     MAX_FILE_THREADS,
@@ -150,7 +151,8 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
                 pace.waits.note(seconds)
     except LeftToZarr as why:
         leave(chunks, why)
-    except file.missing_errors:
+    except file.missing_errors as error:
+        raise_if_of_caller(error)
         for chunk in chunks:
             chunk.read_as_missing(out, Fetched())
     except (OSError, ValueError) as error:  # or no system has files of such a name
@@ -160,10 +162,10 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
             _read_or_leave(chunk, opened[0], out, pace, seconds)
     finally:
         for descriptor in opened:
-            try:  # noqa: SIM105 # a KeyboardInterrupt may come while another function is called
+            try:
                 os.close(descriptor)
-            except OSError:  # all has been read
-                pass
+            except OSError as error:  # all has been read
+                raise_if_of_caller(error)
 
 
 def _read_or_leave(

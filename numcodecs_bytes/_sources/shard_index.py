@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from numcodecs_bytes._core.dtypes import UInt64Array
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._host.zarr_versions import decode_index, has_index_checksum
 from numcodecs_bytes._plan.outcome import Fetched, ZarrFails
 from numcodecs_bytes._plan.shards import REMEDY, ShardLayout
@@ -31,6 +32,7 @@ def index_of(shard: ShardLayout, raw: Any) -> UInt64Array:
     try:
         return decode_index(shard.codec, raw, shard.grid_shape)
     except ValueError as error:
+        raise_if_of_caller(error)
         raise ZarrFails(f"the index of the shard is damaged: {REMEDY}") from error
 
 

@@ -1,9 +1,11 @@
 """If this package itself fails, zarr has the last word."""
 
 import asyncio
+import errno
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -227,6 +229,22 @@ def test_what_zarr_can_t_do_either_is_no_mistake_of_ours(tmp_path, caplog):
     assert not caplog.records
 
 
+def test_one_of_several_is_zarr_s(array, monkeypatch, caplog):
+    """Then the others were neither logged nor named."""
+    shared, ours = ValueError("of both"), TypeError("a mistake of ours")
+
+    async def fail(self, plan, *_):
+        for error in (ours, shared):
+            self._note_own_bug(plan.bugs, plan.chunks, error)
+        raise ValueError("of both")
+
+    monkeypatch.setattr("numcodecs_bytes._pipeline.reads.ReadsParts._run", fail)
+    with pytest.raises(ValueError, match="of both") as raised:
+        array[1]
+    assert [record.exc_info[1] for record in caplog.records] == [ours]
+    assert "itself had failed: TypeError: a mistake of ours" in str(raised.value.__notes__)
+
+
 def test_zarr_fails_in_another_way(tmp_path, array, broken, caplog):
     broken(TypeError)
     (tmp_path / "array/c/0/0").write_bytes(b"short")
@@ -235,7 +253,7 @@ def test_zarr_fails_in_another_way(tmp_path, array, broken, caplog):
     assert "please report this" in caplog.text
 
 
-@pytest.mark.parametrize("error", [MemoryError, PermissionError])
+@pytest.mark.parametrize("error", [MemoryError, partial(PermissionError, errno.EACCES)])
 def test_what_is_expected_is_no_mistake(array, broken, caplog, error):
     broken(error)
     if error is MemoryError:

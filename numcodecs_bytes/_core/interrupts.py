@@ -1,0 +1,64 @@
+"""Interrupts: errors that have nothing to do with the line at which they are raised.
+
+In its caller's thread, any line may raise anything: what the handler of a signal raises (PyTorch's
+of SIGCHLD a RuntimeError), a profile or trace function, or ``PyThreadState_SetAsyncExc``. That is
+the caller's, and goes up: it says nothing about a file, and is no own bug.
+"""
+
+import inspect
+import sys
+import traceback
+from types import FrameType
+
+# Whose code a read in its caller's thread runs, as long as it asks no client of a store.
+_CALLED = {"numcodecs", "numcodecs_bytes", "numpy", "zarr", *sys.stdlib_module_names}
+
+
+def interrupt_of(error: BaseException | None) -> BaseException | None:
+    """Return the interrupt among an error and its causes, if there is one.
+
+    It has passed through a function that was handed its caller's frame: a handler of a signal, a
+    profile or a trace function.
+    """
+    while error is not None:
+        entry = error.__traceback__  # where it was caught
+        if any(_is_handler(frame) for frame, _ in traceback.walk_tb(entry and entry.tb_next)):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _is_handler(frame: FrameType) -> bool:
+    names, others, _, values = inspect.getargvalues(frame)
+    given, rest = list(map(values.get, names)), values.get(others) if others else ()
+    given += rest if isinstance(rest, tuple) else ()  # else it was assigned another value
+    return any(isinstance(each, FrameType) and each is frame.f_back for each in given)
+
+
+def raise_interrupt(error: BaseException | None) -> None:
+    """Raise an error, or a cause of it, again if it is an interrupt, whatever else was called."""
+    found = interrupt_of(error)
+    if found is None:
+        return
+    context = found.__context__
+    try:
+        raise found
+    finally:
+        found.__context__ = context  # not what it was taken for
+
+
+def is_of_caller(error: Exception) -> bool:
+    """Whether none of the packages that we know, nor the system, has raised an error.
+
+    ``PyThreadState_SetAsyncExc`` leaves no frame, but knows no ``errno`` nor any arguments.
+    """
+    is_known = type(error).__module__.partition(".")[0] in _CALLED
+    is_explained = error.args or isinstance(error, AssertionError | MemoryError)
+    is_of_system = not isinstance(error, OSError) or error.errno is not None
+    return not (is_known and is_explained and is_of_system) or interrupt_of(error) is not None
+
+
+def raise_if_of_caller(error: Exception) -> None:
+    """Raise an error again if only the caller can have raised it; see `is_of_caller`."""
+    if is_of_caller(error):
+        raise error
