@@ -140,8 +140,7 @@ class SyncReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, also of a subclass, without what is cached."""
-        cached = ("_snapshot", "_indices")
-        return {name: value for name, value in vars(self).items() if name not in cached}
+        return {name: value for name, value in vars(self).items() if name != "_snapshot"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         SyncReader.__init__(self, state["_array"])

@@ -497,19 +497,19 @@ class TestLikeAnArray:
     def test_an_own_bug(self, array, caplog, monkeypatch, zarr_fails):
         """zarr reads instead; if it fails just so, the bug is none. That was logged, too."""
 
-        def fail(*_, **__):
-            raise TypeError("of both")
+        def fail(*_):
+            int(1, 2, 3, 4)
 
         monkeypatch.setattr(own_bugs, "is_caught", True)
         monkeypatch.setattr(own_bugs, "_logged", set())
-        monkeypatch.setattr(numcodecs_bytes.sync_reader, "select", fail)
+        monkeypatch.setattr(numcodecs_bytes.sync_reader, "select", int)  # with four arguments
         reader = SyncReader(array)
         if not zarr_fails:
             assert reader[1, 2] == DATA[1, 2]
             assert "please report this" in caplog.text
             return
         monkeypatch.setattr(zarr.Array, "__getitem__", fail)
-        with pytest.raises(TypeError, match="of both"):
+        with pytest.raises(TypeError, match="arguments"):
             reader[1, 2]
         assert not caplog.records
 

@@ -8,10 +8,12 @@ the caller's, and goes up: it says nothing about a file, and is no own bug.
 import inspect
 import sys
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 # Whose code a read in its caller's thread runs, as long as it asks no client of a store.
-_CALLED = {"numcodecs", "numcodecs_bytes", "numpy", "zarr", *sys.stdlib_module_names}
+_CALLED = {"donfig", "google_crc32c", "numcodecs", "numcodecs_bytes", "numpy", "zarr"}
+_CALLED |= sys.stdlib_module_names
 
 
 def interrupt_of(error: BaseException | None) -> BaseException | None:
@@ -21,11 +23,16 @@ def interrupt_of(error: BaseException | None) -> BaseException | None:
     profile or a trace function.
     """
     while error is not None:
-        entry = error.__traceback__  # where it was caught
-        if any(_is_handler(frame) for frame, _ in traceback.walk_tb(entry and entry.tb_next)):
+        if any(map(_is_handler, _frames_below(error))):
             return error
         error = error.__cause__
     return None
+
+
+def _frames_below(error: BaseException) -> Iterator[FrameType]:
+    """Yield the frames that an error has passed through, below the one that caught it."""
+    entry = error.__traceback__
+    return (frame for frame, _ in traceback.walk_tb(entry and entry.tb_next))
 
 
 def _is_handler(frame: FrameType) -> bool:
@@ -52,10 +59,16 @@ def is_of_caller(error: Exception) -> bool:
 
     ``PyThreadState_SetAsyncExc`` leaves no frame, but knows no ``errno`` nor any arguments.
     """
-    is_known = type(error).__module__.partition(".")[0] in _CALLED
+    is_known = _is_of_called(type(error).__module__)
+    if isinstance(error, OSError):  # calls of the system may be wrapped: pyfakefs does so
+        return not is_known or error.errno is None or interrupt_of(error) is not None
     is_explained = error.args or isinstance(error, AssertionError | MemoryError)
-    is_of_system = not isinstance(error, OSError) or error.errno is not None
-    return not (is_known and is_explained and is_of_system) or interrupt_of(error) is not None
+    modules = [frame.f_globals.get("__name__", "") for frame in _frames_below(error)]
+    return not (is_known and is_explained and all(map(_is_of_called, modules)))
+
+
+def _is_of_called(module: str) -> bool:
+    return module.partition(".")[0] in _CALLED
 
 
 def raise_if_of_caller(error: Exception) -> None:
