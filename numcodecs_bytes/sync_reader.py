@@ -33,9 +33,8 @@ from numcodecs_bytes._read.pace import Pace
 if TYPE_CHECKING:
     from numcodecs_bytes._pipeline.chunk_finder import ChunkFinder
 
-# Selections of more chunks, or bytes, are left to zarr, whose threads wait for several files at a
-# time. In the page cache, this thread is faster even for 64 chunks; but from a mount that answers
-# after 1 ms, four chunks take as long as by zarr's pipeline with ours, eight twice as long; see
+# Selections of more chunks, or bytes, are left to zarr's way, whose threads wait for several files
+# at a time from the first one on. In the page cache, this thread is faster even for 64 chunks; see
 # `tests/benchmarks/samples.py`.
 MAX_CHUNKS = 4
 MAX_BYTES = 1 << 20

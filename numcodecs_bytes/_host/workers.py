@@ -105,6 +105,7 @@ class Workers(Generic[Work]):
         with self._state:
             self._state.wait_for(lambda: self._num_working == 1)
         if self._errors:
+            del self._errors[1:]
             raise self._errors.pop()
 
     def start_helpers(self, *, wait_for_files: bool = False) -> None:

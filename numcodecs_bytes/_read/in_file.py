@@ -18,7 +18,7 @@ from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import ChunkRead
 from numcodecs_bytes._read.output import Output, memory_of, view_of, write_selected
-from numcodecs_bytes._read.pace import Pace, gap_worth_reading
+from numcodecs_bytes._read.pace import Pace
 from numcodecs_bytes._sources import files
 from numcodecs_bytes._sources.files import Checksum, OpenFile
 from numcodecs_bytes._sources.shard_index import cached_indices, read_index
@@ -41,7 +41,7 @@ def read_chunk(
     if isinstance(chunk.layout, ShardLayout):
         if seconds_to_open > constants.CERTAIN_WAIT_SECONDS:
             pace.caches_indices = False  # to read a checksum may take as long as the index
-            if file.num_bytes <= gap_worth_reading(seconds_to_open, prefetching_helps=False):
+            if file.num_bytes <= pace.bytes_worth(seconds_to_open):
                 _prefetch_shard(chunk, chunk.layout, file, out)
         fetched = _read_shard(chunk, chunk.layout, file, out, pace)
     else:

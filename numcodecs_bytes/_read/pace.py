@@ -154,8 +154,14 @@ class Pace:
         self._num_until_probe = PROBE_EVERY_SLOW  # now: other threads need not probe
         return True
 
+    def bytes_worth(self, seconds: float) -> int:
+        """Return how many bytes are worth reading instead of a request that takes so long."""
+        if self._gap is not None:
+            return self._gap
+        return gap_worth_reading(seconds, prefetching_helps=False)
+
     def gap_after(self, seconds: float) -> int | None:
-        """Return the largest gap to read in a file of which a read took so long."""
+        """Return the largest gap to prefetch in a file of which a read took so long."""
         is_slow = seconds > constants.CERTAIN_WAIT_SECONDS
         if is_slow and self._gap is None and not self.speed.is_slow:
             return gap_worth_reading(seconds, prefetching_helps=True)

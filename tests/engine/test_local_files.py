@@ -465,6 +465,16 @@ class TestSlowShards:
         before = events[: events.index(index)]
         assert (sum(end - start for _, start, end in before) == size) == is_short
 
+    def test_the_largest_gap_that_a_user_sets(self, tmp_path, events, set_constants):
+        """Nothing that is not selected is prefetched."""
+        set_constants(MAX_GAP_BYTES=1 << 23, BYTES_PER_SECOND=1e15)
+        with zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            selection = (slice(None), 7)
+            index, _ = self.read(tmp_path, events, set_constants, None, selection)
+        prefetched = [end - start for kind, start, end in events if kind == "prefetch"]
+        assert events[0] == index
+        assert max(prefetched) == 64
+
 
 class TestPartsOfFiles:
     """Members of zip archives, and references into a file, which stays open for several chunks."""
