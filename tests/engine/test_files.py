@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import gzip
 import io
 import math
@@ -308,7 +309,7 @@ class TestWhatIsMissing:
         array = opened_zip(folder, tmp_path)
 
         def fail():
-            raise error("c/1/2")
+            raise error(errno.ENOENT, "c/1/2")
 
         calls.at_read = fail
         if error is KeyError:
