@@ -21,8 +21,8 @@ def interrupt_of(error: BaseException | None) -> BaseException | None:
     profile or a trace function.
     """
     while error is not None:
-        entry = error.__traceback__  # where it was caught
-        if any(_is_handler(frame) for frame, _ in traceback.walk_tb(entry and entry.tb_next)):
+        entry = error.__traceback__ and error.__traceback__.tb_next  # but for the catcher
+        if entry and any(_is_handler(frame) for frame, _ in traceback.walk_tb(entry)):
             return error
         error = error.__cause__
     return None
