@@ -8,7 +8,6 @@ the caller's, and goes up: it says nothing about a file, and is no own bug.
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
 from types import FrameType
 
 # Whose code a read in its caller's thread runs, as long as it asks no client of a store.
@@ -22,17 +21,19 @@ def interrupt_of(error: BaseException | None) -> BaseException | None:
     It has passed through a function that was handed its caller's frame: a handler of a signal, a
     profile or a trace function.
     """
-    while error is not None:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:  # some are their own cause
         if any(map(_is_handler, _frames_below(error))):
             return error
+        seen.add(id(error))
         error = error.__cause__
     return None
 
 
-def _frames_below(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frames that an error has passed through, below the one that caught it."""
-    entry = error.__traceback__
-    return (frame for frame, _ in traceback.walk_tb(entry and entry.tb_next))
+def _frames_below(error: BaseException) -> list[FrameType]:
+    """Return the frames that an error has passed through, below the one that caught it."""
+    entry = error.__traceback__ and error.__traceback__.tb_next
+    return [frame for frame, _ in traceback.walk_tb(entry)] if entry else []
 
 
 def _is_handler(frame: FrameType) -> bool:

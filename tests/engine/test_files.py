@@ -2,6 +2,8 @@
 
 import asyncio
 import base64
+import contextlib
+import errno
 import gc
 import gzip
 import io
@@ -373,7 +375,7 @@ class TestWhatIsMissing:
         array = opened_zip(folder, tmp_path)
 
         def fail():
-            raise error("c/1/2")
+            raise error(errno.ENOENT, "c/1/2")
 
         calls.at_read = fail
         if error is KeyError:
