@@ -60,12 +60,13 @@ def is_of_caller(error: Exception) -> bool:
 
     ``PyThreadState_SetAsyncExc`` leaves no frame, but knows no ``errno`` nor any arguments.
     """
-    is_known = _is_of_called(type(error).__module__)
-    if isinstance(error, OSError):  # calls of the system may be wrapped: pyfakefs does so
-        return not is_known or error.errno is None or interrupt_of(error) is not None
-    is_explained = error.args or isinstance(error, AssertionError | MemoryError)
+    if not _is_of_called(type(error).__module__) or interrupt_of(error) is not None:
+        return True
+    if isinstance(error, OSError):  # whatever its frames: pyfakefs wraps calls of the system
+        return error.errno is None
     modules = [frame.f_globals.get("__name__", "") for frame in _frames_below(error)]
-    return not (is_known and is_explained and all(map(_is_of_called, modules)))
+    is_explained = bool(error.args) or isinstance(error, AssertionError | MemoryError)
+    return not (is_explained and all(map(_is_of_called, modules)))
 
 
 def _is_of_called(module: str) -> bool:

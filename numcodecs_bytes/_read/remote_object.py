@@ -89,7 +89,8 @@ class RemoteObject:
         and `Unexpected` for any other answer than the range.
         """
         begin = time.monotonic()
-        raw = await self._get(start, end)
+        may_repeat = not self.remote.client_repeats
+        raw = await self._get(start, end, may_repeat=may_repeat)
         if raw is None and self._is_present:
             raise Changed("chunks are deleted while they are read")
         if raw is None:
@@ -104,7 +105,7 @@ class RemoteObject:
             self.state.note_seconds(time.monotonic() - begin)
         return raw
 
-    async def _get(self, start: int, end: int | None) -> UInt8Array | None:
+    async def _get(self, start: int, end: int | None, *, may_repeat: bool) -> UInt8Array | None:
         begin = time.monotonic()
         self.num_requests += 1
         try:
@@ -112,12 +113,12 @@ class RemoteObject:
         except LeftToZarr:
             raise
         except Exception as error:  # noqa: BLE001 # stores and their clients raise anything
-            is_soon = time.monotonic() - begin < PATIENCE_SECONDS
+            may_repeat &= time.monotonic() - begin < PATIENCE_SECONDS
             kind = Unexpected if is_refusal(error) else RequestError
             why = text_of(error)
         is_first, self.state.is_answering = self.state.is_answering, False
-        if kind is RequestError and is_first and is_soon and not self.remote.client_repeats:
-            return await self._get(start, end)
+        if kind is RequestError and is_first and may_repeat:
+            return await self._get(start, end, may_repeat=False)
         raise kind(why)
 
     async def fetch(

@@ -8,6 +8,7 @@ from typing import Any
 
 from zarr.storage import ZipStore
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources.files import OpenFile
 
@@ -58,7 +59,8 @@ def find_member(store: ZipStore, path: str, descriptor: int) -> OpenFile | None:
     """
     try:
         member = _archive_of(store).getinfo(path)
-    except KeyError:
+    except KeyError as error:
+        raise_if_of_caller(error)
         return None
     is_stored = member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & _OTHER_FLAGS
     if not is_stored or member.compress_size != member.file_size:

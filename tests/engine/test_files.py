@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import errno
 import gc
 import gzip

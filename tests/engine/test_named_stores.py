@@ -149,6 +149,19 @@ class TestRequestsThatFail:
         assert array.store.asked == [self.RANGE] * 3
         assert not caplog.records
 
+    def test_one_of_many(self, tmp_path):
+        """It is requested no more than twice, while others are answered."""
+        create(tmp_path, (200, 6), dtype="i2")[:] = 1
+        with ranges_from(Answering), zarr.config.set({"numcodecs_bytes.max_gap_bytes": 0}):
+            array = zarr.open_array(Answering(tmp_path), mode="r")
+            assert array[0, 0] == 1
+            array.store.answer = lambda _num, asked, buffer: (
+                fail(ERRORS[1]) if asked and asked.start == 18 else buffer
+            )
+            assert (array[:, 3] == 1).all()
+        assert array.store.asked.count(RangeByteRequest(18, 20)) == 2
+        assert array.store.asked.count(None) == 1
+
     @pytest.mark.parametrize("error", ERRORS[1:], ids=repr)
     def test_twice(self, answering, caplog, error):
         """The chunk is left to zarr, and the next read begins with a range again."""
