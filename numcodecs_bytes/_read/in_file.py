@@ -290,7 +290,7 @@ def _take_block(num_bytes: int) -> memoryview:
         if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
             return files.new_memory(num_bytes)
         block: memoryview | None = vars(_memory_of_thread).pop("block", None)
-        if block is None:
+        if block is None or len(block) < num_bytes:
             block = files.new_memory(constants.BLOCK_BYTES)
     except MemoryError as error:
         raise LeftToZarr("there is not enough memory for a block") from error
