@@ -247,16 +247,20 @@ def _check_v3_codecs(array: AnyArray, document: JSONObject, report: ArrayReport)
 
 
 def _check_byte_orders(name: str, configuration: JSONObject, report: ArrayReport) -> None:
-    """Report data types of a codec of numcodecs whose byte order zarr does not give it."""
-    keys = ("dtype", "decode_dtype", *(["astype"] if name == "numcodecs.quantize" else []))
-    for key in keys if name.startswith("numcodecs.") else ():
-        dtype = result_of(np.dtype, configuration.get(key) or "V")
-        if isinstance(dtype, np.dtype) and not dtype.isnative:
-            report.add_problem(
-                f"the {key} of codec {name} is {dtype.str!r}, but zarr passes it elements in the "
-                "byte order of the machine: values are wrong, or depend on the version of zarr; "
-                f"write {dtype.newbyteorder().str!r} in zarr.json, and compare some of them"
-            )
+    """Report the data type of a codec of numcodecs whose byte order zarr does not give it.
+
+    Where `astype` is given, zarr gives all but "quantize" what that says.
+    """
+    key = "astype" if configuration.get("astype") else "dtype"
+    names = ("delta", "fixedscaleoffset", "quantize") if key == "dtype" else ("quantize",)
+    dtype = result_of(np.dtype, configuration.get(key) or "V")
+    is_foreign = isinstance(dtype, np.dtype) and not dtype.isnative
+    if is_foreign and name in [f"numcodecs.{each}" for each in names]:
+        report.add_problem(
+            f"the {key} of codec {name} is {configuration[key]!r}, but zarr passes it elements in "
+            "the byte order of the machine: values are wrong, or depend on the version of zarr; "
+            f"write {np.dtype(dtype).newbyteorder().str!r} in zarr.json, and compare some of them"
+        )
 
 
 def _check_fill_value_attribute(array: Any, report: ArrayReport) -> None:

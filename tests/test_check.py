@@ -164,12 +164,6 @@ DAMAGED = {
         )
         for codec, key, types, more in (
             ("delta", "dtype", {"dtype": f"{OTHER}u2"}, [BIG]),
-            (
-                "astype",
-                "decode_dtype",
-                {"encode_dtype": "|u1", "decode_dtype": f"{OTHER}u2"},
-                [BIG],
-            ),
             ("fixedscaleoffset", "dtype", SCALE | {"dtype": f"{OTHER}u2"}, [BIG, ZSTD]),
             (
                 "quantize",
@@ -358,6 +352,22 @@ class TestWrongMetadata:
         (tmp_path / "zarr.json").write_text(document)
         assert zarr.open_array(tmp_path)[...].tolist() == data.tolist()
         assert check(tmp_path)[""].problems == []
+
+    @ignore_unstable_data_types
+    @pytest.mark.parametrize("endian", ["little", "big"])
+    def test_a_filter_that_names_what_it_returns(self, tmp_path, endian):
+        """With `astype`, which `migrate` writes, the values are right with each version of zarr."""
+        dtype, data = f"{OTHER}u2", np.arange(24) * 999
+        delta = {"dtype": dtype, "astype": dtype}
+        path = write_array(
+            tmp_path,
+            np.diff(data, prepend=0).astype(f"{'<' if endian == 'little' else '>'}u2").tobytes(),
+            "uint16",
+            [{"name": "numcodecs.delta", "configuration": delta}, bytes_codec(endian)],
+            (24,),
+        )
+        assert zarr.open_array(path)[...].tolist() == data.tolist()
+        assert check(path)[""].problems == []
 
 
 class TestHierarchies:

@@ -15,6 +15,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
+
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
 
@@ -48,8 +50,10 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
 
     try:
         pool.submit(run)
-    except RuntimeError:
-        if future.cancel():  # else an existing thread has begun to run it
+    except RuntimeError as error:
+        is_cancelled = future.cancel()  # else an existing thread has begun to run it
+        raise_if_of_caller(error)
+        if is_cancelled:
             return None
     return future
 
