@@ -253,13 +253,14 @@ def _check_byte_orders(name: str, configuration: JSONObject, report: ArrayReport
     """
     key = "astype" if configuration.get("astype") else "dtype"
     names = ("delta", "fixedscaleoffset", "quantize") if key == "dtype" else ("quantize",)
-    dtype = result_of(np.dtype, configuration.get(key) or "V")
-    is_foreign = isinstance(dtype, np.dtype) and not dtype.isnative
-    if is_foreign and name in [f"numcodecs.{each}" for each in names]:
+    if name not in [f"numcodecs.{each}" for each in names]:
+        return
+    dtype = result_of(np.dtype, configuration.get(key))
+    if isinstance(dtype, np.dtype) and not dtype.isnative:
         report.add_problem(
-            f"the {key} of codec {name} is {configuration[key]!r}, but zarr passes it elements in "
-            "the byte order of the machine: values are wrong, or depend on the version of zarr; "
-            f"write {np.dtype(dtype).newbyteorder().str!r} in zarr.json, and compare some of them"
+            f"the {key} of codec {name} is {dtype.str!r}, but zarr passes it elements in the byte "
+            "order of the machine: values are wrong, or depend on the version of zarr; write "
+            f"{dtype.newbyteorder().str!r} in zarr.json, and compare some of them"
         )
 
 
