@@ -15,7 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from numcodecs_bytes._core.interrupts import raise_if_of_caller
+from numcodecs_bytes._core.interrupts import raise_interrupt
 
 T = TypeVar("T")
 IsWanted = Callable[[], bool]  # whether the caller still wants the result
@@ -52,7 +52,7 @@ def submit(pool: Executor, function: Callable[[], T]) -> Future[T] | None:
         pool.submit(run)
     except RuntimeError as error:
         is_cancelled = future.cancel()  # else an existing thread has begun to run it
-        raise_if_of_caller(error)
+        raise_interrupt(error)
         if is_cancelled:
             return None
     return future
