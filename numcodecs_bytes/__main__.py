@@ -200,7 +200,7 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
     text = "check at most N chunks of each array"
     check.add_argument("--max-chunks", metavar="N", type=_number, help=text)
     default = Limits.max_chunk_bytes
-    text = f"do not decode chunks, nor read members of zip files, of more than N bytes ({default})"
+    text = f"do not decode chunks, or read zip members, of more than N bytes (default: {default})"
     check.add_argument("--max-chunk-bytes", metavar="N", type=_number, default=default, help=text)
     versions = check.add_mutually_exclusive_group()
     of = "of an Icechunk repository"

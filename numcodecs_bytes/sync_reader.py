@@ -18,7 +18,7 @@ from numcodecs_bytes._core.dtypes import Array
 from numcodecs_bytes._core.interrupts import is_of_caller, raise_interrupt
 from numcodecs_bytes._host import own_bugs, trace
 from numcodecs_bytes._host.items import Item
-from numcodecs_bytes._host.names import has_v2_keys, name_of_class, name_of_store
+from numcodecs_bytes._host.names import keys_are_v2, name_of_class, name_of_store
 from numcodecs_bytes._host.options import OptionError
 from numcodecs_bytes._plan.array_selection import ChunkSelection, select
 from numcodecs_bytes._plan.layout import Layout
@@ -139,11 +139,7 @@ class SyncReader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes, also of a subclass, without what is cached."""
-        return {name: value for name, value in vars(self).items() if name != "_snapshot"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        SyncReader.__init__(self, state["_array"])
-        vars(self).update(state)
+        return vars(self) | {"_snapshot": None}
 
     def __repr__(self) -> str:
         how = "small selections are read directly"
@@ -213,13 +209,15 @@ class SyncReader:
             path = snapshot.prefix + snapshot.metadata.encode_chunk_key(coordinates)
             getter = _Getter(self._array.store, path)
             file = finder.file_of(path)
+            # A member of a zip archive has a checksum.
             is_complete = file.find_member is not None and selected.is_all_of_chunk(
                 snapshot.metadata.shape, snapshot.spec.shape
-            )  # then it has a checksum
+            )
             item = Item(getter, snapshot.spec, at_start, place, is_complete)
             reads.append(ChunkRead(item, place, layout, file, distance=distance))
         pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
-        read_here(reads, Output.of_caller(out), pace)
+        num_threads = snapshot.pipeline._num_threads() if len(reads) > 1 else 1
+        read_here(reads, Output.of_caller(out), pace, num_threads)
         for chunk in reads:
             status, why = chunk.outcome.status, chunk.outcome.why
             if why:  # it is left to zarr; others may not have been read
@@ -227,8 +225,9 @@ class SyncReader:
             if status == "missing" and not snapshot.may_be_missing:
                 raise LeftToZarr("a chunk is missing")
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
+            has_v2_keys = keys_are_v2(snapshot.metadata)
             for chunk in reads:
-                chunk.trace(has_v2_keys=has_v2_keys(snapshot.metadata))
+                chunk.trace(has_v2_keys=has_v2_keys)
 
     def _find_snapshot(self) -> _Snapshot:
         """Return what is known of the array; raise `LeftToZarr` if zarr has to read it."""

@@ -86,6 +86,7 @@ OTHERS |= {
     "_read_by_zarr",
     "_write_by_zarr",
     "_layout_of",
+    "_num_threads",
     "_has_v2_keys",
 }
 

@@ -631,8 +631,8 @@ array = zarr.open_array(sys.argv[1], mode="r")
 reader = SyncReader(array)
 for selection in (3, np.s_[1:5:2, ::3], [1, 5]):
     expected = reader[selection].tolist()
-    of_reader = deepest(reader)
     # How deep zarr calls depends on how soon its thread has read.
+    of_reader = max(deepest(reader) for _ in range(5))
     depth = min(deepest(array) for _ in range(5))
     assert of_reader >= depth - 1, (selection, depth, of_reader)  # its own frame
 """

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -385,9 +386,10 @@ def test_name_of_an_array_in_files(tmp_path):
     keys = {"name": "v2", "separator": "/"}
     array = create(tmp_path / "c", (4, 4), (2, 4), chunk_key_encoding=keys)
     array = zarr.open_array(tmp_path, path="c")
-    reader = numcodecs_bytes.SyncReader(array)
+    reader, loaded = numcodecs_bytes.SyncReader(array), pickle.loads(pickle.dumps(array))  # noqa: S301
     array[...] = 1
-    for do in (lambda: array[3, 3], lambda: reader[3, 3], lambda: array.__setitem__((1, 1), 2)):
+    reads = lambda: array[3, 3], lambda: reader[3, 3], lambda: loaded[3, 3]
+    for do in (*reads, lambda: array.__setitem__((1, 1), 2)):
         report, _ = traced(do)
         assert list(report["arrays"]) == [f"{array.store!r}/c"]
 

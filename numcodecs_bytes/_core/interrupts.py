@@ -3,6 +3,9 @@
 In its caller's thread, any line may raise anything: what the handler of a signal raises (PyTorch's
 of SIGCHLD a RuntimeError), a profile or trace function, or ``PyThreadState_SetAsyncExc``. That is
 the caller's, and goes up: it says nothing about a file, and is no own bug.
+
+`raise_if_of_caller` follows calls of our own, of zarr, NumPy or the system; `raise_interrupt`
+follows code of others, which may raise anything.
 """
 
 import inspect
@@ -44,7 +47,7 @@ def _is_handler(frame: FrameType) -> bool:
 
 
 def raise_interrupt(error: BaseException | None) -> None:
-    """Raise an error, or a cause of it, again if it is an interrupt, whatever else was called."""
+    """Raise an error, or its cause, again if it is an interrupt, whatever code was called."""
     found = interrupt_of(error)
     if found is None:
         return
@@ -58,7 +61,8 @@ def raise_interrupt(error: BaseException | None) -> None:
 def is_of_caller(error: Exception) -> bool:
     """Whether none of the packages that we know, nor the system, has raised an error.
 
-    ``PyThreadState_SetAsyncExc`` leaves no frame, but knows no ``errno`` nor any arguments.
+    ``PyThreadState_SetAsyncExc`` leaves no frame, but knows no ``errno`` nor any arguments. An
+    OSError with an ``errno`` of a handler that has deleted its frame argument is not noticed.
     """
     if not _is_of_called(type(error).__module__) or interrupt_of(error) is not None:
         return True

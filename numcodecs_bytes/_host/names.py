@@ -76,7 +76,7 @@ def _references_of(store: Any) -> str:
     return f" of {opened.partition('?')[0] if is_path else f'memory://{id(opened)}'}"
 
 
-def has_v2_keys(metadata: Any) -> bool:
+def keys_are_v2(metadata: Any) -> bool:
     """Whether keys of chunks are like those of Zarr v2, and do not begin with "c"."""
     key = str(result_of(metadata.encode_chunk_key, (0,) * len(metadata.shape)))
     return not key.startswith("c")

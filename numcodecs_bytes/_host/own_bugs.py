@@ -65,7 +65,7 @@ class Caught(NamedTuple):
 
 
 def forget_alike(bugs: list[Exception], error: Exception) -> bool:
-    """Forget those own bugs that are just such an error as zarr then raises; return whether any is.
+    """Forget the own bugs that equal the error zarr then raises; return whether there were any.
 
     NumPy, for example, has at most 64 dimensions, with zarr alone as well.
     """

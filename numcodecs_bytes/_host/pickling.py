@@ -45,9 +45,11 @@ class PickledAsConfigured:
         made: tuple[Any, ...] = from_codecs, (configured,)
         if self._evolve is not None:
             made = self._evolve, (_Call(from_codecs, configured),)
+        state = {name: value for name, value in vars(self).items() if name == "_keys_are_v2"}
         # A wrong value must not keep an array from being read elsewhere.
-        is_required = self._was_required or result_of(write_in_place) == "require"
-        return (*made, {"_was_required": True}) if is_required else made
+        if self._was_required or result_of(write_in_place) == "require":
+            state["_was_required"] = True
+        return (*made, state) if state else made
 
     def _check_required_is_set(self) -> None:
         """Raise RuntimeError if "require" was set where it was pickled, but nothing is set here."""

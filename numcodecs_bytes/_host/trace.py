@@ -49,7 +49,7 @@ class ArrayName(NamedTuple):
         return f"{self.store}/{self.path}".rstrip("/")
 
 
-_Key = tuple[int, int, ArrayName, bool]  # thread, number of the interrupt, array, `is_seen`
+_Key = tuple[int, int, ArrayName, bool]  # thread, depth, array, `is_seen`
 
 
 class Trace:
@@ -62,7 +62,8 @@ class Trace:
     def __init__(self) -> None:
         # `is_seen` is false for chunks that zarr has read by itself.
         self._counts: dict[_Key, Counter[str | tuple[str, str]]] = {}
-        self._num_adding: dict[int, int] = {}  # by thread: one, and those that interrupt it
+        # By thread: how many calls of `add` run, each of which interrupts the one before.
+        self._depths: dict[int, int] = {}
 
     def __enter__(self) -> Self:
         active.append(self)
@@ -74,13 +75,13 @@ class Trace:
     def add(self, name: ArrayName, counts: Counts, *, is_seen: bool) -> None:
         """Add counts of an array; if zarr read chunks itself, their number by reason."""
         thread = threading.get_ident()
-        num_adding = self._num_adding.get(thread, 0)
-        self._num_adding[thread] = num_adding + 1  # a read in a signal handler has another key
+        depth = self._depths.get(thread, 0)
+        self._depths[thread] = depth + 1  # a read in a signal handler has another key
         try:
-            key = thread, num_adding, name, is_seen
+            key = thread, depth, name, is_seen
             self._counts[key] = self._counts.get(key, Counter()) + Counter(counts)
         finally:
-            self._num_adding[thread] = num_adding
+            self._depths[thread] = depth
 
     def report(self) -> dict[str, Totals]:
         """Return the counts as a dict: for each array in "arrays", and their sum in "total".

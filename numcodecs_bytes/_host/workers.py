@@ -83,9 +83,7 @@ class Workers(Generic[Work]):
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
-        if self._errors:
-            del self._errors[1:]
-            raise self._errors.pop()  # else it would keep the output by its traceback
+        self._raise_first_error()
 
     def run_here(self) -> None:
         """Work on all items in the calling thread, and in those that help it.
@@ -96,17 +94,21 @@ class Workers(Generic[Work]):
         self._num_working = 1
         try:
             self._function(self, self._take())
+            if self._helpers:
+                with self._state:
+                    self._state.wait_for(lambda: self._num_working == 1)
+                    self._is_over = True
         finally:
-            self._waiting.clear()  # no helper begins anything any more
+            self._is_over = True  # no helper begins anything any more
+            self._waiting.clear()
             for helper in self._helpers:
                 helper.cancel()
-        if not self._helpers:
-            return
-        with self._state:
-            self._state.wait_for(lambda: self._num_working == 1)
+        self._raise_first_error()
+
+    def _raise_first_error(self) -> None:
         if self._errors:
             del self._errors[1:]
-            raise self._errors.pop()
+            raise self._errors.pop()  # else it would keep the output by its traceback
 
     def start_helpers(self, *, wait_for_files: bool = False) -> None:
         """Have other threads help: as many as zarr itself would use if they wait for files."""

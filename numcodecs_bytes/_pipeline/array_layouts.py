@@ -28,7 +28,7 @@ from numcodecs_bytes._core.dtypes import (
     stored_dtype,
 )
 from numcodecs_bytes._core.interrupts import raise_interrupt
-from numcodecs_bytes._host.names import has_v2_keys, name_of_class
+from numcodecs_bytes._host.names import keys_are_v2, name_of_class
 from numcodecs_bytes._host.options import warn_of_other_pipeline, warn_of_unknown_keys
 from numcodecs_bytes._host.pickling import PickledAsConfigured
 from numcodecs_bytes._host.zarr_versions import COPIES_SWAP_BYTES, HAS_STRUCT, has_sync_index
@@ -100,11 +100,11 @@ class KnowsLayouts(PickledAsConfigured):
     def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:  # noqa: ARG003
         """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
         pipeline = create_codec_pipeline(array_metadata)
-        vars(pipeline)["_keys_are_v2"] = has_v2_keys(array_metadata)
+        vars(pipeline)["_keys_are_v2"] = keys_are_v2(array_metadata)
         return pipeline
 
     def _has_v2_keys(self) -> bool:
-        """Whether keys of chunks are like those of Zarr v2; a pickled pipeline guesses."""
+        """Whether keys of chunks are like those of Zarr v2."""
         return bool(vars(self).get("_keys_are_v2", self._is_v2()))
 
     def _layout_of(self, chunk_spec: ArraySpec) -> AnyLayout:

@@ -17,7 +17,7 @@ class LeftToZarr(Exception):  # noqa: N818 # not an error
 
     def without_frames(self) -> Self:
         """Return the same reason, to be kept: frames refer to others, and to the output."""
-        return type(self).__new__(type(self), *self.args)  # `__init__` may take something else
+        return type(self)(*self.args)
 
 
 class NothingToFetch(LeftToZarr):

@@ -13,10 +13,12 @@ LATENCY_BYTES = 2_500_000
 # Long ranges are requested in parts of at least this size, because a connection has a limited rate.
 PIECE_BYTES = 1 << 21
 
-# LONGEST_RANGE_BYTES limits ranges over gaps, and so the memory of a request; LONGEST_GAP_BYTES the
-# gaps in shards and from near stores, unless the user has set the gap: zarr 3.4 has the same. From
-# a near store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB took 240
-# MiB of memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in one (zarr 3.1.6: 138).
+# LONGEST_RANGE_BYTES limits ranges over gaps, and so the memory of a request, unless an object has
+# one request at a time: parts of a range would be requested one after the other. LONGEST_GAP_BYTES
+# limits the gaps in shards and from near stores, unless the user has set the gap: zarr 3.4 has the
+# same. From a near store, ranges of 1 to 16 MiB took the same time: a column of a shard of 512 MiB
+# took 240 MiB of memory with ranges of 16 MiB, 70 to 97 with 4 MiB, and 1,030 in one (zarr 3.1.6:
+# 138).
 LONGEST_RANGE_BYTES = 1 << 24
 LONGEST_GAP_BYTES = 1 << 20
 NEAR_RANGE_BYTES = 1 << 22

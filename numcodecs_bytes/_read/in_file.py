@@ -61,7 +61,7 @@ def read_chunk(
             plan = plan_of(chunk.item.selection, chunk.layout, out.drop_axes, gap)
         file = _with_checksum(chunk, file, plan.num_bytes)
         fetched = read_plan(file, chunk.layout, plan, out, chunk.place)
-        fetched = _check(file, fetched, out)
+        fetched = _check_crc(file, fetched, out)
     chunk.outcome = Outcome("present", fetched=fetched)
 
 
@@ -71,17 +71,17 @@ def _max_gap(chunk: ChunkRead, file: OpenFile, pace: Pace) -> int | None:
 
 
 def _with_checksum(chunk: ChunkRead, file: OpenFile, num_bytes: int) -> OpenFile:
-    """Return an open file whose CRC-32 is checked if all is selected, or so many bytes are read."""
+    """Return the file with a `Checksum` if all of the chunk is selected, or read anyway."""
     if file.crc is None or not (chunk.item.is_complete or num_bytes >= file.num_bytes):
         return file
     return file._replace(checksum=Checksum(file))
 
 
-def _check(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
+def _check_crc(file: OpenFile, fetched: Fetched, out: Output) -> Fetched:
     """Raise `LeftToZarr` if the checksum of a file that was read is wrong."""
     if file.checksum is None:
         return fetched
-    file.checksum.check(out.check)
+    file.checksum.verify(out.check)
     return fetched._replace(num_bytes=fetched.num_bytes + file.checksum.num_bytes_read)
 
 
@@ -121,7 +121,7 @@ def _read_shard(
         num_requests += fetched.num_requests
         num_bytes += fetched.num_bytes
     by_zarr = shard.num_bytes_by_zarr(inner_chunks) if trace.active else None
-    return _check(file, Fetched(num_requests, num_bytes, by_zarr), out)
+    return _check_crc(file, Fetched(num_requests, num_bytes, by_zarr), out)
 
 
 def _find_at_pace(

@@ -92,14 +92,14 @@ async def _read_together(
         pace.waits.workers = None  # which refer to this function, and to the output
 
 
-def read_here(chunks: Sequence[ChunkRead], out: Output, pace: Pace) -> None:
+def read_here(
+    chunks: Sequence[ChunkRead], out: Output, pace: Pace, num_threads: int | None
+) -> None:
     """Read chunks of different files in the calling thread; others help if files are slow.
 
-    Stops at a chunk that is left to zarr.
+    Stops at a chunk that is left to zarr. `num_threads` is the number of threads, if the user has
+    set it; more than one are as many as zarr itself would use.
     """
-    if len(chunks) == 1:
-        read_file(iter(chunks), out, pace)
-        return
 
     def work(workers: "Workers[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
         pace.waits.workers = workers
@@ -109,7 +109,8 @@ def read_here(chunks: Sequence[ChunkRead], out: Output, pace: Pace) -> None:
                 return
 
     try:
-        Workers(chunks, work, num_threads=None, num_default=1).run_here()
+        only_here = 1 if num_threads == 1 else None
+        Workers(chunks, work, num_threads=only_here, num_default=1).run_here()
     finally:
         pace.waits.workers = None  # which refer to this function, and to the output
 
@@ -139,7 +140,7 @@ def read_file(chunks: Iterator[ChunkRead], out: Output, pace: Pace) -> None:
     first = next(chunks)
     chunks, file, begin = itertools.chain([first], chunks), first.file, time.perf_counter()
     opened: list[int] = []
-    pace.waits.has_begun, seconds = True, 0.0
+    pace.waits.has_begun = True
     try:
         try:
             # Without a step of Python between the system's answer and the list: at one, a

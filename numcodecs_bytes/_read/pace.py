@@ -162,8 +162,7 @@ class Pace:
 
     def gap_after(self, seconds: float) -> int | None:
         """Return the largest gap to prefetch in a file of which a read took so long."""
-        is_slow = seconds > constants.CERTAIN_WAIT_SECONDS
-        if is_slow and self._gap is None and not self.speed.is_slow:
+        if self._gap is None and not self.speed.is_slow:
             return gap_worth_reading(seconds, prefetching_helps=True)
         return self.speed.gap
 
@@ -172,8 +171,8 @@ class Pace:
     ) -> None:
         """Learn whether files are slow, by reading a byte at one position of a file, or more.
 
-        Raises `LeftToZarr` if they are, what is slow is left to zarr, and they were not prefetched,
-        or that did not help.
+        Raises `LeftToZarr` if files are slow and slow files are left to zarr, unless the positions
+        were prefetched and that helped.
         """
         ahead, limit = deque(positions), self._limit()
         if self._leaves_slow_files and not are_prefetched:  # how they are read does not matter

@@ -42,10 +42,11 @@ class Checksum:
     def add(self, start: int, raw: bytes | memoryview) -> None:
         """Add bytes that were read from `start` on, if they follow, over a short gap at most."""
         if 0 <= start - self._position < constants.BLOCK_BYTES:
-            self._read_block(start)
+            if start > self._position:
+                self._read_block(start)
             self._add(raw)
 
-    def check(self, check_wanted: Callable[[], None]) -> None:
+    def verify(self, check_wanted: Callable[[], None]) -> None:
         """Raise `LeftToZarr` if the checksum is wrong; `check_wanted` is called between blocks."""
         while self._position < self._end:
             check_wanted()

@@ -187,9 +187,9 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     """
     status = os.fstat(descriptor)
     is_temporary = True
-    with _explained("rid of its temporary name"):
+    with _explained("freed of its temporary name"):
         try:
-            os.unlink(_first_name(path, status))
+            os.unlink(_name_by_inode(path, status))
         except FileNotFoundError:
             is_temporary = False
     with contextlib.suppress(OSError):
@@ -200,8 +200,8 @@ def _refuse_other_names(descriptor: int, path: str) -> None:
     raise LeftToZarr("it has another name (a hard link)")
 
 
-def _first_name(path: str, status: os.stat_result) -> str:
-    """Return the last temporary name of a file that was made for a path, by its number."""
+def _name_by_inode(path: str, status: os.stat_result) -> str:
+    """Return the temporary name from which a new file is linked, which its inode tells."""
     return f"{path}.{status.st_ino}{_TEMPORARY}"
 
 
@@ -249,15 +249,15 @@ def _publish(name: str, path: str, old: LockedFile | None) -> None:
 
 def _link(name: str, path: str) -> None:
     """Give a new file its name by a link; raise FileExistsError if there is one."""
-    first = _first_name(path, os.lstat(name))
+    linked = _name_by_inode(path, os.lstat(name))
     expected = FileExistsError, FileNotFoundError
     try:
         with _explained("given its name by a hard link", expected=expected):
-            os.rename(name, first)
-            os.link(first, path)
+            os.rename(name, linked)
+            os.link(linked, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(first)
+            os.unlink(linked)
 
 
 @contextlib.contextmanager
