@@ -156,8 +156,9 @@ class SyncReader:
         bugs: list[Exception] = []
         try:
             return self._read(selection)
-        except RecursionError:
-            pass  # zarr reads in another thread, and needs fewer frames in this one
+        except RecursionError as error:
+            raise_interrupt(error)
+            # zarr reads in another thread, and needs fewer frames in this one
         except LeftToZarr as why:
             raise_interrupt(why.__cause__)
             if trace.active:
@@ -218,12 +219,11 @@ class SyncReader:
         pace = Pace(finder.gap, leaves_slow_files=True, caches_indices=True)
         num_threads = snapshot.pipeline._num_threads() if len(reads) > 1 else 1
         read_here(reads, Output.of_caller(out), pace, num_threads)
-        for chunk in reads:
-            status, why = chunk.outcome.status, chunk.outcome.why
-            if why:  # it is left to zarr; others may not have been read
-                raise LeftToZarr(why)
-            if status == "missing" and not snapshot.may_be_missing:
-                raise LeftToZarr("a chunk is missing")
+        if left := [chunk.outcome.why for chunk in reads if chunk.outcome.is_left]:
+            raise LeftToZarr(max(left))  # after one that is left, others are not read: ""
+        are_missing = any(chunk.outcome.status == "missing" for chunk in reads)
+        if are_missing and not snapshot.may_be_missing:
+            raise LeftToZarr("a chunk is missing")
         if trace.active:  # only now: what is left to zarr is read again, and traced, as a whole
             has_v2_keys = keys_are_v2(snapshot.metadata)
             for chunk in reads:

@@ -24,7 +24,7 @@ def interrupt_of(error: BaseException | None) -> BaseException | None:
     It has passed through a function that was handed its caller's frame: a handler of a signal, a
     profile or a trace function.
     """
-    seen = set[int]()
+    seen: set[int] = set()  # `set[int]()` takes a microsecond
     while error is not None and id(error) not in seen:  # some are their own cause
         if any(map(_is_handler, _frames_below(error))):
             return error

@@ -72,8 +72,13 @@ def _references_of(store: Any) -> str:
     opened = getattr(files, "storage_options", {}).get("fo", *first)
     if opened is None:
         return ""
-    is_path = isinstance(opened, str)  # after "?", there may be a key to it
-    return f" of {opened.partition('?')[0] if is_path else f'memory://{id(opened)}'}"
+    if not isinstance(opened, str):
+        return f" of memory://{id(opened)}"
+    # Before "@", and after "?" or "#", there may be a password, or a key.
+    url = opened.partition("?")[0].partition("#")[0]
+    protocol, slashes, rest = url.partition("//")
+    host, slash, path = rest.partition("/")
+    return f" of {protocol}{slashes}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def keys_are_v2(metadata: Any) -> bool:

@@ -1,13 +1,16 @@
 """Threads that work through the items of a batch together: each takes one after the other."""
 
+import _thread
 import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from numcodecs_bytes._core.interrupts import raise_interrupt
 from numcodecs_bytes._host.threads import (
     MAX_FILE_THREADS,
     IsWanted,
@@ -83,29 +86,6 @@ class Workers(Generic[Work]):
                 self._state.wait_for(lambda: not self._num_working)
             for helper in self._helpers:
                 helper.cancel()  # if it still waits for a thread
-        self._raise_first_error()
-
-    def run_here(self) -> None:
-        """Work on all items in the calling thread, and in those that help it.
-
-        What is raised in this thread, by a signal handler for example, is raised at once: nobody
-        needs what the others still do.
-        """
-        self._num_working = 1
-        try:
-            self._function(self, self._take())
-            if self._helpers:
-                with self._state:
-                    self._state.wait_for(lambda: self._num_working == 1)
-                    self._is_over = True
-        finally:
-            self._is_over = True  # no helper begins anything any more
-            self._waiting.clear()
-            for helper in self._helpers:
-                helper.cancel()
-        self._raise_first_error()
-
-    def _raise_first_error(self) -> None:
         if self._errors:
             del self._errors[1:]
             raise self._errors.pop()  # else it would keep the output by its traceback
@@ -153,3 +133,56 @@ class Workers(Generic[Work]):
             if self._begins_alone:  # now the first item is done, even if nothing was learnt from it
                 self._begins_alone = False
                 self.start_helpers()
+
+
+class WorkersHere(Generic[Work]):
+    """The calling thread, which works on few items, and a new thread for each other one.
+
+    In the caller's thread, a signal handler may raise anything, and do all of this again at any
+    line. So there is no lock of Python's here, as pools have, and nothing is caught.
+    """
+
+    def __init__(
+        self, items: Sequence[Work], work: "Callable[[WorkersHere[Work], Iterator[Work]], None]"
+    ) -> None:
+        self._items, self._num_others = iter(items), len(items) - 1  # threads share the iterator
+        self._function = work
+        self._errors: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._num_helpers = 0
+
+    @property
+    def have_helpers(self) -> bool:
+        """Whether several threads work, and may make each other wait."""
+        return self._num_helpers > 0
+
+    def run(self) -> None:
+        """Work on all items; what is raised in this thread is raised at once."""
+        try:
+            self._function(self, self._items)
+            errors = [self._errors.get() for _ in range(self._num_helpers)]
+        finally:
+            deque(self._items, maxlen=0)  # no helper begins another one
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def start_helpers(self, *, wait_for_files: bool = False) -> None:
+        """Have other threads help if files are waited for."""
+        while wait_for_files and self._num_helpers < self._num_others:
+            help_here = partial(contextvars.copy_context().run, self._help)
+            self._num_helpers += 1
+            try:
+                _thread.start_new_thread(help_here, ())
+            except RuntimeError as error:  # the system sets a limit, or the interpreter ends
+                raise_interrupt(error)
+                self._num_helpers -= 1
+                self._num_others = self._num_helpers
+
+    def _help(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._function(self, self._items)
+        except BaseException as raised:  # noqa: BLE001 # raised by `run`
+            error = raised
+            deque(self._items, maxlen=0)
+        self._errors.put(error)

@@ -97,8 +97,11 @@ class KnowsLayouts(PickledAsConfigured):
         return pipeline.from_codecs(codecs, **settings)
 
     @classmethod
-    def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:  # noqa: ARG003
+    def from_array_metadata_and_store(cls, array_metadata: Any, store: object) -> Any:
         """Return the pipeline of an array, like zarr's, which also knows how chunks are named."""
+        if not getattr(store, "read_only", True):
+            # Now: a child that is forked while another thread imports it could never write.
+            import numcodecs_bytes._write.batch  # noqa: F401
         pipeline = create_codec_pipeline(array_metadata)
         vars(pipeline)["_keys_are_v2"] = keys_are_v2(array_metadata)
         return pipeline

@@ -21,7 +21,7 @@ from numcodecs_bytes._host.threads import (
     file_pool,
     run_while_wanted,
 )
-from numcodecs_bytes._host.workers import Workers, num_threads_for
+from numcodecs_bytes._host.workers import Workers, WorkersHere, num_threads_for
 from numcodecs_bytes._host.zarr_versions import concurrency
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, leave
@@ -98,19 +98,18 @@ def read_here(
     """Read chunks of different files in the calling thread; others help if files are slow.
 
     Stops at a chunk that is left to zarr. `num_threads` is the number of threads, if the user has
-    set it; more than one are as many as zarr itself would use.
+    set it: where it is one, no other thread helps.
     """
 
-    def work(workers: "Workers[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
-        pace.waits.workers = workers
+    def work(workers: "WorkersHere[ChunkRead]", some: "Iterator[ChunkRead]") -> None:
+        pace.waits.workers = None if num_threads == 1 else workers
         for chunk in some:
             read_file(iter([chunk]), out, pace)
             if chunk.outcome.is_left:
                 return
 
     try:
-        only_here = 1 if num_threads == 1 else None
-        Workers(chunks, work, num_threads=only_here, num_default=1).run_here()
+        WorkersHere(chunks, work).run()
     finally:
         pace.waits.workers = None  # which refer to this function, and to the output
 

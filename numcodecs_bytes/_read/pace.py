@@ -17,7 +17,7 @@ from numcodecs_bytes._plan.outcome import LeftToZarr
 from numcodecs_bytes._sources import files
 
 if TYPE_CHECKING:
-    from numcodecs_bytes._host.workers import Workers
+    from numcodecs_bytes._host.workers import Workers, WorkersHere
 
 # If files are slow, gaps are read over that take less time than another request: what is read at
 # BYTES_PER_SECOND meanwhile, up to MAX_GAP_BYTES. The requests that are prefetched share it.
@@ -91,7 +91,9 @@ class Waits:
     seconds: float = 0.0  # beyond `SHORT_SECONDS` each
     has_begun: bool = False  # to open the first file
     has_waited: bool = False  # until it was open
-    workers: "Workers[Any] | None" = None  # the threads of the batch, while they run
+    workers: "Workers[Any] | WorkersHere[Any] | None" = (
+        None  # the threads of the batch, while they run
+    )
 
     def note(self, seconds: float) -> None:
         """Note how long it took to open a file, or to read an index; start helpers if it helps."""

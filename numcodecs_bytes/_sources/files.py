@@ -3,7 +3,6 @@
 No file is mapped into memory, because truncating a mapped file crashes the process.
 """
 
-import contextlib
 import errno
 import mmap
 import os
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._core.interrupts import raise_if_of_caller
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.outcome import LeftToZarr
 
@@ -173,13 +173,15 @@ def prefetch(descriptor: int, runs: Iterable[tuple[int, int]], gap: int = 0) -> 
     if not hasattr(os, "posix_fadvise"):
         return
     begin = end = -gap - 1  # there is nothing before the first run
-    with contextlib.suppress(OSError):  # it is only a hint
+    try:
         for start, length in runs:
             if not 0 <= start - end <= gap:
                 _prefetch_range(descriptor, begin, end)
                 begin = start
             end = start + length
         _prefetch_range(descriptor, begin, end)
+    except OSError as error:  # it is only a hint
+        raise_if_of_caller(error)
 
 
 def _prefetch_range(descriptor: int, begin: int, end: int) -> None:

@@ -19,6 +19,7 @@ import errno
 import os
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,40 +42,40 @@ _TEMPORARY = ".in-place.partial"
 _may_be_locked: dict[int, int] = {}
 
 
-class _Forks:
-    """Tells whether this process was forked meanwhile: then a child may hold what was opened."""
+# The thread of each fork of this process that has begun, and a None for each that has ended. What
+# appends and clears is Python's own: a signal handler can't interrupt it.
+_begun: list[int] = []
+_ended: list[None] = []
 
-    def __init__(self) -> None:
-        self._threads = set[int]()  # which are forking it
-        self._last = object()
-
-    def begin(self) -> None:
-        self._threads.add(threading.get_ident())
-        self._last = object()
-
-    def end(self) -> None:
-        self._threads.discard(threading.get_ident())
-
-    def end_in_child(self) -> None:
-        """Close what other threads had locked: they do not go on here."""
-        self._threads.clear()
-        for descriptor, thread in _may_be_locked.items():
-            if thread != threading.get_ident():
-                with contextlib.suppress(OSError):  # it may report what the parent could not write
-                    os.close(descriptor)
-        _may_be_locked.clear()
-
-    def last(self) -> object:
-        """Return what identifies the last fork; None while there may be one."""
-        last = self._last
-        return None if self._threads else last
+# For how long to wait until no other thread forks. Its own hooks may wait for this one.
+FORK_SECONDS = 0.1
 
 
-_forks = _Forks()
+def _note_fork() -> None:
+    _begun.append(threading.get_ident())
+
+
+def _close_in_child() -> None:
+    """Close what other threads had locked: they do not go on here."""
+    for descriptor, thread in _may_be_locked.items():
+        if thread != threading.get_ident():
+            with contextlib.suppress(OSError):  # it may report what the parent could not write
+                os.close(descriptor)
+    _may_be_locked.clear()
+
+
+def _does_another_fork() -> bool:
+    """Whether another thread forks this process: then a child may inherit what is opened."""
+    num = len(_begun) - len(_ended)
+    return num > 1 or (num == 1 and _begun[-1] != threading.get_ident())
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_forks.begin, after_in_parent=_forks.end, after_in_child=_forks.end_in_child
+        before=_note_fork, after_in_parent=partial(_ended.append, None), after_in_child=_begun.clear
     )
+    os.register_at_fork(after_in_child=_ended.clear)
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Lock(enum.Enum):
@@ -137,10 +138,13 @@ def _open(path: str) -> int | None:
 
 def _open_to_lock(open_file: Callable[[], int]) -> int:
     """Open a file; enter its descriptor unless a child may have inherited it before that."""
-    fork = _forks.last()
+    end = time.monotonic() + FORK_SECONDS
+    while _does_another_fork() and time.monotonic() < end:
+        time.sleep(FORK_SECONDS / 100)
+    num_begun = len(_begun)
     descriptor = open_file()
     _may_be_locked[descriptor] = threading.get_ident()
-    if fork is None or _forks.last() is not fork:
+    if len(_begun) != num_begun:
         del _may_be_locked[descriptor]
     return descriptor
 
