@@ -23,6 +23,7 @@ from helpers import (
 )
 
 import numcodecs_bytes
+from numcodecs_bytes._host import names
 
 
 def traced(read):
@@ -160,6 +161,14 @@ def test_stores_share_no_name(tmp_path, make):
         for array in arrays:
             array[1:3]
     assert len(found.report()["arrays"]) + len(found.report()["arrays_not_seen"]) == 2
+
+
+def test_a_name_shows_no_password(tmp_path):
+    """Nor a key: both may be in the URL of references."""
+    store = reference_file(tmp_path / "a")
+    store.fs.storage_options["fo"] = "https://name:PASSWORD@host/a@b.json?key=SECRET#TOKEN"
+    name = names.name_of_store(store)
+    assert name.endswith(" of https://host/a@b.json")
 
 
 def test_an_error_names_the_end_of_a_long_path(tmp_path):

@@ -17,6 +17,7 @@ from helpers import (
     create,
     module_or_none,
     run_program,
+    run_python,
     start_program,
 )
 
@@ -364,6 +365,73 @@ class TestForks:
         with process_with_lock(tmp_path, "goes on"):
             assert is_locked_by_others(chunk)
         assert array[1].tolist() == [1, *[2] * 7]
+
+    @pytest.mark.parametrize("hook", ["before", "after_in_parent", "after_in_child"])
+    def test_a_hook_of_the_program_may_write(self, tmp_path, hook):
+        """It waited for the fork to end, which waited for the hook."""
+        create(tmp_path, (8, 8))
+        run_python("-c", WRITES_IN_HOOK, tmp_path, hook)
+        row = zarr.open_array(tmp_path, mode="r")[1].tolist()
+        assert row == [0, *[5] * 7]
+
+    def test_an_error_at_the_end_of_a_fork_blocks_no_writes(self, tmp_path):
+        """What a signal handler raised in a hook of ours did."""
+        create(tmp_path, (8, 8))
+        run_python("-W", "ignore", "-c", FORKS_WITH_TIME_OUTS, tmp_path)
+        assert zarr.open_array(tmp_path, mode="r")[1].tolist() == [0, *[5] * 7]
+
+    def test_a_child_imports_nothing_to_write(self, tmp_path):
+        """A lock of that import, which a thread held at the fork, was never free in the child."""
+        create(tmp_path, (8, 8))
+        program = """
+import sys, zarr
+array = zarr.open_array(sys.argv[1], mode="r+")
+before = set(sys.modules)
+array[:] = 1
+print(*[name for name in set(sys.modules) - before if name.startswith("numcodecs_bytes")])
+"""
+        assert run_python("-c", program, tmp_path).stdout.split() == []
+
+
+WRITES_IN_HOOK = """
+import os, sys, zarr
+
+zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(sys.argv[1], mode="r+")
+os.register_at_fork(**{sys.argv[2]: lambda: array.__setitem__((1, slice(1, 8)), 5)})
+array[2, 3:] = 2  # from now on, this package has hooks, too
+child = os.fork()
+if not child:
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert status == 0
+"""
+
+FORKS_WITH_TIME_OUTS = """
+import os, signal, sys, threading, zarr
+
+def expired(*_):
+    raise TimeoutError
+
+zarr.config.set({"numcodecs_bytes.write_in_place": "require"})
+array = zarr.open_array(sys.argv[1], mode="r+")
+array[1, 1:] = 5
+signal.signal(signal.SIGALRM, expired)
+for number in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + number % 40 / 1e4)
+        child = os.fork()
+        if not child:
+            os._exit(0)
+        os.waitpid(child, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:
+        pass
+writer = threading.Thread(target=array.__setitem__, args=((1, slice(1, 8)), 5), daemon=True)
+writer.start()
+writer.join(30)
+assert not writer.is_alive()
+"""
 
 
 class TestWaiting:
