@@ -8,12 +8,14 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
+from numcodecs_bytes._core import slow_copies
 from numcodecs_bytes._host import trace
 from numcodecs_bytes._plan import constants
 from numcodecs_bytes._plan.layout import Layout
 from numcodecs_bytes._plan.outcome import Fetched, LeftToZarr, Outcome
-from numcodecs_bytes._plan.places import Place, place_within
+from numcodecs_bytes._plan.places import Place, are_slices, place_within
 from numcodecs_bytes._plan.plan import Plan, plan_of, sample, split
 from numcodecs_bytes._plan.shards import InnerChunks, ShardLayout
 from numcodecs_bytes._read.chunks import ChunkRead
@@ -157,13 +159,14 @@ def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Pl
     """Read a selection of a chunk to its place in the output.
 
     Reads straight into the output what the system has in memory, if stored elements need no
-    conversion and the output is contiguous there; else block by block through memory that stays in
-    the CPU cache. Raises `LeftToZarr` if the file ends before the runs of the plan do.
+    conversion, the output is contiguous there, and that copy is not slow; else block by block
+    through memory that stays in the CPU cache. Raises `LeftToZarr` if the file ends before the runs
+    of the plan do.
     """
     if not plan.num_runs:
         return Fetched()
-    region = memory_of(out.array, place, plan, layout)
-    if region is not None and _read_straight(file, plan, region.data, out):
+    region = _region_of(file, layout, plan, out, place)
+    if region is not None and _read_straight(file, plan, region, out):
         return Fetched(plan.num_runs, plan.num_bytes)
     is_refused = region is not None  # by the system, which will not fill other regions, either
     num_requests = num_bytes = 0
@@ -173,12 +176,30 @@ def read_plan(file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Pl
         num_bytes += piece.num_bytes
         region = None
         if not is_refused and piece is not plan:
-            region = memory_of(out.array, piece_place, piece, layout)
+            region = _region_of(file, layout, piece, out, piece_place)
         if region is not None:
-            is_refused = not _read_straight(file, piece, region.data, out)
+            is_refused = not _read_straight(file, piece, region, out)
         if region is None or is_refused:
             _read_through_block(file, layout, piece, out, piece_place)
     return Fetched(num_requests, num_bytes)
+
+
+def _region_of(
+    file: OpenFile, layout: Layout, plan: Plan, out: Output, place: Place
+) -> memoryview | None:
+    """Return the memory of a place in the output if the runs of a plan can be read straight to it.
+
+    `slow_copies` says where that is slow. All runs are as far from their places, modulo a page, as
+    the first one, or at all distances.
+    """
+    memory = memory_of(out.array, place, plan, layout)
+    if memory is None:
+        return None
+    if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+        start = next(iter(plan.blocks(file.start)))[0]
+        if slow_copies.is_slow(start, memory.data, plan.length):
+            return None
+    return memory.data
 
 
 def _read_through_block(
@@ -188,7 +209,14 @@ def _read_through_block(
     if file.is_prefetched:
         _prefetch(file, plan)
     starts = plan.starts(file.start).tolist()
-    raw = files.read_runs(file.descriptor, starts, plan.length, _take_block)
+    begin = 0
+    if slow_copies.slow_distances and plan.length >= slow_copies.MIN_SLOW_BYTES:
+        end = starts[0]  # where NumPy swaps bytes, no copy from the block is slow
+        if layout.is_plain and are_slices(place):
+            end = out.array[(*place, ...)].ctypes.data
+        begin = slow_copies.begin_between(starts[0], end)
+    take_block = partial(_take_block, begin=begin)
+    raw = files.read_runs(file.descriptor, starts, plan.length, take_block)
     if file.checksum is not None and len(starts) == 1:
         file.checksum.add(starts[0], raw)
     with out.lock:
@@ -259,7 +287,8 @@ def _read_cold_run(descriptor: int, start: int, run: memoryview, out: Output) ->
             out.check()
             num_bytes = files.read_from_memory(descriptor, start, run)
         if not num_bytes:
-            block = _take_block(min(len(run), constants.BLOCK_BYTES))
+            begin = slow_copies.begin_between(start, run)
+            block = _take_block(min(len(run), constants.BLOCK_BYTES), begin)
             files.read_exactly(descriptor, start, block)
             num_bytes = len(block)
             with out.lock:
@@ -281,23 +310,27 @@ def _starts(plan: Plan, start: int) -> Iterable[int]:
     return itertools.chain.from_iterable(plan.blocks(start))
 
 
-def _take_block(num_bytes: int) -> memoryview:
-    """Return memory, which nothing else in this thread uses until `_give_back`.
+def _take_block(num_bytes: int, begin: int = 0) -> memoryview:
+    """Return memory, from `begin` of a page on, that no other read uses until `_give_back`.
 
     A signal handler or a finaliser may read meanwhile; its reads take memory of their own.
     """
     try:
         if num_bytes > constants.BLOCK_BYTES:  # a single element, or axes in another order
-            return files.new_memory(num_bytes)
+            return files.new_memory(num_bytes, begin)
         block: memoryview | None = vars(_memory_of_thread).pop("block", None)
-        if block is None or len(block) < num_bytes:
-            block = files.new_memory(constants.BLOCK_BYTES)
+        if block is None or len(block) < begin + num_bytes:
+            block = files.new_memory(_whole_block_bytes())
     except MemoryError as error:
         raise LeftToZarr("there is not enough memory for a block") from error
-    return block[:num_bytes]
+    return block[begin : begin + num_bytes]
 
 
 def _give_back(raw: bytes | memoryview) -> None:
     """Let the next read of this thread use a block, unless an error has lost it."""
-    if isinstance(raw, memoryview) and len(whole := memoryview(raw.obj)) == constants.BLOCK_BYTES:
+    if isinstance(raw, memoryview) and len(whole := memoryview(raw.obj)) == _whole_block_bytes():
         _memory_of_thread.block = whole
+
+
+def _whole_block_bytes() -> int:
+    return constants.BLOCK_BYTES + slow_copies.MAX_BEGIN

@@ -255,11 +255,12 @@ def _read_at(descriptor: int, num_bytes: int, start: int) -> bytes:
     return os.read(descriptor, num_bytes)
 
 
-def new_memory(num_bytes: int) -> memoryview:
-    """Return new memory of `num_bytes`, which begins where a page of the system does.
+def new_memory(num_bytes: int, begin: int = 0) -> memoryview:
+    """Return new memory of `num_bytes`, which begins `begin` bytes after a page of the system.
 
-    Else, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as long.
+    Unless that is 0, where nothing is cached, 1 MiB takes nine requests of 128 KiB: 1.2 times as
+    long.
     """
-    memory = np.empty(num_bytes + mmap.PAGESIZE, np.uint8)
-    first = -memory.ctypes.data % mmap.PAGESIZE
+    memory = np.empty(num_bytes + begin + mmap.PAGESIZE, np.uint8)
+    first = -memory.ctypes.data % mmap.PAGESIZE + begin
     return memory[first : first + num_bytes].data

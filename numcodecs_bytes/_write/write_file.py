@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numcodecs_bytes._core import slow_copies
 from numcodecs_bytes._core.copy import as_bytes, encode_array
 from numcodecs_bytes._core.dtypes import AnyDType, Array, UInt8Array
 from numcodecs_bytes._host.threads import IsWanted
@@ -115,7 +116,7 @@ def _write_piece(
     if plan.is_solid:
         raw = as_bytes(encode_array(elements.transpose(plan.stored_axes), stored))
     else:
-        raw = np.empty(plan.num_bytes, np.uint8)
+        raw = _block_between(starts[0], starts[0], plan.num_bytes)
         if plan.gap:  # else all bytes are selected, some of them more than once
             files.read_runs_into(target.descriptor, starts, raw.data)
         shape, strides = plan.window_shape, plan.window_strides
@@ -133,6 +134,9 @@ def write_runs(target: Target, raw: UInt8Array, starts: Sequence[int], length: i
         if not is_wanted():  # for each run, because a cancelled caller may change its values
             raise_if_cancelled(is_wanted)
         run, position, num_empty = view[first : first + length], start, 0
+        if slow_copies.is_slow(run, start, length):
+            _write_through_block(target, run, start)
+            continue
         while (num := pwrite(descriptor, run, position)) < len(run):
             run, position = run[num:], position + num
             target.is_changed |= num > 0
@@ -140,6 +144,20 @@ def write_runs(target: Target, raw: UInt8Array, starts: Sequence[int], length: i
             if num_empty == MAX_EMPTY_WRITES:
                 raise OSError(errno.EIO, f"the system writes nothing at byte {position} of a file")
         target.is_changed = True
+
+
+def _write_through_block(target: Target, run: memoryview, start: int) -> None:
+    """Write a run from memory that begins where that is fast."""
+    block = _block_between(run, start, min(len(run), constants.BLOCK_BYTES))
+    for first in range(0, len(run), len(block)):
+        raw = block[: len(run) - first]
+        raw[:] = run[first : first + len(raw)]
+        write_runs(target, raw, [start + first], len(raw))
+
+
+def _block_between(source: slow_copies.Position, target: int, num_bytes: int) -> UInt8Array:
+    """Return new memory, through which is copied to an offset in a file."""
+    return np.asarray(files.new_memory(num_bytes, slow_copies.begin_between(source, target)))
 
 
 def fill_span(target: Target, repeated: UInt8Array, span: range) -> None:
@@ -154,7 +172,7 @@ def fill_span(target: Target, repeated: UInt8Array, span: range) -> None:
 
 def copy_span(source: int, target: Target, span: range) -> None:
     """Copy a range of a file to the same offset in a new one, where zeros take no space."""
-    block = np.empty(constants.BLOCK_BYTES, np.uint8)
+    block = _block_between(span.start, span.start, constants.BLOCK_BYTES)
     for start in range(span.start, span.stop, len(block)):
         raise_if_cancelled(target.is_wanted)
         raw = block[: span.stop - start]

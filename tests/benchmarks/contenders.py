@@ -3,10 +3,12 @@
 import contextlib
 import functools
 import importlib.util
+import math
 import operator
 import os
 import random
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -175,6 +177,29 @@ def read_by_gdal(dataset: Callable[[], Any], selection: Selection) -> Any:
 def measure_reads(arrays: dict[str, Any], selection: Selection, **options: Any) -> Seconds:
     contenders = {who: indexed(array, selection).__getitem__ for who, array in arrays.items()}
     return measure(contenders, selection, **options)
+
+
+def rates_of_copies(num_bytes: int = 1 << 22) -> str:
+    """Say how fast the system copies from the page cache, and how fast where that may be slow."""
+    if not hasattr(os, "preadv"):
+        return ""
+    memory = np.zeros(num_bytes + 8192, np.uint8)
+    page = -memory.ctypes.data % 4096
+    rates = []
+    with tempfile.TemporaryFile() as file:
+        file.write(memory)
+        file.flush()
+        for begin in (page + 2048, page + 8):
+            target, best = memory[begin : begin + num_bytes].data, math.inf
+            for _ in range(25):
+                start = time.perf_counter()
+                os.preadv(file.fileno(), [target], 0)
+                best = min(best, time.perf_counter() - start)
+            rates.append(num_bytes / best / 1e9)
+    return (
+        f"It copies {rates[0]:.0f} GB/s from the page cache, and {rates[1]:.0f} to 8 bytes after "
+        "the source, modulo a page."
+    )
 
 
 def load() -> float:

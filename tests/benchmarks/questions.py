@@ -121,6 +121,32 @@ def many_chunks(folder: Path, *, quick: bool) -> Iterator[Case]:
         shutil.rmtree(path)
 
 
+def whole_reads(folder: Path, *, quick: bool) -> Iterator[Case]:
+    """Yield cases of all of an array, in files of its own, and from byte 8 of files of others."""
+    for num, kib in ((1024, 64), (128, 1024), (16, 8192), (1, 1 << 17)):
+        num_chunks, rows = (num // 8 or 1, 1) if quick else (num, kib // 8)
+        path, shape = folder / f"{kib}", (num_chunks * rows, 1024)
+        contenders.create(path, NATIVE, dtype="f8", shape=shape, chunks=(rows, 1024))
+        found = {"zarr.json": (path / "zarr.json").read_text("utf-8")}
+        for k in range(num_chunks):
+            file = path.with_name(f"{kib}-{k}.tif")
+            raw = (path / f"c/{k}/0").read_bytes()
+            file.write_bytes(bytes(8) + raw)
+            found[f"c/{k}/0"] = [str(file), 8, len(raw)]
+        os.sync()
+        options: dict[str, Any] = {"asynchronous": True, "skip_instance_cache": True}
+        files = fsspec.filesystem("reference", fo=found, remote_protocol="file", **options)
+        store = zarr.storage.FsspecStore(files, read_only=True, path="")
+        size = f"{kib} KiB" if kib < 1024 else f"{kib >> 10} MiB"
+        of = f"{num_chunks:,} of {size}" if num_chunks > 1 else f"one of {size}"
+        for what, arrays in {
+            of: contenders.opened_in_files(lambda _who, path=path: path),
+            f"{of}, from byte 8": contenders.opened_by_all(lambda _who, store=store: store),
+        }.items():
+            seconds = contenders.measure_reads(arrays, np.s_[:, :], quick=quick)
+            yield Case("all", what, seconds, is_pictured=False)
+
+
 def far_stores(folder: Path, *, quick: bool) -> Iterator[Case]:
     n, num = (128, 20) if quick else (512, 1000)
     contenders.create(folder / "array", NATIVE, shape=(64, n, n), chunks=(16, n, n), dtype="f4")

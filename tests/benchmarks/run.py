@@ -34,6 +34,7 @@ QUESTIONS = {  # and how they are called in the picture
     RIVALS: "Read part of one chunk of 256 MiB",
     "one_large_chunk": "Read part of one chunk of 128 MiB from disk",
     "many_chunks": "Read 1,024 chunks of 128 KiB",
+    "whole_reads": "Read all of an array",
     "slow_mount": "Read one chunk from a slow mount (1 ms)",
     "elementwise": "Read a chunk behind FixedScaleOffset",
     "far_stores": "Read from a server that is 30 ms away",
@@ -44,6 +45,7 @@ PACKAGES = (
     *("numcodecs_bytes", "zarr", "numpy", "zarrs", "tensorstore", "fsspec", "obstore"),
     *("zarrista", "h5py", "netCDF4", "rasterio"),
 )
+FAMILY = ("cpu family", "model")  # of /proc/cpuinfo
 GREEN, GREY = "#1a9e77", "#808890"  # can be read on light and on dark pages
 # Colour and name in the picture, and how far below the middle of the bar a dot is.
 SHOWN = {
@@ -177,12 +179,15 @@ def machine(seconds: float, what: str) -> str:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
-    cpu = re.search("model name.*: (.*)", about.read_text("utf-8") if about.exists() else "")
+    text = about.read_text("utf-8") if about.exists() else ""
+    cpu = [re.search(f"^{key}\\s*: (.*)", text, re.MULTILINE) for key in ("model name", *FAMILY)]
+    name, *family = [found[1] if found else "" for found in cpu]
+    family = [f"{key} {value}" for key, value in zip(FAMILY, family, strict=True) if value]
     return textwrap.fill(
         f"Measured on {dt.datetime.now(dt.UTC):%Y-%m-%d} in {seconds:.0f} s{what}, on "
-        f"{cpu[1] if cpu else platform.machine()}, {os.cpu_count()} cores with a load of "
-        f"{contenders.load():.1f} at the end, {platform.system()} {platform.release()}, with "
-        f"{', '.join(versions)}.",
+        f"{', '.join([name or platform.machine(), *family])}, {os.cpu_count()} cores with a load "
+        f"of {contenders.load():.1f} at the end, {platform.system()} {platform.release()}, with "
+        f"{', '.join(versions)}. {contenders.rates_of_copies()}",
         width=100,
     )
 
@@ -207,6 +212,7 @@ def main() -> None:
     parts = {question: table(cases) for question, cases in answers.items() if cases}
     what = " by --quick, with much smaller arrays" if arguments.quick else ""
     on_what = machine(time.perf_counter() - start, what)
+    print(on_what, file=sys.stderr)
     if RIVALS in answers:
         parts[RIVALS] = f"{side_by_side(answers[RIVALS])}\n\n{on_what}"
     if not arguments.only:
