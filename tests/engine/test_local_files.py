@@ -668,10 +668,12 @@ print(*[name for name in names if name.startswith("numcodecs_bytes_files")])
         reader = numcodecs_bytes.SyncReader(opened(folder))
         set_constants(CERTAIN_WAIT_SECONDS=0, SHORT_SECONDS=0)
         others_read, may_go_on = threading.Event(), threading.Event()
+        first = threading.Lock()  # a later signal might find the handler gone
 
         def read_slowly():
             if threading.current_thread() is not threading.main_thread():
-                signal.raise_signal(signal.SIGUSR1)
+                if first.acquire(blocking=False):
+                    signal.raise_signal(signal.SIGUSR1)
                 others_read.set()
                 may_go_on.wait(60)
             elif len(calls.opened) > 1:  # else others may find nothing to do
