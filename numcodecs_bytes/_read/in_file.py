@@ -131,9 +131,11 @@ def _find_at_pace(
 ) -> InnerChunks:
     """Return where the selected inner chunks are; prefetch them if the file is slow.
 
-    If it took long to read the index, in seconds, they are prefetched before they are probed.
+    If it took long to read the index, in seconds, several are prefetched before they are probed;
+    points are a single plan, which longer gaps change most.
     """
-    inner_chunks, is_prefetched = find(), seconds > constants.CERTAIN_WAIT_SECONDS
+    inner_chunks = find()
+    is_prefetched = seconds > constants.CERTAIN_WAIT_SECONDS and len(inner_chunks.present) > 1
     if is_prefetched:
         _prefetch_inner_chunks(inner_chunks, file, pace.gap_after(seconds))
     placed = [(plan, start) for plan, start, _ in inner_chunks.present]

@@ -8,12 +8,13 @@ pytestmark = pytest.mark.needs("os.fork")
 # A thread stops at each line where it may hold something (and at some other lines, which change as
 # the code does), and the main thread forks: the child must not wait for it.
 PROGRAM = """
-import ast, functools, os, pathlib, signal, sys, threading, traceback
+import ast, functools, logging, os, pathlib, signal, sys, threading, traceback
 import numpy as np, zarr, numcodecs_bytes
 
 class Named(zarr.storage.MemoryStore):
     pass
 
+logging.disable()  # a write that has been stopped for seconds says that it waits
 folder, pipeline = sys.argv[1:3]
 OTHERS = int(sys.argv[3])  # one line of so many
 zarr.config.set({
