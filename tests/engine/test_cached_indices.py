@@ -23,6 +23,12 @@ ORDERS = [list(np.random.default_rng(seed).permutation(ROWS)) for seed in range(
 AT = ["start", "end"]
 
 
+@pytest.fixture(autouse=True)
+def _is_fast(set_constants):
+    """However busy the machine is: of a file that opens slowly, the index is read whole."""
+    set_constants(CERTAIN_WAIT_SECONDS=60)
+
+
 def shard_of(values, order, at="end", before=b"", *, checksum=True):
     """Return the bytes of a shard whose rows hold these values, and lie in such an order."""
     index = np.empty((ROWS, 2), "<u8")
