@@ -159,12 +159,13 @@ class WorkersHere(Generic[Work]):
         """Work on all items; what is raised in this thread is raised at once."""
         try:
             self._function(self, self._items)
-            errors = [self._errors.get() for _ in range(self._num_helpers)]
+            ended = [self._errors.get() for _ in range(self._num_helpers)]
         finally:
             deque(self._items, maxlen=0)  # no helper begins another one
-        for error in errors:
-            if error is not None:
-                raise error
+        errors = [error for error in ended if error is not None]
+        del errors[1:], ended
+        if errors:
+            raise errors.pop()  # else it would keep the output by its traceback
 
     def start_helpers(self, *, wait_for_files: bool = False) -> None:
         """Have other threads help if files are waited for."""
@@ -179,10 +180,10 @@ class WorkersHere(Generic[Work]):
                 self._num_others = self._num_helpers
 
     def _help(self) -> None:
-        error: BaseException | None = None
         try:
             self._function(self, self._items)
-        except BaseException as raised:  # noqa: BLE001 # raised by `run`
-            error = raised
+        except BaseException as error:  # noqa: BLE001 # raised by `run`
             deque(self._items, maxlen=0)
-        self._errors.put(error)
+            self._errors.put(error)
+        else:
+            self._errors.put(None)
