@@ -557,7 +557,6 @@ def read_member(path, how, settings):
             return str(error)
 
 
-@pytest.mark.needs("os.pread")
 @pytest.mark.parametrize("kind", MEMBERS)
 class TestChecksumsOfMembers:
     """Of which all bytes are read, or all that the array has of a chunk."""
@@ -589,6 +588,7 @@ class TestChecksumsOfMembers:
             assert read_member(path, how, ZARR_ALONE) == expected
             assert read_member(path, how, {}) == expected
 
+    @pytest.mark.needs("os.pread")
     @pytest.mark.parametrize("how", ["all", "SyncReader", "lists"])
     def test_is_computed_of_what_is_read_anyway(self, archive, kind, how):
         """Its bytes are read once, and the index of a shard twice."""
