@@ -38,6 +38,8 @@ from numcodecs_bytes._plan.selection import (
 CACHED_PLANS = 1 << 10
 CACHED_RUNS = 1 << 8
 
+Bounds = tuple[tuple[int, int], ...]  # the lowest and the highest index along each axis
+
 
 @dataclass(slots=True, eq=False)
 class Plan:
@@ -59,6 +61,7 @@ class Plan:
     is_solid: bool = True  # whether the runs, end to end, are what is selected, in stored order
     num_outer: int = 0  # how many axes, the first ones, have a run for each index
     hull_start: int = 0  # the offset in the chunk of the hull along the other axes, in bytes
+    bounds: Bounds = ()  # of the indices along each axis
     # Made when they are first needed; two threads may both make the same.
     _offsets: Indices | None = None
     _window_index: Place | None = None
@@ -68,8 +71,8 @@ class Plan:
         """The length from the start of the first run to the end of the last one, in bytes."""
         if not self.num_runs:
             return 0
-        bounds = [(axis.stride, *axis.bounds) for axis in self.axes[: self.num_outer]]
-        return self.length + sum([(high - low) * stride for stride, low, high in bounds])
+        outer = zip(self.axes[: self.num_outer], self.bounds, strict=False)
+        return self.length + sum([(high - low) * axis.stride for axis, (low, high) in outer])
 
     @property
     def memory_bytes(self) -> int:
@@ -81,9 +84,10 @@ class Plan:
         """What to select along each axis of the window: ``slice(None)``, or a 1-D array."""
         if self._window_index is None:  # made here, because a plan that is split never needs it
             index: list[Selector] = [slice(None)] * len(self.window_shape)
-            for axis in self.axes[self.num_outer :]:
+            for position in range(self.num_outer, len(self.axes)):
+                axis, (low, _) = self.axes[position], self.bounds[position]
                 if axis.selection_axis is not None and type(axis.indices) is not range:
-                    index[axis.selection_axis] = axis.indices - axis.bounds[0]
+                    index[axis.selection_axis] = axis.indices - low if low else axis.indices
             self._window_index = tuple(index)
         return self._window_index
 
@@ -187,7 +191,7 @@ def plan_axes(
     if 0 in sizes:
         shape = shape_of(axes)
         return Plan(axes, stored_axes, gap, shape, window_strides=(0,) * len(shape))
-    bounds = [axis.bounds for axis in axes]
+    bounds = tuple([axis.bounds for axis in axes])
     num_outer, start, length = _hull(axes, bounds, item_size, gap, num_outer)
     num_bytes = step = math.prod(sizes[:num_outer]) * length
     for position, axis in enumerate(axes):
@@ -215,6 +219,7 @@ def plan_axes(
         is_solid=not needs_index and num_bytes == math.prod(shape) * item_size,
         num_outer=num_outer,
         hull_start=start,
+        bounds=bounds,
     )
 
 
@@ -232,7 +237,7 @@ def _in_order_of_selection(axes: tuple[Axis, ...], numbers: list[int]) -> tuple[
 
 def _hull(
     axes: tuple[Axis, ...],
-    bounds: list[tuple[int, int]],
+    bounds: Bounds,
     item_size: int,
     gap: int,
     num_outer: int | None,
@@ -308,7 +313,7 @@ def _cut_first_axes(plan: Plan, most: int) -> list[list[Selector]]:
             num_runs //= size  # for each index
             num = most_runs // num_runs
         else:
-            low, high = axis.bounds
+            low, high = plan.bounds[position]
             hull_bytes -= (high - low) * axis.stride  # for each index
             step = axis.indices.step if type(axis.indices) is range else 1
             num = 1 + (most - hull_bytes) // (axis.stride * step)

@@ -143,9 +143,10 @@ def _indices(selector: object, size: int) -> range | Indices:
         if selector.size == size:
             return as_range(np.flatnonzero(selector))
     elif isinstance(selector, np.ndarray) and selector.dtype.kind in "iu":
-        along = selector.reshape(-1)
-        if not along.size or (along.min() >= 0 and along.max() < size):
-            return as_range(along.astype(np.intp, copy=False))
+        along = selector.reshape(-1).astype(np.intp, copy=False)
+        # As unsigned integers, negative ones exceed any size.
+        if not along.size or along.view(np.uintp).max() < size:
+            return as_range(along)
     raise _unknown(selector)
 
 
